@@ -11,25 +11,29 @@ DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: install ## logs to a gated, served adapter on this machine, in under 8 minutes after the install
+demo: install ## from logs to a gated, served adapter on this machine, in under 8 minutes after the install
 	$(BIN)/graft run --project $(DEMO)
 
-install: $(VENV)/.installed ## a virtual environment with everything that the product needs
+install: $(VENV)/.installed ## create a virtual environment with everything that the product needs
 
-dev: $(VENV)/.dev ## the same with what its developers need
+dev: $(VENV)/.dev ## the same, with the development tools
 
-check: dev ## style, types and the direction of imports
+check: dev ## style, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## all tests that need neither a GPU nor many minutes
+test: check ## all tests except those that need a GPU or many minutes
 	$(BIN)/python -m pytest -n 2
+
+docs-check: dev ## every command, path, link and Python block in the README and the docs
+	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
+	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
 
 test-slow: dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -76,15 +80,15 @@ test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its p
 	@.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	PYTHONPATH=src .vllm/bin/python -m pytest -p no:xdist tests/contract/test_vllm_live.py
 
-bench: dev ## what the README claims, measured beside peers
+bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-format: dev ## bring the code into its one form
+format: dev ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove what was made: the environment and the example's state
+clean: ## remove the environment and the state of the example
 	rm -rf $(VENV) $(DEMO)/.graft $(DEMO)/report.html
 
 $(VENV)/bin/python:

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from graftwork.data.pack import pack
+from graftwork.data.render.dataset import pack_rows
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.template import CannotProve, Template
+from graftwork.model.chat.template import CannotProve, ChatTemplate
 from graftwork.records.interaction import Message
 
 LENGTH = 2048
@@ -211,10 +211,10 @@ def run_trl(trainer: Any, rows: Any, tokenizer: Any) -> float:
 
 # Ours
 
-_template: Template | None = None
+_template: ChatTemplate | None = None
 
 
-def begin(template: Template, ready: Any) -> None:
+def begin(template: ChatTemplate, ready: Any) -> None:
     """Called once in each worker process."""
     global _template  # noqa: PLW0603
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -242,7 +242,7 @@ def render_chunk(file: str, start: int, count: int) -> tuple[bytes, bytes, bytes
 
 
 @contextmanager
-def workers(template: Template) -> Iterator[ProcessPoolExecutor]:
+def workers(template: ChatTemplate) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(PROCESSES + 1)
     with ProcessPoolExecutor(
@@ -255,7 +255,7 @@ def workers(template: Template) -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def run_ours(template: Template, file: Path, count: int) -> tuple[float, int]:
+def run_ours(template: ChatTemplate, file: Path, count: int) -> tuple[float, int]:
     """The seconds, and the number of tokens."""
     with workers(template) as pool:
         began = time.perf_counter()
@@ -266,7 +266,7 @@ def run_ours(template: Template, file: Path, count: int) -> tuple[float, int]:
         trained_from = np.frombuffer(b"".join(chunk[2] for chunk in chunks), dtype=np.int32)
         values = pa.array(np.frombuffer(b"".join(chunk[0] for chunk in chunks), dtype=np.int32))
         borders = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        packed = pack(lengths, length=LENGTH)
+        packed = pack_rows(lengths, length=LENGTH)
         order = pa.array(packed.order)
         rows = pa.LargeListArray.from_arrays(pa.array(borders), values).take(order)
         table = pa.table({"tokens": rows, "trained_from": pa.array(trained_from).take(order)})
@@ -287,7 +287,7 @@ def compare(rows: int, rounds: int, *, with_trl: bool) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     base = Path(find_base(EMBEDDED, project_folder=Path()).folder)
-    template = Template.from_folder(base)
+    template = ChatTemplate.from_folder(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
     has_trl = with_trl and find_spec("trl") is not None and find_spec("datasets") is not None
     results: dict[str, Any] = {}
@@ -300,7 +300,7 @@ def compare(rows: int, rounds: int, *, with_trl: bool) -> dict[str, Any]:
 
 
 def _compare(
-    corpus: Corpus, template: Template, tokenizer: Any, trainer: Any, folder: Path, *, rounds: int
+    corpus: Corpus, template: ChatTemplate, tokenizer: Any, trainer: Any, folder: Path, *, rounds: int
 ) -> dict[str, float]:
     count = len(corpus.rows)
     file = folder / "rows.arrow"

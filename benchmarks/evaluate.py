@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 
-from graftwork.evaluate.ask.runner import Asker, read_answers
+from graftwork.evaluate.ask.runner import CaseRunner, read_answers
 from graftwork.evaluate.cases import insert_example
-from graftwork.inference.embedded import OwnModel
+from graftwork.inference.embedded import EmbeddedEngine
+from graftwork.inference.engine import DecodingSettings
+from graftwork.inference.selection import settle, source_of
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message, Origin
@@ -48,15 +50,7 @@ def read_log(most: int) -> list[Case]:
 
 def ask_ours(model: Any, job: EvalJob, cases: list[Case]) -> float:
     begun = time.perf_counter()
-    asker = Asker(
-        job,
-        turns=model.template,
-        generate=model.generate,
-        progress=Quiet(),
-        peak_memory_gib=model.peak_memory_gib,
-        stop_asked=lambda: False,
-    )
-    asker.ask_all(cases)
+    CaseRunner(job, engine=model, progress=Quiet(), stop_asked=lambda: False).ask_all(cases)
     return time.perf_counter() - begun
 
 
@@ -70,11 +64,12 @@ def ask_one_by_one(model: Any, asked: list[list[int]], new_tokens: int) -> tuple
 
 def serve_vllm(job: EvalJob, cases: list[Case], pipe: Connection) -> None:
     """The third party: in another process, since vLLM changes the threads and the settings of its own."""
-    from graftwork.inference.vllm_engine import VllmModel
+    from graftwork.inference.vllm_engine import VllmEngine
 
     begun = time.perf_counter()
-    model = VllmModel(job)
-    model.generate([model.template.prompt(insert_example(cases[0].messages, example=job.worked_example))])
+    model = VllmEngine(source_of(job))
+    prompt = model.render(insert_example(cases[0].messages, example=job.worked_example))
+    model.answer([prompt], DecodingSettings(job.max_new_tokens))
     pipe.send(time.perf_counter() - begun)
     while folder := pipe.recv():
         fresh = job.model_copy(update={"folder": folder})
@@ -117,9 +112,9 @@ def main() -> None:
             identity=base.revision,
         )
         # Two copies: our generator chooses another attention, which the peer shall not profit from.
-        ours, peer = OwnModel(job), load_base(Path(base.folder))
-        asked = [ours.template.prompt(insert_example(c.messages, example=example)) for c in cases]
-        ours.generate([asked[0]])
+        ours, peer = EmbeddedEngine(source_of(settle(job))), load_base(Path(base.folder))
+        asked = [ours.render(insert_example(c.messages, example=example)).tokens for c in cases]
+        ours.answer([ours.render(cases[0].messages)], DecodingSettings(given.new_tokens))
         ask_one_by_one(peer, asked[:1], 4)
         times: dict[str, list[float]] = {"ours": [], "one by one": [], "second time": []}
         vllm, loading = None, 0.0

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.records.interaction import Capture
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import run, serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.run import ServedProject, run, serve
 from graftwork.serve.settings import ServeSettings
 
 RELEASE = "a1b2c3d4e5f60718"
@@ -51,10 +51,11 @@ def run_gateway(folder: str, *, captures: bool) -> None:
     serving = serve(
         ServeSettings(port=0),
         engine_job=job,
-        sink=NoSink() if captures else None,
-        resolve_alias=lambda: {"champion": RELEASE},
+        project=ServedProject(
+            resolve_aliases=lambda: {"champion": RELEASE}, captures=NoSink() if captures else None
+        ),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
+        engine_module="graftwork.serve.stub_engine",
     )
     run(serving)
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import Template
 from graftwork.model.threads import use_threads
 from graftwork.records.interaction import Message
 
@@ -26,7 +26,7 @@ NEW_TOKENS = 24
 ROUNDS = 3
 
 
-def prompts(template: Template) -> list[list[int]]:
+def prompts(template: ChatTemplate) -> list[list[int]]:
     found = []
     for line in LOG.read_text().splitlines():
         turns = json.loads(line)["messages"][:-1]
@@ -55,7 +55,7 @@ def padded(model: Any, asked: list[list[int]]) -> int:
 
 def main() -> None:
     base = find_base(EMBEDDED, project_folder=Path())
-    template = Template.from_folder(Path(base.folder))
+    template = ChatTemplate.from_folder(Path(base.folder))
     # Two copies: our generator chooses another attention, which the peer shall not profit from.
     ours, model = load_base(Path(base.folder)), load_base(Path(base.folder))
     use_threads(None)

@@ -17,7 +17,7 @@ import torch
 from results import save_results
 from train_gpu_model import SHAPES, default_folder, make_model_folder
 
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
 
 LOG = Path(__file__).parents[1] / "examples" / "cited_answers" / "logs" / "interactions.jsonl"
@@ -101,9 +101,9 @@ def compare(ways: dict[str, Callable[[], list[list[int]]]], rows: int) -> dict[s
 
 
 def measure_base(folder: Path) -> dict[str, Any]:
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
 
-    template = Template.from_folder(folder)
+    template = ChatTemplate.from_folder(folder)
     ours, peer = (load_base(folder, dtype="bfloat16", device="cuda") for _ in range(2))
     recorded = Generator(ours, stop_tokens=[template.eos], recorded=True)
     walked = Generator(ours, stop_tokens=[template.eos])

@@ -28,11 +28,11 @@ from typing import Any
 
 import psutil
 
-from graftwork.serve.client import Client
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Server
-from graftwork.serve.messages import ApiError, Request, Response, refuse
-from graftwork.serve.routes import Routes
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError, Request, Response, error_response
+from graftwork.serve.http_server import Server
+from graftwork.serve.routing import Routes
 from graftwork.serve.run import run
 from graftwork.serve.settings import ServeSettings
 
@@ -96,7 +96,7 @@ class AsgiApp:
             request = Request(scope["method"], scope["path"], headers=headers, body=bytes(body))
             answer = await self._server.handler(request)
         except ApiError as error:
-            answer = refuse(error)
+            answer = error_response(error)
         head = [(name.encode(), value.encode()) for name, value in answer.headers]
         if isinstance(answer, Response):
             head.append((b"content-length", str(len(answer.body)).encode()))
@@ -123,12 +123,12 @@ def serve_ours(engine_socket: str, port: int) -> None:
 
 
 def serve_engine(path: str) -> None:
-    from graftwork.serve.http import Server
-    from graftwork.serve.protocol import make_handler
-    from graftwork.serve.standin import StandIn
+    from graftwork.serve.engine_protocol import make_handler
+    from graftwork.serve.http_server import Server
+    from graftwork.serve.stub_engine import StubEngine
 
     async def main() -> None:
-        await Server(make_handler(StandIn([RELEASE]))).listen_unix(path)
+        await Server(make_handler(StubEngine([RELEASE]))).listen_unix(path)
         await asyncio.Event().wait()
 
     run(main())

@@ -25,7 +25,7 @@ from typing import Any
 
 from results import save_results
 
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 
 THREAD_VARIABLES = (
     "GUARD",
@@ -106,12 +106,12 @@ def serve_steps(folder: Path) -> None:
     """The child: load the base, warm up, then one step for each line of standard input."""
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.load import load_base
     from graftwork.model.threads import guard_spinning, use_threads
-    from graftwork.train.cpu.choose import processor_way
-    from graftwork.train.engine import Engine
+    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     threads = use_threads(int(os.environ["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in os.environ else None)
@@ -122,10 +122,10 @@ def serve_steps(folder: Path) -> None:
     model = load_base(Path(find_base(EMBEDDED, project_folder=Path()).folder))
     shape = AdapterShape(rank=16, alpha=32, targets=ALL_LINEARS, layers=tuple(range(15, 30)))
     learned = attach(model, shape, seed=settings.seed)
-    way = processor_way(model, rows, settings=settings, folder=folder)
+    way = make_cpu_step(model, rows, settings=settings, folder=folder)
     if way is None:
         sys.exit("the processor's own step does not know this model")
-    engine = Engine(model, learned, settings=settings, loss=way[0].summed_loss)
+    engine = TrainingEngine(model, learned, settings=settings, loss=way[0].summed_loss)
 
     def step() -> dict[str, float]:
         wall, own = time.perf_counter(), time.process_time()

@@ -34,9 +34,9 @@ def measure(configuration: dict[str, Any], *, device: str = "cuda") -> dict[str,
     try:
         _run(configuration, found, device=device)
     except RuntimeError as error:
-        from graftwork.train.gpu.captured import ran_out
+        from graftwork.train.gpu.decoder import is_out_of_memory
 
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         found |= {"ran_out": True, "word": str(error).splitlines()[0][:300]}
     return found
@@ -110,7 +110,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
         self.allocated = self.reserved = 0
 
-    def pulse(self, word: str = "", *_: Any) -> None:
+    def progress(self, word: str = "", *_: Any) -> None:
         """The engine says what begins: with its backward pass the forward pass has ended."""
         if word == "backward" and self._forward:
             self.note("forward")
@@ -122,12 +122,12 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
     import torch
     from plan_memory_shapes import shape_of, tuning_of
 
-    from graftwork.model.adapter import AdapterShape
-    from graftwork.model.learn import begin_learning
-    from graftwork.train.engine import Engine
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
-    from graftwork.train.mixed import mixed_loss
+    from graftwork.model.adapters.peft import AdapterShape
+    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.train.engine import StepOptions, TrainingEngine
+    from graftwork.train.engine_choice import autocast_logits
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     method, layers = configuration["method"], configuration["layers"]
@@ -142,23 +142,23 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
     if method == "full":
         model = make_model(configuration, dtype=torch.float32, device=device)
         meter.note("load")
-        learned = begin_learning(model, adapter, seed=1)
-        loss = mixed_loss(model, settings, dtype="bfloat16")
-        return Engine(model, learned, settings=settings, loss=loss, pulse=meter.pulse)
+        learned = make_trainable(model, adapter, seed=1)
+        step = StepOptions(logits=autocast_logits(model, settings, dtype="bfloat16"))
+        return TrainingEngine(model, learned, settings=settings, step=step, progress=meter.progress)
     model = make_model(configuration, dtype=torch.bfloat16, device="cpu")
     tuning = tuning_of(configuration)
-    furnished = furnish(model, tuning, device=device)
-    randomise(model, furnished)
+    frozen = load_quantized(model, tuning, device=device)
+    randomise(model, frozen)
     meter.note("load")
-    learned = begin_learning(model, adapter, seed=1)
-    engine = CardEngine(
+    learned = make_trainable(model, adapter, seed=1)
+    engine = GpuEngine(
         model,
         learned,
         settings=settings,
-        furnished=furnished,
+        frozen=frozen,
         tuning=tuning,
         shape=shape_of(configuration),
-        pulse=meter.pulse,
+        progress=meter.progress,
     )
     engine._use(tuning)
     meter.note("attach")
@@ -200,25 +200,25 @@ def make_model(configuration: dict[str, Any], *, dtype: Any, device: str) -> Any
     return model
 
 
-def randomise(model: Any, furnished: Any) -> None:
+def randomise(model: Any, frozen: Any) -> None:
     """Numbers in place of what was never written: products of zeros would be faster than real ones."""
     import torch
 
-    from graftwork.train.gpu.frozen import Eight, Four, Whole
+    from graftwork.train.gpu.quantized import EightBitWeight, FourBitWeight, WholeWeight
 
     if (table := model.model.embed_tokens.weight).device.type != "cpu":
         table.normal_(std=0.02)
-    frozen = [part for block in furnished.blocks for part in block.values()] + [furnished.head]
-    for one in frozen:
-        if isinstance(one, Whole):
+    weights = [part for block in frozen.blocks for part in block.values()] + [frozen.head]
+    for one in weights:
+        if isinstance(one, WholeWeight):
             one.weight.normal_(std=0.02)
-        elif isinstance(one, Eight):
+        elif isinstance(one, EightBitWeight):
             # Sign, exponents below one, mantissa: any such byte is a small number.
             codes = one.codes.view(torch.uint8).random_(0, 256).bitwise_and_(0xB7)
             if one.turned is not None:
                 one.turned.view(torch.uint8).copy_(codes.t())
             one.scale.fill_(0.05)
-        elif isinstance(one, Four):
+        elif isinstance(one, FourBitWeight):
             for part in one.parts:
                 part.codes.random_(0, 256)
                 part.scale_codes.zero_()

@@ -49,12 +49,12 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     import torch
     import transformers  # noqa: F401 - imported while another setting is measured
 
-    from graftwork.model.adapter import attach
     from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import linear_names
     from graftwork.pipeline.probe_process import make_model, make_rows
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import TrainSettings
 
     if not sys.stdin.readline():
@@ -66,9 +66,9 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     )
     method = "qlora" if setting.form == "four" else "lora"
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = furnish(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     rows = make_rows(setting.tokens // setting.length, length=setting.length, vocabulary=shape.vocab_size)
     # Not settled: the tuning is what is asked about, and there is room for it.

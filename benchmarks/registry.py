@@ -19,15 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from graftwork.files.whole import write_whole
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.files.disk import write_atomic
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
-from graftwork.registry.promote import find_release
-from graftwork.registry.release import FORMAT, name_by_content
+from graftwork.registry.aliases import find_release
+from graftwork.registry.manifest import FORMAT, content_id
 from graftwork.store.database import open_database
 
 ROUNDS = 15
@@ -38,7 +37,7 @@ WEIGHTS = 2 * 2**20
 """The size of one adapter's weights, shared by all releases: what a verification reads."""
 
 
-def fill(work: Workplace, count: int) -> list[str]:
+def fill(work: OpenProject, count: int) -> list[str]:
     header = json.dumps({"w": {"dtype": "U8", "shape": [WEIGHTS], "data_offsets": [0, WEIGHTS]}}).encode()
     weights = len(header).to_bytes(8, "little") + header + bytes(WEIGHTS)
     store, ids = open_store(work), []
@@ -55,7 +54,7 @@ def fill(work: Workplace, count: int) -> list[str]:
     return ids
 
 
-def make_manifest(work: Workplace, number: int, files: dict[str, bytes]) -> Release:
+def make_manifest(work: OpenProject, number: int, files: dict[str, bytes]) -> Release:
     described = tuple(
         ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         for name, data in sorted(files.items())
@@ -80,7 +79,7 @@ def make_manifest(work: Workplace, number: int, files: dict[str, bytes]) -> Rele
         format=FORMAT,
         **hashes,
     )
-    return nameless.model_copy(update={"id": name_by_content(nameless)})
+    return nameless.model_copy(update={"id": content_id(nameless)})
 
 
 def median_ms(action: Callable[[int], object]) -> float:
@@ -92,7 +91,7 @@ def median_ms(action: Callable[[int], object]) -> float:
     return statistics.median(times)
 
 
-def measure_ours(work: Workplace, ids: list[str]) -> dict[str, float]:
+def measure_ours(work: OpenProject, ids: list[str]) -> dict[str, float]:
     found = {
         "list 50": median_ms(lambda _n: work.releases.entries(ReleaseQuery(limit=50))),
         "list all": median_ms(lambda _n: work.releases.entries()),
@@ -130,10 +129,10 @@ def run_command(root: Path, words: list[str]) -> float:
     return (used.ru_utime + used.ru_stime) * 1000
 
 
-def measure_peer(folder: Path, ids: list[str], work: Workplace) -> dict[str, float]:
+def measure_peer(folder: Path, ids: list[str], work: OpenProject) -> dict[str, float]:
     """One JSON file a release; the aliases in one more."""
     for one in ids:
-        write_whole(folder / f"{one}.json", work.releases.get(one).to_json(), durable=False)
+        write_atomic(folder / f"{one}.json", work.releases.get(one).to_json(), durable=False)
 
     def read(one: str) -> object:
         return json.loads((folder / f"{one}.json").read_bytes())
@@ -141,7 +140,7 @@ def measure_peer(folder: Path, ids: list[str], work: Workplace) -> dict[str, flo
     return {
         "list all": median_ms(lambda _n: [json.loads(p.read_bytes()) for p in folder.glob("*.json")]),
         "show": median_ms(lambda n: read(ids[n])),
-        "promote": median_ms(lambda n: write_whole(folder / "aliases", json.dumps({"champion": ids[n]}))),
+        "promote": median_ms(lambda n: write_atomic(folder / "aliases", json.dumps({"champion": ids[n]}))),
     }
 
 
@@ -156,7 +155,7 @@ def main() -> None:
         )
         project = open_project(root)
         database = open_database(project.database_url)
-        work = Workplace(project=project, database=database, reporter=NullReporter())
+        work = OpenProject(project=project, database=database, reporter=NullReporter())
         ids = fill(work, asked.releases)
         ours, peer = measure_ours(work, ids), measure_peer(root / "peer", ids, work)
         database.close()

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 
 from graftwork.process.pool import count_cores
-from graftwork.process.sandbox import Job, Sandbox, SandboxKind, run_jobs, why_not
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox import CodeJob, Sandbox, SandboxKind, run_jobs, why_not
+from graftwork.process.sandbox.run import WAYS
 
 ANSWER = "def add(a, b):\n    return a + b\n"
 TESTS = "assert add(1, 2) == 3\n"
@@ -51,7 +51,7 @@ def _run_bare(runs: int) -> None:
 
 def _in_boxes(kind: SandboxKind, at_once: int) -> Callable[[int], None]:
     def run(runs: int) -> None:
-        jobs = [Job(ANSWER, TESTS)] * runs
+        jobs = [CodeJob(ANSWER, TESTS)] * runs
         assert all(result.ok for result in run_jobs(jobs, sandbox=Sandbox(kind), at_once=at_once))
 
     return run

@@ -22,20 +22,19 @@ import torch
 from results import save_results
 from transformers import AutoTokenizer
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.model.adapter import AdapterShape, adapter_tensors, attach, load_adapter
+from graftwork.files.dataset import read_rows
+from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.cpu.choose import processor_way
-from graftwork.train.cpu.layout import lay_out
-from graftwork.train.engine import Engine
-from graftwork.train.loop import Loop
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.cpu.step import layout_tokens, make_cpu_step
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.loss import mean_loss
-from graftwork.train.schedule import learning_rate
+from graftwork.train.objectives.epochs import EpochOrder, learning_rate
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 DATASETS = Path(__file__).parents[1] / "examples" / "cited_answers" / ".graft" / "datasets"
@@ -50,16 +49,23 @@ class Ours:
         self.model = load_base(base)
         learned = attach(self.model, SHAPE, seed=settings.seed)
         self.first = {name: tensor.clone() for name, tensor in adapter_tensors(self.model).items()}
-        way = processor_way(self.model, rows, settings=settings, folder=folder)
+        way = make_cpu_step(self.model, rows, settings=settings, folder=folder)
         if way is None:
             sys.exit("the processor's own step does not know this model")
         print(way[1])
         self.heart = Heart(folder)
-        self.engine = Engine(
-            self.model, learned, settings=settings, loss=way[0].summed_loss, pulse=self.heart.move
+        self.engine = TrainingEngine(
+            self.model,
+            learned,
+            settings=settings,
+            step=StepOptions(logits=way[0].logits),
+            progress=self.heart.move,
         )
-        self.loop = Loop(
-            self.engine, rows, settings=settings, folder=folder, attendants=[Pulse(self.heart, folder)]
+        self.loop = TrainingLoop(
+            self.engine,
+            EpochOrder(rows, settings=settings),
+            RunContext(settings, folder),
+            callbacks=[HeartbeatCallback(self.heart, folder)],
         )
 
     def step(self, number: int) -> None:
@@ -128,7 +134,7 @@ def compare(rows: list[Row], checks: list[Row], base: Path, settings: TrainSetti
             folder=folder,
             after_step=after_trl_step,
         )
-        ours.loop._vault.settle()
+        ours.loop._store.settle()
         losses = {"graftwork": mean_loss(ours.model, checks, batch_rows=8, device="cpu")}
         for name, model in (("TRL", trl), ("transformers + PEFT", plain.model)):
             model.save_pretrained(folder / "peer")
@@ -187,7 +193,7 @@ def roofline(
     seen: set[int] = set()
     needed = 0.0
     for batch in batches:
-        layout = lay_out([rows[at] for at in batch])
+        layout = layout_tokens([rows[at] for at in batch])
         tokens, asked = layout.shared + sum(layout.rests), sum(layout.predicting)
         fresh = sum(rest for at, rest in zip(batch, layout.rests, strict=True) if at not in seen)
         seen.update(batch)
@@ -204,7 +210,7 @@ def roofline(
 
 def best_rate() -> float:
     """The best of many packed products of a step's size."""
-    from graftwork.train.cpu.products import pack_product
+    from graftwork.train.cpu.layers import pack_product
 
     x, weight = torch.randn(736, 576), torch.randn(1536, 576)
     product = pack_product(weight, None, packed=True)

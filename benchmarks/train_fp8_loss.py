@@ -23,15 +23,14 @@ FORMS = ("plain", "whole", "eight", "four")
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
     from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
     from graftwork.plan.catalog.hardware import default_rates
-    from graftwork.train.engine import Engine
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
-    from graftwork.train.order import plan_steps
-    from graftwork.train.schedule import learning_rate
+    from graftwork.train.engine import TrainingEngine
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
+    from graftwork.train.objectives.epochs import learning_rate, plan_steps
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     settings = TrainSettings(rank=16, alpha=32, epochs=EPOCHS, batch_rows=BATCH, learning_rate=2e-3)
@@ -41,10 +40,10 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
     )
     dtype = "bfloat16" if device == "cuda" else "float32"
     begun = time.perf_counter()
-    engine: Engine
+    engine: TrainingEngine
     if form == "plain":
         model = load_base(base, dtype=dtype, device=device)
-        engine = Engine(model, attach(model, adapter, seed=17), settings=settings)
+        engine = TrainingEngine(model, attach(model, adapter, seed=17), settings=settings)
     else:
         model = load_base(base, dtype=dtype)
         tuning = choose_tuning(
@@ -62,11 +61,9 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         )
         assert tuning is not None
         tuning = tuning.model_copy(update={"compiled": False})
-        furnished = furnish(model, tuning, device=device)
+        frozen = load_quantized(model, tuning, device=device)
         parameters = attach(model, adapter, seed=17)
-        engine = CardEngine(
-            model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape
-        )
+        engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
         engine.settle(rows)
     steps = plan_steps(rows, settings=settings)
     before = engine.mean_loss(checks, batch_rows=8)
@@ -94,9 +91,9 @@ def _loss_on_whole_base(
     """The adapter's loss where it will work: on the base as it is served, not as it was trained on."""
     import torch
 
-    from graftwork.model.adapter import attach
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import TrainSettings
 
     model = load_base(base, dtype=dtype, device=device)
@@ -104,7 +101,7 @@ def _loss_on_whole_base(
     with torch.no_grad():
         for ours, theirs in zip(_tensors(fresh), _tensors(learned), strict=True):
             ours.copy_(theirs)
-    return Engine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
+    return TrainingEngine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
 
 
 def _tensors(parameters: Any) -> list[Any]:
@@ -114,10 +111,10 @@ def _tensors(parameters: Any) -> list[Any]:
 def main() -> None:
     import torch
 
-    from graftwork.files.dataset_folder import read_rows
+    from graftwork.files.dataset import read_rows
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.threads import use_threads
-    from graftwork.train.order import choose_rows
+    from graftwork.train.objectives.epochs import choose_rows
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=96)

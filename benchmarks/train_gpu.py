@@ -63,8 +63,9 @@ def measure(method: str, fp8: str, cap: float) -> dict[str, Any]:
 def measure_loop(cap: float) -> dict[str, Any]:
     """What data, journal, heartbeat and checkpoints every 50 steps add to the bare step."""
     from graftwork.process.heartbeat import Heart
-    from graftwork.train.attend.pulse import Pulse
-    from graftwork.train.loop import Loop
+    from graftwork.train.callbacks.reporting import HeartbeatCallback
+    from graftwork.train.loop import RunContext, TrainingLoop
+    from graftwork.train.objectives.epochs import EpochOrder
     from graftwork.train.settings import TrainSettings
 
     found = make_engine("lora", "on", cap)
@@ -96,7 +97,12 @@ def measure_loop(cap: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with Heart(folder, vitals=True) as heart:
-            loop = Loop(engine, rows, settings=settings, folder=folder, attendants=[Pulse(heart, folder)])
+            loop = TrainingLoop(
+                engine,
+                EpochOrder(rows, settings=settings),
+                RunContext(settings, folder),
+                callbacks=[HeartbeatCallback(heart, folder)],
+            )
             begun = time.perf_counter()
             loop.run()
             whole = time.perf_counter() - begun
@@ -116,10 +122,10 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     from train_gpu_model import SHAPES
 
     from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.plan.catalog.hardware import default_rates
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     model, shape = make_model(SHAPES["qwen2.5-7b"])
@@ -141,9 +147,9 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     if tuning is None:
         return None
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = furnish(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     begun = time.perf_counter()
     engine.settle(make_rows(tuning.micro_tokens))

@@ -101,7 +101,7 @@ def measure(name: str, scratch: Path) -> dict[str, Any]:
 
 
 def _read_steps(folder: Path) -> list[Any]:
-    from graftwork.train.log import read_steps
+    from graftwork.train.run_folder import read_steps
 
     return list(read_steps(folder))
 

@@ -1,3 +1,72 @@
-"""Graftwork turns a team's own agent logs into better small models."""
+"""Graftwork turns a team's own agent logs into better small models.
+
+    import graftwork
+
+    project = graftwork.open_project("examples/cited_answers")
+    project.train()
+
+Names are imported when they are first used, so that `import graftwork` is cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from graftwork.api.audits import audit_files as audit_files
+    from graftwork.api.plans import plan_fit as plan_fit
+    from graftwork.api.project import Project as Project
+    from graftwork.api.project import init_project as init_project
+    from graftwork.api.project import open_project as open_project
+    from graftwork.pipeline.evaluation import Evaluated as Evaluated
+    from graftwork.pipeline.reporter import NullReporter as NullReporter
+    from graftwork.pipeline.reporter import Reporter as Reporter
+    from graftwork.pipeline.steps.data import PreparedData as PreparedData
+    from graftwork.records.audit import Audit as Audit
+    from graftwork.records.base import Figure as Figure
+    from graftwork.records.errors import AnswerIsNo as AnswerIsNo
+    from graftwork.records.errors import EnvironmentLacks as EnvironmentLacks
+    from graftwork.records.errors import GraftError as GraftError
+    from graftwork.records.errors import Stale as Stale
+    from graftwork.records.errors import UserMistake as UserMistake
+    from graftwork.records.fit import FitAnswer as FitAnswer
+    from graftwork.records.plan import Plan as Plan
+    from graftwork.records.plan import RunPlan as RunPlan
+    from graftwork.records.release import Release as Release
+    from graftwork.records.release import ReleaseEntry as ReleaseEntry
+    from graftwork.records.report import Report as Report
+    from graftwork.records.run import TrainOutcome as TrainOutcome
+    from graftwork.records.verdict import Verdict as Verdict
+
+_MODULES = {
+    "graftwork.api.audits": ("audit_files",),
+    "graftwork.api.plans": ("plan_fit",),
+    "graftwork.api.project": ("Project", "init_project", "open_project"),
+    "graftwork.pipeline.evaluation": ("Evaluated",),
+    "graftwork.pipeline.reporter": ("NullReporter", "Reporter"),
+    "graftwork.pipeline.steps.data": ("PreparedData",),
+    "graftwork.records.audit": ("Audit",),
+    "graftwork.records.base": ("Figure",),
+    "graftwork.records.errors": ("AnswerIsNo", "EnvironmentLacks", "GraftError", "Stale", "UserMistake"),
+    "graftwork.records.fit": ("FitAnswer",),
+    "graftwork.records.plan": ("Plan", "RunPlan"),
+    "graftwork.records.release": ("Release", "ReleaseEntry"),
+    "graftwork.records.report": ("Report",),
+    "graftwork.records.run": ("TrainOutcome",),
+    "graftwork.records.verdict": ("Verdict",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

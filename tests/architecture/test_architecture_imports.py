@@ -14,7 +14,7 @@ GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "proces
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
-    "files": {"records"},
+    "files": {"text", "records"},
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": STAGES | GROUND,
     "project": STAGES | GROUND,
     "pipeline": STAGES | GROUND | {"store", "project"},
-    "cli": STAGES | GROUND | {"store", "project", "pipeline"},
+    "api": STAGES | GROUND | {"store", "project", "pipeline"},
+    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api"},
 }
 
 HEAVY = {
@@ -112,11 +113,16 @@ def test_help_loads_nothing_heavy():
     assert not loaded & (HEAVY | {"pydantic"})
 
 
+def test_importing_graftwork_loads_nothing_heavy():
+    loaded = loaded_after("import graftwork\nassert 'open_project' in dir(graftwork)")
+    assert not loaded & (HEAVY | {"pydantic", "typer", "rich"})
+
+
 def test_an_audit_needs_only_the_core(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a question?", "completion": "an answer."}\n')
     loaded = loaded_after(
-        f"from graftwork.data.audit import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
+        f"from graftwork.data.prepare import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
     )
     assert not loaded & (HEAVY - {"numpy"})
 

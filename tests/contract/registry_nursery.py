@@ -12,29 +12,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import parts, write_adapter
+from registry_samples import parts, publish_parts, write_adapter
 
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.promote import rollback_target
-from graftwork.registry.publish import publish
+from graftwork.registry.aliases import plan_rollback
 from graftwork.store.database import open_database
 
 
-def open_work(root: Path, url: str) -> Workplace:
-    return Workplace(project=open_project(root), database=open_database(url), reporter=NullReporter())
+def open_work(root: Path, url: str) -> OpenProject:
+    return OpenProject(project=open_project(root), database=open_database(url), reporter=NullReporter())
 
 
-def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> str:
+def make_release(work: OpenProject, scratch: Path, *, weights: bytes, **more) -> str:
     adapter = write_adapter(scratch, weights=weights)
-    return publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
+    return publish_parts(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
 
 
-def choose(work: Workplace, chance: random.Random) -> str:
+def choose(work: OpenProject, chance: random.Random) -> str:
     return chance.choice([entry.id for entry in work.releases.entries() if entry.collected_at is None])
 
 
@@ -62,7 +60,7 @@ def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
             say("done", chosen)
         elif action == "back":
             try:
-                say("try", rollback_target(work.releases, alias="champion"))
+                say("try", plan_rollback(work.releases, alias="champion").target)
                 say("done", rollback_alias(work).release_id)
             except UserMistake:
                 say("nowhere")

@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import Busy
+from graftwork.records.release import AliasMove
 from graftwork.store.database import open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 
 def main(what: str, url: str, argument: str = "") -> None:
@@ -21,13 +22,11 @@ def main(what: str, url: str, argument: str = "") -> None:
         open_database(url).close()
         print("opened", flush=True)
         return
-    index = Releases(open_database(url), project=PROJECT)
+    index = ReleaseTable(open_database(url), project=PROJECT)
     say_ready()
     if what == "promote":
         try:
-            index.move_alias(
-                "champion", argument, expected_previous=None, who="child", when=WHEN, why="a race"
-            )
+            index.move_alias(champion_move(argument, previous=None))
             print("won", flush=True)
         except Busy:
             print("lost", flush=True)
@@ -35,19 +34,23 @@ def main(what: str, url: str, argument: str = "") -> None:
         write_until_killed(index, prefix=argument)
 
 
+def champion_move(to: str, *, previous: str | None) -> AliasMove:
+    return AliasMove(alias="champion", release_id=to, previous=previous, who="child", when=WHEN, why="a race")
+
+
 def say_ready() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
 
 
-def write_until_killed(index: Releases, *, prefix: str) -> None:
+def write_until_killed(index: ReleaseTable, *, prefix: str) -> None:
     number = 0
     while True:
         number += 1
         new = release(f"{prefix}-{number}")
         index.add(new)
         current = index.aliases().get("champion")
-        index.move_alias("champion", new.id, expected_previous=current, who="child", when=WHEN, why="next")
+        index.move_alias(champion_move(new.id, previous=current))
         print(new.id, flush=True)
 
 

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.text.unsaid import leave_login_unsaid
-from graftwork.train.checkpoint import MANIFEST, TENSORS, Checkpoint, latest_good, saved_in, write_checkpoint
-from graftwork.train.mirror import Mirror
-from graftwork.train.vault import Vault
+from graftwork.text.messages import redact_login
+from graftwork.train.checkpoints.checkpoint import (
+    MANIFEST,
+    TENSORS,
+    Checkpoint,
+    latest_good,
+    list_saved,
+    write_checkpoint,
+)
+from graftwork.train.checkpoints.mirror import FsspecMirror
+from graftwork.train.checkpoints.store import CheckpointStore
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -25,13 +32,13 @@ def checkpoint(step, score=None):
 
 
 def mirror_of(url, *, keep=2):
-    return Mirror(url, run_id="run", keep=keep, first_pause=0.001)
+    return FsspecMirror(url, run_id="run", keep=keep, first_pause=0.001)
 
 
-def save(vault, *checkpoints):
+def save(store, *checkpoints):
     for one in checkpoints:
-        vault.save(one)
-    vault.settle()
+        store.save(one)
+    store.settle()
 
 
 def names(mirror):
@@ -39,19 +46,19 @@ def names(mirror):
 
 
 def test_in_an_empty_folder_the_newest_good_one_is_fetched_and_used(url, tmp_path):
-    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10), checkpoint(20))
-    vault = Vault(tmp_path / "there", keep=2, mirror=mirror_of(url))
-    found = vault.open()
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10), checkpoint(20))
+    store = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
+    found = store.open()
     assert found.step == 20
     assert torch.equal(found.tensors["w"], torch.full((256,), 20.0))
     assert found.journal == b'{"step":1}\n'
-    assert any("step 20 was fetched from the mirror" in word for word in vault.words())
+    assert any("step 20 was fetched from the mirror" in word for word in store.words())
 
 
 def test_an_empty_mirror_is_an_empty_start(url, tmp_path):
-    vault = Vault(tmp_path / "there", keep=2, mirror=mirror_of(url))
-    assert vault.open() is None
-    assert list(vault.words()) == []
+    store = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
+    assert store.open() is None
+    assert list(store.words()) == []
 
 
 def deaf(mirror, monkeypatch, *, times, error=PermissionError):
@@ -71,11 +78,11 @@ def deaf(mirror, monkeypatch, *, times, error=PermissionError):
 
 @pytest.mark.parametrize("error", [PermissionError, ConnectionError, RuntimeError])
 def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_path, monkeypatch, error):
-    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
     mirror = mirror_of(url)
     asked = deaf(mirror, monkeypatch, times=10**6, error=error)
     with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
-        Vault(tmp_path / "there", keep=2, mirror=mirror).open()
+        CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open()
     assert len(asked) == 3
     assert "begin anew" in caught.value.why
     assert "train.run.mirror" in caught.value.fix
@@ -83,62 +90,62 @@ def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_p
 
 
 def test_a_mirror_that_answers_at_the_last_try_is_used(url, tmp_path, monkeypatch):
-    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
     mirror = mirror_of(url)
     deaf(mirror, monkeypatch, times=2)
-    assert Vault(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
+    assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
 
 
 def test_with_a_good_checkpoint_here_the_mirror_need_not_answer(url, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "there", checkpoint(10), keep=1)
     mirror = mirror_of(url)
     asked = deaf(mirror, monkeypatch, times=10**6)
-    assert Vault(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
+    assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
     assert not asked
 
 
 def test_what_is_good_here_is_not_fetched(url, tmp_path):
-    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(30))
+    save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(30))
     write_checkpoint(tmp_path / "there", checkpoint(10), keep=1)
-    assert Vault(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
+    assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
 @pytest.mark.parametrize("victim", [TENSORS, MANIFEST])
 def test_a_damaged_copy_is_passed_over_and_sent_anew_later(url, tmp_path, victim):
     mirror = mirror_of(url)
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step in (10, 20):
-        save(vault, checkpoint(step))
+        save(store, checkpoint(step))
     (place,) = [name for name in mirror._files.find(f"{mirror._root}/step-000020") if victim in name]
     data = bytearray(mirror._files.cat_file(place))
     data[len(data) // 2] ^= 0x10 if victim == TENSORS else 0xFF
     mirror._files.pipe_file(place, bytes(data))
 
     again = mirror_of(url)
-    there = Vault(tmp_path / "there", keep=2, mirror=again)
+    there = CheckpointStore(tmp_path / "there", keep=2, mirror=again)
     assert there.open().step == 10
     assert any("step-000020 of the mirror is passed over" in word for word in there.words())
     save(there, checkpoint(20))
-    assert Vault(tmp_path / "third", keep=2, mirror=mirror_of(url)).open().step == 20
+    assert CheckpointStore(tmp_path / "third", keep=2, mirror=mirror_of(url)).open().step == 20
 
 
 def test_a_copy_without_its_manifest_does_not_count(url, tmp_path):
     mirror = mirror_of(url)
     for step in (10, 20):
-        save(Vault(tmp_path / "here", keep=2, mirror=mirror), checkpoint(step))
+        save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror), checkpoint(step))
     mirror._files.rm_file(f"{mirror._root}/step-000020/{MANIFEST}")
-    assert Vault(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
+    assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
 def test_the_same_policy_holds_there(url, tmp_path):
     mirror = mirror_of(url)
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step, score in ((10, None), (20, 0.1), (30, 0.5), (40, None), (50, None)):
-        save(vault, checkpoint(step, score))
+        save(store, checkpoint(step, score))
     assert names(mirror) == {"step-000020", "step-000040", "step-000050"}
-    assert {one.step for one in saved_in(tmp_path / "here")} == {20, 40, 50}
+    assert {one.step for one in list_saved(tmp_path / "here")} == {20, 40, 50}
     # And the best comes along into a new place.
-    there = Vault(tmp_path / "there", keep=2, mirror=mirror_of(url))
+    there = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
     assert there.open().step == 50
     assert there.best().step == 20
 
@@ -146,11 +153,11 @@ def test_the_same_policy_holds_there(url, tmp_path):
 def test_what_lies_beyond_is_never_removed(url, tmp_path):
     """The run began anew, without what lies at its mirror: the copies are still good."""
     mirror = mirror_of(url)
-    save(Vault(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
+    save(CheckpointStore(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
     anew = mirror_of(url, keep=1)
-    vault = Vault(tmp_path / "anew", keep=1, mirror=anew)
+    store = CheckpointStore(tmp_path / "anew", keep=1, mirror=anew)
     for step in (10, 20):
-        save(vault, checkpoint(step))
+        save(store, checkpoint(step))
     assert names(anew) == {"step-000020", "step-000040"}
 
 
@@ -177,31 +184,31 @@ def test_a_broken_wire_is_a_word_and_only_what_is_missing_is_sent_again(url, tmp
     mirror = mirror_of(url)
     wire = Wire(mirror, fails=1, partial=partial)
     monkeypatch.setattr(mirror._files, "put_file", wire.put_file)
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror)
-    save(vault, checkpoint(10))
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    save(store, checkpoint(10))
     assert wire.sent == ["tensors", "state", "state", "steps"]
-    (word,) = vault.words()
+    (word,) = store.words()
     assert "the mirror failed 1 time(s)" in word
     assert "hunter2" not in word
     assert "abc" not in word
     monkeypatch.undo()
-    assert Vault(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
+    assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
 def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     mirror = mirror_of(url)
     monkeypatch.setattr(mirror._files, "put_file", Wire(mirror, fails=10**6).put_file)
     monkeypatch.setattr(mirror._files, "makedirs", Wire(mirror, fails=10**6).put_file, raising=False)
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror)
-    save(vault, checkpoint(10), checkpoint(20))
-    words = list(vault.words())
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    save(store, checkpoint(10), checkpoint(20))
+    words = list(store.words())
     assert "the mirror does not have the last checkpoint; the one here is good" in words
     assert latest_good(tmp_path / "here")[0].step == 20
 
 
 def test_an_address_that_cannot_be_used_is_said_at_once():
     with pytest.raises((UserMistake, EnvironmentLacks)) as caught:
-        Mirror("nosuch://someone:hunter2@host/copies", run_id="run", keep=1)
+        FsspecMirror("nosuch://someone:hunter2@host/copies", run_id="run", keep=1)
     assert "hunter2" not in str(caught.value.as_json())
 
 
@@ -215,4 +222,4 @@ def test_an_address_that_cannot_be_used_is_said_at_once():
     ],
 )
 def test_no_secret_is_said(text):
-    assert "hunter2" not in leave_login_unsaid(text, "ftp://me:hunter2@host/copies")
+    assert "hunter2" not in redact_login(text, "ftp://me:hunter2@host/copies")

@@ -11,14 +11,13 @@ from hub_server import TOKEN, running_hub
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.exchange.hub import Hub
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest, write_keys
+from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.hub import Hub
 
 REPOSITORY = "team/cited-answers"
 
@@ -40,7 +39,7 @@ def store(tmp_path):
 
 def make(store, *, weights=b"\x01\x02\x03\x04"):
     adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
-    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def open_hub(hub):
@@ -186,7 +185,7 @@ def test_a_file_that_is_damaged_here_after_the_check_does_not_pass_for_the_relea
 
 def test_the_signature_of_the_release_before_does_not_stay_with_the_next(hub, store, tmp_path):
     first, second = make(store), make(store, weights=b"others")
-    key = load_secret_key(write_keys(tmp_path / "keys").secret)
+    key = load_secret_key(create_key_pair(tmp_path / "keys").secret)
     store.sign(first.id, sign_manifest(store.folder(first.id), key=key, comment="ours"))
     signed = open_hub(hub).push(store, first.id)
     unsigned = open_hub(hub).push(store, second.id)

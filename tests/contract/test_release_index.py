@@ -6,15 +6,16 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from in_memory_index import InMemoryReleaseIndex
 from new_database import new_database
-from store_samples import PROJECT, WHEN, release
+from registry_samples import alias_move
+from store_samples import PROJECT, release
 
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.ports import ReleaseIndex
+from graftwork.registry.index import ReleaseIndex
 from graftwork.store.database import open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 A, B, C = release("a"), release("b"), release("c")
 
@@ -22,23 +23,16 @@ A, B, C = release("a"), release("b"), release("c")
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ReleaseIndex]:
     if request.param == "memory":
-        yield ReleasesInMemory(project=PROJECT)
+        yield InMemoryReleaseIndex(project=PROJECT)
         return
     database = open_database(new_database(request.param, request=request, folder=tmp_path))
-    yield Releases(database, project=PROJECT)
+    yield ReleaseTable(database, project=PROJECT)
     database.close()
 
 
 def move(index: ReleaseIndex, to: Release, *, since: Release | None, alias: str = "champion", **how: bool):
-    return index.move_alias(
-        alias,
-        to.id,
-        expected_previous=since.id if since else None,
-        who="ada",
-        when=WHEN,
-        why="it is better",
-        **how,
-    )
+    previous = since.id if since else None
+    return index.move_alias(alias_move(alias, to.id, previous=previous, why="it is better", **how))
 
 
 def test_a_release_comes_back_as_it_went_in_by_any_unique_beginning(index: ReleaseIndex):
@@ -137,7 +131,7 @@ def test_who_is_wrong_about_where_the_alias_points_moves_nothing(
     for one in (A, B, C):
         index.add(one)
     move(index, A, since=None)
-    with pytest.raises(Busy, match="moved by somebody else") as refused:
+    with pytest.raises(Busy, match="moved by another process") as refused:
         move(index, C, since=believed)
     assert refused.value.fix
     assert index.aliases() == {"champion": A.id}

@@ -14,11 +14,10 @@ from new_database import new_database
 from registry_nursery import make_release, open_work
 from sqlalchemy import text
 
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.registry.folder import MINISIGN, verify_release
-from graftwork.registry.promote import needed
+from graftwork.registry.index import reachable_releases
 
 NURSERY = Path(__file__).with_name("registry_nursery.py")
 
@@ -91,7 +90,7 @@ def read_said(said: Path, current: str) -> tuple[set[str], str]:
     return allowed, interrupted
 
 
-def assert_whole(work: Workplace, allowed: set[str]) -> str:
+def assert_whole(work: OpenProject, allowed: set[str]) -> str:
     with work.database.write() as connection:
         # Taken only when a server has ended what the killed client had asked for.
         if work.database.engine.dialect.name == "sqlite":
@@ -102,7 +101,7 @@ def assert_whole(work: Workplace, allowed: set[str]) -> str:
     moves = logs["champion"]
     assert [move.previous for move in moves] == [None, *(move.release_id for move in moves[:-1])]
     assert moves[-1].release_id == aliases["champion"]
-    for one in needed(logs.values()):
+    for one in reachable_releases(logs.values()):
         assert work.releases.entry(one).collected_at is None
         assert store.has(one)
     for one in store.ids():
@@ -117,7 +116,7 @@ def assert_whole(work: Workplace, allowed: set[str]) -> str:
     return aliases["champion"]
 
 
-def assert_tidy_after_one_more_collection(work: Workplace) -> None:
+def assert_tidy_after_one_more_collection(work: OpenProject) -> None:
     collect_garbage(work)
     store = open_store(work)
     assert not [*store.root.glob(".*.part"), *store.root.glob(".trash*"), *store.blobs.leftovers()]

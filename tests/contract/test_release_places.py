@@ -9,14 +9,12 @@ from s3_server import new_url
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.places.carry import pull_release, push_release
-from graftwork.registry.places.place import Place
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.remote_store import RemoteStore, pull_release, push_release
 
 
 @pytest.fixture(params=["memory", "file", "s3"])
@@ -36,14 +34,14 @@ def store(tmp_path):
 
 def make(store, *, weights=b"\x01\x02\x03\x04"):
     adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
-    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def test_a_release_goes_there_and_comes_back_byte_for_byte(url, store, tmp_path):
     store.sign((release := make(store)).id, b"signed\n")
-    pushed = push_release(store, Place(url), release.id)
+    pushed = push_release(store, RemoteStore(url), release.id)
     assert set(pushed.sent) == {file.path for file in release.files}
-    place = Place(url)
+    place = RemoteStore(url)
     assert place.ids() == (release.id,)
     assert place.find(release.id[:10]) == release.id
     far = ReleaseStore.open(tmp_path / "far")
@@ -55,7 +53,7 @@ def test_a_release_goes_there_and_comes_back_byte_for_byte(url, store, tmp_path)
 
 
 def test_a_signature_that_came_later_comes_with_the_next_pull_and_is_not_taken_away(url, store, tmp_path):
-    release, place, far = make(store), Place(url), ReleaseStore.open(tmp_path / "far")
+    release, place, far = make(store), RemoteStore(url), ReleaseStore.open(tmp_path / "far")
     push_release(store, place, release.id)
     pull_release(far, place, release.id)
     store.sign(release.id, b"signed\n")
@@ -67,7 +65,7 @@ def test_a_signature_that_came_later_comes_with_the_next_pull_and_is_not_taken_a
 
 def test_a_signature_does_not_come_to_a_manifest_that_it_does_not_sign(url, store, tmp_path):
     """The time is no part of the id, but of what is signed."""
-    release, place, again = make(store), Place(url), ReleaseStore.open(tmp_path / "again")
+    release, place, again = make(store), RemoteStore(url), ReleaseStore.open(tmp_path / "again")
     later = release.model_copy(update={"created_at": "2031-01-01T00:00:00Z"})
     folder = store.folder(release.id)
     again.put(later, sources={file.path: folder / file.path for file in release.files})
@@ -81,11 +79,11 @@ def test_a_signature_does_not_come_to_a_manifest_that_it_does_not_sign(url, stor
 
 def test_what_is_there_is_not_sent_again(url, store):
     first, second = make(store), make(store, weights=b"other weights")
-    push_release(store, Place(url), first.id)
-    assert push_release(store, Place(url), first.id).sent == ()
+    push_release(store, RemoteStore(url), first.id)
+    assert push_release(store, RemoteStore(url), first.id).sent == ()
     shared = {file.sha256 for file in first.files} & {file.sha256 for file in second.files}
     assert shared
-    sent = push_release(store, Place(url), second.id).sent
+    sent = push_release(store, RemoteStore(url), second.id).sent
     assert {file.sha256 for file in second.files if file.path in sent}.isdisjoint(shared)
 
 
@@ -95,23 +93,23 @@ def spoil(place, file, data):
 
 def test_a_damaged_blob_is_not_taken_in_and_is_mended_by_the_next_push(url, store, tmp_path):
     release = make(store)
-    place = Place(url)
+    place = RemoteStore(url)
     push_release(store, place, release.id)
     victim = release.files[0]
     far = ReleaseStore.open(tmp_path / "far")
     for data in (bytes(victim.size), b"short"):
         spoil(place, victim, data)
         with pytest.raises(GraftError) as told:
-            pull_release(far, Place(url), release.id)
+            pull_release(far, RemoteStore(url), release.id)
         assert told.value.fix
         assert far.ids() == ()
     assert push_release(store, place, release.id).sent == (victim.path,)
-    assert pull_release(far, Place(url), release.id).release == release
+    assert pull_release(far, RemoteStore(url), release.id).release == release
 
 
 def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(url, store, monkeypatch):
     release = make(store)
-    place = Place(url)
+    place = RemoteStore(url)
     real, calls = place._files.put_file, []
 
     def put_file(*arguments, **more):
@@ -124,52 +122,52 @@ def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(ur
     with pytest.raises(EnvironmentLacks, match="the wire broke") as told:
         push_release(store, place, release.id)
     assert "secret" not in str(told.value)
-    assert Place(url).ids() == ()
+    assert RemoteStore(url).ids() == ()
     monkeypatch.undo()
-    assert len(push_release(store, Place(url), release.id).sent) == len(release.files) - 3
-    assert Place(url).ids() == (release.id,)
+    assert len(push_release(store, RemoteStore(url), release.id).sent) == len(release.files) - 3
+    assert RemoteStore(url).ids() == (release.id,)
 
 
 def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path):
     release = make(store)
-    place, far = Place(url), ReleaseStore.open(tmp_path / "far")
+    place, far = RemoteStore(url), ReleaseStore.open(tmp_path / "far")
     push_release(store, place, release.id)
     place._files.rm_file(place._blob(release.files[0].sha256))
     with pytest.raises(GraftError, match="is not there"):
-        pull_release(far, Place(url), release.id)
+        pull_release(far, RemoteStore(url), release.id)
     place.put_text(release.id, "manifest.json", release.to_json().replace("deploy", "abort!").encode())
     with pytest.raises(GraftError, match="manifest"):
-        pull_release(far, Place(url), release.id)
+        pull_release(far, RemoteStore(url), release.id)
     with pytest.raises(UserMistake, match="not there"):
-        pull_release(far, Place(url), "0" * 64)
+        pull_release(far, RemoteStore(url), "0" * 64)
     with pytest.raises(UserMistake, match="no release begins"):
-        Place(url).find("0" * 64)
+        RemoteStore(url).find("0" * 64)
     assert far.ids() == ()
 
 
 def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, tmp_path):
     release = make(store)
-    push_release(store, Place(url), release.id)
+    push_release(store, RemoteStore(url), release.id)
     far = ReleaseStore.open(tmp_path / "far")
-    Place(url).put_text(release.id, "manifest.json", release.to_json().encode()[:100])
+    RemoteStore(url).put_text(release.id, "manifest.json", release.to_json().encode()[:100])
     with pytest.raises(GraftError, match="cannot be read"):
-        pull_release(far, Place(url), release.id)
-    assert push_release(store, Place(url), release.id).sent == ()
-    assert pull_release(far, Place(url), release.id).release == release
+        pull_release(far, RemoteStore(url), release.id)
+    assert push_release(store, RemoteStore(url), release.id).sent == ()
+    assert pull_release(far, RemoteStore(url), release.id).release == release
 
 
 def test_a_bucket_that_does_not_exist_is_said(s3_server):
     with pytest.raises(UserMistake, match="no bucket 'nowhere'") as told:
-        Place("s3://nowhere/folder")
+        RemoteStore("s3://nowhere/folder")
     assert told.value.fix
 
 
 @pytest.mark.parametrize("url", ["not a url", "nosuchkind://somewhere/x"])
 def test_an_address_that_cannot_be_used_is_said(url):
     with pytest.raises(GraftError) as told:
-        Place(url)
+        RemoteStore(url)
     assert told.value.fix
 
 
 def test_no_secret_of_an_address_is_said():
-    assert Place("memory://key:secret@host/x?sig=abc").address == "memory://…@host/x?…"
+    assert RemoteStore("memory://key:secret@host/x?sig=abc").address == "memory://…@host/x?…"

@@ -4,28 +4,37 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from in_memory_index import InMemoryReleaseIndex
 from new_database import new_database
 from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import ReleaseQuery
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import find_release, promote, rollback
+from graftwork.registry import aliases
+from graftwork.registry.aliases import Change, find_release
+from graftwork.registry.index import ReleaseIndex
 from graftwork.store.database import open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 A, B, C = release("a"), release("b"), release("c")
 BY = {"who": "ada", "when": WHEN}
 
 
+def promote(index, release, *, alias="champion", who="ada", when=WHEN, why="", **how):
+    return aliases.promote(index, release, alias=alias, change=Change(who, when, why), **how)
+
+
+def rollback(index, *, alias="champion", who="ada", when=WHEN, **how):
+    return aliases.rollback(index, alias=alias, change=Change(who, when), **how)
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ReleaseIndex]:
     if request.param == "memory":
-        yield ReleasesInMemory(project=PROJECT)
+        yield InMemoryReleaseIndex(project=PROJECT)
         return
     database = open_database(new_database(request.param, request=request, folder=tmp_path))
-    yield Releases(database, project=PROJECT)
+    yield ReleaseTable(database, project=PROJECT)
     database.close()
 
 
@@ -50,7 +59,7 @@ def test_each_model_has_versions_of_its_own_that_follow_from_what_changed(index)
 
 def test_a_version_can_be_given_once_and_is_gone_on_from(index):
     index.add(A, version="3.4.5")
-    with pytest.raises(UserMistake, match=r"3\.4\.5 is release"):
+    with pytest.raises(UserMistake, match=r"3\.4\.5 is already release"):
         index.add(B, version="3.4.5")
     index.add(B)
     assert index.entry(B.id).version == "3.4.6"
@@ -120,18 +129,18 @@ def test_what_an_alias_needs_cannot_be_collected_and_what_is_collected_cannot_go
     for one in (A, B, C, release("d")):
         index.add(one)
     for one in (A, B):
-        promote(index, one, alias="champion", **BY)
+        promote(index, one, alias="champion")
     assert index.collect([A.id, B.id, C.id], when=WHEN) == (C.id,)
     assert index.entry(C.id).collected_at == WHEN
     assert found(index, collected=False) == [release("d").id, B.id, A.id]
-    with pytest.raises(UserMistake, match="collected as garbage"):
-        promote(index, C, alias="champion", **BY)
+    with pytest.raises(UserMistake, match="removed by garbage collection"):
+        promote(index, C, alias="champion")
     assert index.aliases() == {"champion": B.id}
     # Made again, it is there again.
     index.add(C)
     assert index.entry(C.id).collected_at is None
-    promote(index, C, alias="champion", **BY)
-    rollback(index, alias="champion", **BY)
+    promote(index, C, alias="champion")
+    rollback(index, alias="champion")
     assert index.collect([A.id, B.id, C.id], when=WHEN) == (C.id,)
 
 
@@ -139,11 +148,11 @@ def test_each_model_has_aliases_of_its_own_and_their_moves_name_the_verdict(inde
     specialist = release("s").model_copy(update={"model": "tagger"})
     for one in (A, specialist):
         index.add(one)
-    promote(index, A, alias="champion", **BY)
-    promote(index, specialist, alias="tagger/champion", **BY)
+    promote(index, A, alias="champion")
+    promote(index, specialist, alias="tagger/champion")
     assert index.aliases() == {"champion": A.id, "tagger/champion": specialist.id}
     assert index.alias_log("tagger/champion")[0].verdict_hash == specialist.verdict_hash
     assert set(index.alias_logs()) == {"champion", "tagger/champion"}
     with pytest.raises(UserMistake, match="of the model main"):
-        promote(index, A, alias="tagger/champion", **BY)
+        promote(index, A, alias="tagger/champion")
     assert find_release(index, "tagger/champion") == specialist

@@ -11,9 +11,9 @@ from registry_nursery import make_release, open_work
 from sqlalchemy import event
 from store_samples import release
 
-from graftwork.pipeline.release_store import promote_release, rollback_alias
+from graftwork.pipeline.releases import promote_release, rollback_alias
 from graftwork.records.release import ReleaseQuery
-from graftwork.registry.promote import find_release
+from graftwork.registry.aliases import find_release
 from graftwork.store.schema import releases as table
 
 _opened: list[str] = []

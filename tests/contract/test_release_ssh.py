@@ -9,15 +9,14 @@ from ssh_server import running_sshd
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.exchange import ssh
-from graftwork.registry.exchange.ssh import parse_target, push_over_ssh
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest, write_keys
+from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer import ssh
+from graftwork.registry.transfer.ssh import parse_target, push_over_ssh
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def store(tmp_path):
 
 def make(store, *, weights=b"\x01\x02\x03\x04"):
     adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
-    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def target(far):
@@ -158,7 +157,7 @@ def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_l
     release = make(store)
     push_over_ssh(store, release.id, target=target(far), alias="champion")
     place = (far / release.id).stat().st_ino
-    key = load_secret_key(write_keys(tmp_path / "keys").secret)
+    key = load_secret_key(create_key_pair(tmp_path / "keys").secret)
     store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment="ours"))
     assert push_over_ssh(store, release.id, target=target(far)).sent
     signature = "manifest.json.minisig"

@@ -5,13 +5,13 @@ import torch
 from s3_server import new_url
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.train.checkpoint import Checkpoint
-from graftwork.train.mirror import Mirror
-from graftwork.train.vault import Vault
+from graftwork.train.checkpoints.checkpoint import Checkpoint
+from graftwork.train.checkpoints.mirror import FsspecMirror
+from graftwork.train.checkpoints.store import CheckpointStore
 
 
 def mirror_of(url):
-    return Mirror(url, run_id="run", keep=2, first_pause=0.001)
+    return FsspecMirror(url, run_id="run", keep=2, first_pause=0.001)
 
 
 def checkpoint(step):
@@ -20,21 +20,21 @@ def checkpoint(step):
 
 def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_path):
     url = new_url()
-    assert Vault(tmp_path / "none", keep=2, mirror=mirror_of(url)).open() is None
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror_of(url))
+    assert CheckpointStore(tmp_path / "none", keep=2, mirror=mirror_of(url)).open() is None
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url))
     for step in (10, 20, 30, 40):
-        vault.save(checkpoint(step))
-        vault.settle()
-    assert not [word for word in vault.words() if "failed" in word]
+        store.save(checkpoint(step))
+        store.settle()
+    assert not [word for word in store.words() if "failed" in word]
     assert max(mirror_of(url)._steps()) == 40
     assert len(mirror_of(url)._steps()) == 2
-    found = Vault(tmp_path / "there", keep=2, mirror=mirror_of(url)).open()
+    found = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open()
     assert found.step == 40
     assert torch.equal(found.tensors["w"], torch.full((256,), 40.0))
 
 
 def test_a_bucket_that_does_not_exist_is_no_empty_mirror(s3_server, tmp_path):
-    vault = Vault(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
     with pytest.raises(EnvironmentLacks, match="no bucket 'nowhere'") as told:
-        vault.open()
+        store.open()
     assert told.value.fix

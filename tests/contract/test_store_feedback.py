@@ -2,10 +2,9 @@ import pytest
 from store_samples import WHEN, capture
 
 from graftwork.records.interaction import Feedback
-from graftwork.store import feedback as store_feedback
-from graftwork.store.captures import CaptureStore
+from graftwork.store import captures as store_feedback
+from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database
-from graftwork.store.feedback import FeedbackStore
 
 
 @pytest.fixture

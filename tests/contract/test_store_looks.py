@@ -3,39 +3,39 @@ from concurrent.futures import ThreadPoolExecutor
 from store_samples import WHEN
 
 from graftwork.store.database import Database
-from graftwork.store.looks import Looks
+from graftwork.store.evaluation_log import EvaluationLog
 
 
 def test_each_look_counts_even_by_the_same_subject(database: Database):
-    looks = Looks(database)
+    looks = EvaluationLog(database)
     assert looks.count("cases") == 0
     assert [looks.log("cases", subject="adapter", when=WHEN) for _ in range(3)] == [1, 2, 3]
     assert looks.count("cases") == 3
 
 
 def test_every_test_set_has_its_own_count(database: Database):
-    looks = Looks(database)
+    looks = EvaluationLog(database)
     looks.log("one", subject="adapter", when=WHEN)
     assert looks.log("two", subject="adapter", when=WHEN) == 1
 
 
 def test_looks_at_the_same_time_are_all_counted(database: Database):
-    looks = Looks(database)
+    looks = EvaluationLog(database)
     with ThreadPoolExecutor(6) as pool:
         numbers = list(pool.map(lambda n: looks.log("cases", subject=f"s{n}", when=WHEN), range(24)))
     assert sorted(numbers) == list(range(1, 25))
 
 
 def test_the_log_says_who_looked_at_what_and_when(database: Database):
-    Looks(database, who="ada").log("cases", subject="adapter-1", when=WHEN)
-    Looks(database).log("cases", subject="adapter-2", when=WHEN)
-    first, second = Looks(database).history("cases")
+    EvaluationLog(database, who="ada").log("cases", subject="adapter-1", when=WHEN)
+    EvaluationLog(database).log("cases", subject="adapter-2", when=WHEN)
+    first, second = EvaluationLog(database).history("cases")
     assert first == (1, "adapter-1", WHEN, "ada")
     assert second == (2, "adapter-2", WHEN, "")
 
 
 def test_the_same_candidate_again_is_a_look_and_no_further_candidate(database: Database):
-    looks = Looks(database)
+    looks = EvaluationLog(database)
     for subject in ("one", "two", "one", "one"):
         looks.log("cases", subject=subject, when=WHEN)
     looks.log("other cases", subject="three", when=WHEN)
@@ -44,7 +44,7 @@ def test_the_same_candidate_again_is_a_look_and_no_further_candidate(database: D
 
 
 def test_a_set_that_grew_or_was_renamed_is_no_fresh_one(database: Database):
-    looks = Looks(database)
+    looks = EvaluationLog(database)
     first, grown = [f"q{n}" for n in range(20)], [f"q{n}" for n in range(60)]
     looks.log("set", subject="one", when="2026-01-01", questions=first)
     looks.log("set", subject="two", when="2026-01-02", questions=first)

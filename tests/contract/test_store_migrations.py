@@ -9,11 +9,10 @@ from store_samples import PROJECT, WHEN, capture, release
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Feedback
-from graftwork.store.captures import CaptureStore
+from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.feedback import FeedbackStore
 from graftwork.store.migrations import MIGRATIONS, Migration, migrate
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 from graftwork.store.schema import metadata, schema_migrations
 
 
@@ -124,7 +123,7 @@ def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_ne
             {"p": PROJECT, "i": sample["id"], "c": WHEN},
         )
     upgraded = open_database(database_url)
-    index = Releases(upgraded, project=PROJECT)
+    index = ReleaseTable(upgraded, project=PROJECT)
     assert [(one.model, one.version, one.base, one.decision) for one in reversed(index.entries())] == [
         ("main", "1.0.0", "small", "deploy"),
         ("main", "1.0.1", "small", "deploy"),

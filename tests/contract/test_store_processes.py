@@ -13,7 +13,7 @@ from store_samples import PROJECT, release
 from graftwork.records.errors import Busy
 from graftwork.store.database import Database, open_database
 from graftwork.store.migrations import MIGRATIONS
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 from graftwork.store.schema import schema_migrations
 
 CHILD = Path(__file__).with_name("store_child.py")
@@ -48,7 +48,7 @@ def test_a_new_database_that_three_processes_open_at_once_is_made_once(database_
 
 
 def test_of_two_processes_that_promote_at_once_exactly_one_wins(database: Database, database_url: str):
-    index = Releases(database, project=PROJECT)
+    index = ReleaseTable(database, project=PROJECT)
     rivals = [release("rival 1"), release("rival 2")]
     for rival in rivals:
         index.add(rival)
@@ -75,14 +75,16 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_database(database_url: str
             acknowledged += [line.strip() for line in writer.stdout if line.endswith("\n")]
         database = open_database(database_url)
         assert_whole(database, acknowledged=acknowledged)
-        acknowledged = [move.release_id for move in Releases(database, project=PROJECT).alias_log("champion")]
+        acknowledged = [
+            move.release_id for move in ReleaseTable(database, project=PROJECT).alias_log("champion")
+        ]
         database.close()
 
 
 def assert_whole(database: Database, *, acknowledged: list[str]) -> None:
     with database.write():
         pass  # a server may still be at the commit that the killed client asked for: wait for its lock
-    index = Releases(database, project=PROJECT)
+    index = ReleaseTable(database, project=PROJECT)
     log = index.alias_log("champion")
     moved_to = [move.release_id for move in log]
     # All that was acknowledged is there, and at most the one move that was under way besides.
@@ -102,17 +104,17 @@ def test_a_writer_that_waits_too_long_is_told_that_the_database_is_busy(
 ):
     impatient = open_database(database_url, wait_seconds=0.05)
     with database.write(), pytest.raises(Busy) as refused:
-        Releases(impatient, project=PROJECT).add(release("a"))
+        ReleaseTable(impatient, project=PROJECT).add(release("a"))
     assert refused.value.fix
     impatient.close()
 
 
 def test_readers_do_not_wait_for_a_writer(database: Database, database_url: str):
-    index = Releases(database, project=PROJECT)
+    index = ReleaseTable(database, project=PROJECT)
     index.add(release("a"))
     reader = open_database(database_url, wait_seconds=0.05)
     with database.write():
-        assert Releases(reader, project=PROJECT).list() == (release("a"),)
+        assert ReleaseTable(reader, project=PROJECT).list() == (release("a"),)
     reader.close()
 
 

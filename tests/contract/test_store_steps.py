@@ -2,7 +2,7 @@ import pytest
 from store_samples import WHEN
 
 from graftwork.store.database import Database, open_database
-from graftwork.store.steps import StepEntry, StepLedger
+from graftwork.store.runs import StepEntry, StepLedger
 
 
 @pytest.fixture

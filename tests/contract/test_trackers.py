@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 
 from graftwork.train.settings import Tracker
-from graftwork.train.trackers.tracker import load_tracker
+from graftwork.train.trackers import load_tracker
 
 NAMES = get_args(Tracker)
 

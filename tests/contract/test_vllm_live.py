@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import write_cases
 from graftwork.process.heartbeat import read_beat
@@ -106,7 +106,7 @@ def adapter(embedded_base, tmp_path_factory):
     """One of another strength in one layer than in the others, as strong as a trained one."""
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(Path(embedded_base.folder))

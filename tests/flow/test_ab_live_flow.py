@@ -11,20 +11,19 @@ from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
-from graftwork.data.formats.captured import to_interaction
+from graftwork.data.ingest.log_formats import read_captured
 from graftwork.pipeline.ab import compare_live
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.serving import StoreSink, say_split
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.serving import StoreSink, describe_experiment
+from graftwork.project.load import open_project
 from graftwork.records.interaction import Origin
-from graftwork.registry.publish import publish
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
 DEADLINE = 60.0
@@ -35,18 +34,11 @@ def prepare(root):
     """A project with two releases, behind champion and challenger."""
     settings = {"project": PROJECT, "data": {"logs": ["x.jsonl"]}, "evaluate": {"metrics": ["json_valid"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         for alias in ("champion", "challenger"):
             folder = write_adapter(root / alias, weights=alias.encode())
-            made = publish(folder=open_store(work), index=work.releases, **parts(folder))
-            work.releases.move_alias(
-                alias,
-                made.id,
-                expected_previous=None,
-                who="ada",
-                when="2026-01-01T00:00:00Z",
-                why="to compare",
-            )
+            made = publish_parts(folder=open_store(work), index=work.releases, **parts(folder))
+            work.releases.move_alias(alias_move(alias, made.id))
         return work.releases.aliases()
 
 
@@ -64,12 +56,10 @@ async def serving(work, settings, talk):
         serve(
             settings,
             engine_job=job,
-            sink=sink,
-            resolve_alias=work.releases.aliases,
+            project=ServedProject(resolve_aliases=work.releases.aliases, captures=sink, feedback=sink),
             on_ready=ready.set_result,
             stop=stop,
-            engine_module="graftwork.serve.standin",
-            feedback=sink,
+            engine_module="graftwork.serve.stub_engine",
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
@@ -112,9 +102,9 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
     aliases = prepare(tmp_path)
     likes = {aliases["champion"]: 0.3, aliases["challenger"]: 0.95}
     settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         pair = (aliases["champion"], aliases["challenger"])
-        assert "experiment" in say_split(work, settings)
+        assert "experiment" in describe_experiment(work, settings)
         before = compare_live(work, "champion", "challenger", metric="feedback")
         assert (before.winner, before.experiment, before.exit_code) == (None, None, 12)
         experiments = set()
@@ -141,5 +131,5 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
         assert compare_live(work, "challenger", "champion", metric="feedback").winner == "A"
         said = [one for one in work.captures.export() if one.feedback is not None]
         assert len(said) == 80
-        row = to_interaction(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
+        row = read_captured(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
         assert row.reward == said[0].feedback

@@ -5,10 +5,10 @@ import json
 import yaml
 
 from graftwork.pipeline.ab import compare_replayed
-from graftwork.pipeline.exchange import import_release
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.release_transfer import import_release
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 
 
 def write_peft(base, folder, *, seed):
@@ -33,7 +33,7 @@ def test_imported_adapters_answer_the_same_cases_and_are_not_told_apart_by_nonse
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     lines = [{"prompt": f"question {n}", "reference": "{}"} for n in range(20)]
     (tmp_path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         a, b = (
             import_release(work, write_peft(tiny_base, tmp_path / f"peft-{seed}", seed=seed)).release.id
             for seed in (1, 2)

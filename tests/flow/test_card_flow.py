@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 pytestmark = pytest.mark.gpu
 NOISE = 0.02
@@ -22,11 +22,10 @@ NOISE = 0.02
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
-    from graftwork.cli.command import run_upto
-    from graftwork.pipeline.steps.prepare import Prepared
+    from graftwork.api.project import open_project
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
-    return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)
+    return Path(open_project(example).prepare().folder)
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from graftwork.fleet import local
-from graftwork.pipeline import supervise
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.process import lock
-from graftwork.project.folder import open_project
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.table import run_pipeline
+from graftwork.process.worker import lock_holder
+from graftwork.project.load import open_project
 from graftwork.records.run import TrainOutcome
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
@@ -59,7 +58,7 @@ def detached(small_project, change_settings):
 def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order(detached):
     folder, started = detached
     assert started["state"] == "started"
-    assert lock.holder_of(folder / ".graft" / "pipeline") == started["pid"]
+    assert lock_holder(folder / ".graft" / "pipeline") == started["pid"]
     follower = subprocess.Popen(
         [*GRAFT, "logs", "-f", "--json", "-C", str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -102,12 +101,12 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
 def test_a_run_is_killed_at_once_when_asked_so(detached):
     folder, started = detached
     run_folder = folder / ".graft" / "runs" / started["run"]
-    while lock.holder_of(run_folder) is None:
-        assert lock.holder_of(folder / ".graft" / "pipeline") is not None
+    while lock_holder(run_folder) is None:
+        assert lock_holder(folder / ".graft" / "pipeline") is not None
         pause()
     assert said(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
-    assert lock.holder_of(run_folder) is None
-    assert lock.holder_of(folder / ".graft" / "pipeline") is None
+    assert lock_holder(run_folder) is None
+    assert lock_holder(folder / ".graft" / "pipeline") is None
     assert said(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
     follower = graft(folder, "logs", "-f")
     assert follower.returncode == 75
@@ -141,7 +140,7 @@ class Greedy(engine.Batch):
         super().__init__(rows, **options)
 
 engine.Batch = Greedy
-runpy.run_module("graftwork.pipeline.training_process", run_name="__main__")
+runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 
 
@@ -150,13 +149,13 @@ def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
 ):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    start = local.start
+    start = local.start_child
     monkeypatch.setattr(
-        supervise.local,
-        "start",
+        local,
+        "start_child",
         lambda order: start(order.model_copy(update={"module": "greedy_worker"})),
     )
-    with open_workplace(open_project(small_project), listener) as work:
+    with use_project(open_project(small_project), listener) as work:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         (run,) = work.runs.list()
     folder = Path(run.folder)

@@ -2,7 +2,7 @@
 
 from graftwork.pipeline.doctor.dry_run import STEPS, look_at_dry_run
 from graftwork.pipeline.doctor.examine import examine
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 
 
 def test_ten_steps_are_trained_and_their_checkpoint_is_read_back(small_project, listener, monkeypatch):

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.open_project import use_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 
 
 @pytest.fixture
 def adapter(tiny_base, small_project) -> Path:
     """A PEFT folder in the project, made without training."""
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)
@@ -26,7 +26,7 @@ def adapter(tiny_base, small_project) -> Path:
 
 
 def evaluate(folder, listener, **asked):
-    with open_workplace(open_project(folder), listener) as work:
+    with use_project(open_project(folder), listener) as work:
         return evaluate_asked(work, Asked(**asked))
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.store.feedback import FeedbackStore
+from graftwork.project.load import open_project
+from graftwork.store.captures import FeedbackStore
 
 CHILD = """
 import asyncio, sys
@@ -24,21 +24,23 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.run import ServedProject, serve
+from graftwork.pipeline.open_project import use_project
+from graftwork.project.load import open_project
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 
 root, folder = sys.argv[1:]
-with open_workplace(open_project(Path(root)), NullReporter()) as work:
+with use_project(open_project(Path(root)), NullReporter()) as work:
     sink = StoreSink(work)
     asyncio.run(serve(
         ServeSettings(port=0),
         engine_job=EngineJob(folder=folder, base_folder="none"),
-        sink=sink,
-        resolve_alias=dict,
+        project=ServedProject(resolve_aliases=dict, captures=sink, feedback=sink),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
-        feedback=sink,
+        engine_module="graftwork.serve.stub_engine",
     ))
 """
 
@@ -72,7 +74,7 @@ def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, w
                 assert post(connection, "/v1/feedback", {"capture": answer["id"], "score": 1})[0] == 200
         finally:
             os.kill(child.pid, signal.SIGKILL)
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         feedback = FeedbackStore(work.database, project="p")
         assert [len(feedback.of_capture(one)) for one in ids] == [1] * words
         assert [one.feedback for one in work.captures.export()] == [1.0] * words

@@ -8,11 +8,11 @@ import sys
 import pytest
 import yaml
 
-from graftwork.pipeline.init import start_project
-from graftwork.pipeline.pipeline import dry_run, run_pipeline
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.table import dry_run, run_pipeline
+from graftwork.project.init import start_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.verdict import Verdict
 from tickets import write_tickets
@@ -45,7 +45,7 @@ def edit(folder, **sections):
 
 
 def opened(folder):
-    return open_workplace(open_project(folder), NullReporter())
+    return use_project(open_project(folder), NullReporter())
 
 
 def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path, tiny_base):

@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import yaml
 
 from graftwork.evaluate.gate.settings import GateSettings
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.evaluation_commands import gate_all, judge_session
 from graftwork.pipeline.gate import RULES
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.report.junit import write_junit
 
 
@@ -47,7 +47,7 @@ def test_two_models_are_judged_in_one_go_and_a_change_of_the_rules_does_not_pass
     )
     junit = small_project / "out" / "gate.xml"
 
-    with open_workplace(open_project(small_project), NullReporter()) as work:
+    with use_project(open_project(small_project), NullReporter()) as work:
         gated = gate_all(work)
 
     assert gated.exit_code == 0
@@ -76,7 +76,7 @@ def test_two_models_are_judged_in_one_go_and_a_change_of_the_rules_does_not_pass
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
 
     # The specialist's session began at the main model's adapter, which was judged above.
-    with open_workplace(open_project(small_project), NullReporter(), model="special") as work:
+    with use_project(open_project(small_project), NullReporter(), model="special") as work:
         found = judge_session(work)
     assert found.start in ("this", "before")
     assert Path(found.adapter_folder).is_dir()

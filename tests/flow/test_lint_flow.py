@@ -3,16 +3,16 @@
 import pytest
 
 from graftwork.pipeline.lint import Given, lint_file
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.load import open_project
 
 
 @pytest.fixture
 def prepared(small_project, change_settings, listener):
     def prepare(**sections):
         change_settings(small_project, **sections)
-        with open_workplace(open_project(small_project), listener) as work:
+        with use_project(open_project(small_project), listener) as work:
             made = run_pipeline(work, upto="prepare")
         return lint_file(small_project / "graft.yaml", Given()), made.outputs["prepare"].dataset
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.steps.try_out import TryOut
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.steps.release import TryOut
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.load import open_project
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
@@ -24,7 +24,7 @@ METHODS = {
 
 
 def run(folder, listener, upto=None):
-    with open_workplace(open_project(folder), listener) as work:
+    with use_project(open_project(folder), listener) as work:
         return run_pipeline(work, upto=upto)
 
 

@@ -2,20 +2,20 @@
 
 import json
 
-from graftwork.files.dataset_folder import iterate_rows
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.files.dataset import iterate_rows
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_lineage import trace_release
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.load import open_project
 from graftwork.records.release import Release
 
 
 def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_settings):
     change_settings(small_project, models={"main": {}, "tagger": {}})
-    with open_workplace(open_project(small_project), NullReporter(), model="tagger") as work:
+    with use_project(open_project(small_project), NullReporter(), model="tagger") as work:
         made = run_pipeline(work, upto="release")
         release = made.get("release", Release)
         assert release.model == "tagger"
@@ -24,7 +24,7 @@ def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_s
         folder = open_store(work).get(release.id)
         assert json.loads((folder / "outcome.json").read_bytes())["residuals"]
         graph = trace_release(work, release)
-        prepared = made.get("prepare", Prepared)
+        prepared = made.get("prepare", PreparedData)
         for split in ("train", "test"):
             rows = list(iterate_rows(work.project.root / prepared.folder, split))
             node = next(n for n in graph.nodes if n.kind == "lines" and n.facts["split"] == split)

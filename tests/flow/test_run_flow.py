@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.captures import CaptureExport
-from graftwork.pipeline.freshness import examine_steps
-from graftwork.pipeline.pipeline import STEPS, run_pipeline
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.steps.try_out import TryOut
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.process import lock
-from graftwork.project.folder import open_project
+from graftwork.pipeline.serving import CaptureExport
+from graftwork.pipeline.status import examine_steps
+from graftwork.pipeline.steps.release import TryOut
+from graftwork.pipeline.table import STEPS, run_pipeline
+from graftwork.process.worker import lock_holder
+from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Interrupted
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
@@ -30,7 +30,7 @@ ALL = [step.name for step in STEPS]
 
 @contextmanager
 def opened(folder, listener):
-    with open_workplace(open_project(folder), listener) as work:
+    with use_project(open_project(folder), listener) as work:
         yield work
 
 
@@ -47,7 +47,7 @@ def graft(folder, *arguments, **options):
 
 def run_outputs(folder: Path) -> dict:
     """What the last `graft run` made, without doing anything again."""
-    with open_workplace(open_project(folder), NullReporter()) as work:
+    with use_project(open_project(folder), NullReporter()) as work:
         return {name: entry.output for name in ALL if (entry := work.ledger.get(name)) is not None}
 
 
@@ -227,14 +227,14 @@ def test_whoever_is_killed_the_run_goes_on_to_the_same_bytes(long_project, tmp_p
     # The worker is killed: the supervisor starts it again.
     process = start(long_project, "train", "--json")
     folder = wait_for_steps(long_project, process, steps=6)
-    os.kill(lock.holder_of(folder), signal.SIGKILL)
+    os.kill(lock_holder(folder), signal.SIGKILL)
     # The supervisor is killed: the worker stops in order, nobody is left behind.
     wait_for_steps(long_project, process, steps=14)
-    while lock.holder_of(folder) is None:
+    while lock_holder(folder) is None:
         assert process.poll() is None
     process.kill()
     process.communicate()
-    while lock.holder_of(folder) is not None:
+    while lock_holder(folder) is not None:
         pass
     status = json.loads(graft(long_project, "status", "--json").stdout)
     assert status["runs"][0]["state"] == "running"
@@ -253,7 +253,7 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert lock.holder_of(folder) is None
+    assert lock_holder(folder) is None
     assert any((folder / "checkpoints").iterdir())
     assert json.loads(graft(long_project, "status", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert finished_hash(long_project)
@@ -290,7 +290,7 @@ def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_
         assert impatient.pressed
         assert not list(state.rglob("*.part"))
         workers = [*state.glob("runs/*"), *state.glob("evaluations/*-*/"), state / "serving"]
-        assert [lock.holder_of(folder) for folder in workers if folder.is_dir()] == [None] * len(
+        assert [lock_holder(folder) for folder in workers if folder.is_dir()] == [None] * len(
             [folder for folder in workers if folder.is_dir()]
         )
     run(small_project, listener)

@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from graftwork.pipeline.pipeline import STEPS, plan_whole_run, run_pipeline
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.table import STEPS, plan_whole_run, run_pipeline
+from graftwork.project.load import open_project
 
 
 @pytest.fixture
 def opened(small_project, listener):
-    with open_workplace(open_project(small_project), listener) as work:
+    with use_project(open_project(small_project), listener) as work:
         yield work
 
 

@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
 RELEASE = "f00dfeed01234567"
@@ -35,7 +35,7 @@ def adapter_folder(tiny_base, tmp_path_factory) -> Path:
     """An adapter that changes every answer."""
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)
@@ -51,13 +51,13 @@ def adapter_folder(tiny_base, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected(tiny_base, adapter_folder):
     """The greedy answers that the weights give without any server."""
-    from graftwork.model.adapter import acting, load_adapter
-    from graftwork.model.generate import Generator, Sampling
+    from graftwork.model.adapters.peft import acting, load_adapter
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.model.generate.generator import Generator, Sampling
     from graftwork.model.load import load_base
-    from graftwork.model.template import Template
 
     model = load_base(tiny_base)
-    template = Template.from_folder(tiny_base)
+    template = ChatTemplate.from_folder(tiny_base)
     load_adapter(model, adapter_folder, name=RELEASE)
     generator = Generator(model, stop_tokens=[template.eos])
     prompt = template.prompt(tuple(Message(**m) for m in QUESTION))
@@ -83,8 +83,11 @@ async def serving(folder, tiny_base, adapters, *, sink=None, fingerprint=None, *
         serve(
             ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, batch_wait_ms=50),
             engine_job=job,
-            sink=sink,
-            resolve_alias=lambda: {"champion": RELEASE},
+            project=ServedProject(
+                resolve_aliases=lambda: {"champion": RELEASE},
+                find_adapter=more.pop("find_adapter", lambda _release: None),
+                captures=sink,
+            ),
             on_ready=ready.set_result,
             stop=stop,
             **more,

@@ -11,21 +11,20 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from graftwork.files.digest import file_digest
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal, file_digest
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
-from graftwork.pipeline.export_run import WORD_FILE, export_run
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.export import EXPORT_FILE, export_run
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.table import run_pipeline
 from graftwork.pipeline.train_all import train_all
-from graftwork.pipeline.workplace import open_workplace
 from graftwork.process.alert import ALERTS_FILE
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoint import TENSORS
-from graftwork.train.files import ADAPTER, CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import TENSORS
+from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
 
@@ -39,12 +38,12 @@ def write_models(folder: Path, models: dict) -> None:
 
 
 def run_all(folder, reporter=None):
-    with open_workplace(open_project(folder), reporter or NullReporter()) as work:
+    with use_project(open_project(folder), reporter or NullReporter()) as work:
         return train_all(work)
 
 
 def run_one(folder, model):
-    with open_workplace(open_project(folder), NullReporter(), model=model) as work:
+    with use_project(open_project(folder), NullReporter(), model=model) as work:
         return run_pipeline(work, upto="train").get("train", TrainOutcome)
 
 
@@ -120,12 +119,12 @@ def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(s
     }
     assert "no adapter to start from" in models["lost"]["error"]["what"]
     assert "another shape" in models["unlike"]["error"]["what"]
-    with open_workplace(open_project(small_project), NullReporter()) as work:
+    with use_project(open_project(small_project), NullReporter()) as work:
         assert work.runs.get(models["unlike"]["run_id"]).state == "failed"
         runs = Path(work.project.runs)
     assert alerts_of(runs / models["unlike"]["run_id"]) == ["failed"]
     assert alerts_of(runs / models["good"]["run_id"]) == []
-    with open_workplace(open_project(small_project), NullReporter()) as work:
+    with use_project(open_project(small_project), NullReporter()) as work:
         assert work.ledger.get("train@good").output["run_id"] == models["good"]["run_id"]
 
     # Mended, only what failed is trained.
@@ -143,7 +142,7 @@ def trained_project(small_project):
 
 def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_path, tiny_base, monkeypatch):
     before = find_base(str(tiny_base), project_folder=tmp_path)
-    with open_workplace(open_project(trained_project), NullReporter()) as work:
+    with use_project(open_project(trained_project), NullReporter()) as work:
         merged = export_run(work, run=None, to=tmp_path / "merged")
         adapter = export_run(work, run=merged.run_id[:6], to=tmp_path / "adapter", format="adapter")
         with pytest.raises(UserMistake, match="is there already"):
@@ -164,7 +163,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert found.positions > found.rows > 0
     assert merged.merged.merged_weights == 14
     for exported in (merged, adapter):
-        said = json.loads((Path(exported.folder) / WORD_FILE).read_text())
+        said = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
         for name, digest in said["files"].items():
             assert file_digest(Path(exported.folder) / name) == digest
     assert find_base(str(tiny_base), project_folder=tmp_path) == before
@@ -175,7 +174,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
 @pytest.mark.slow
 @pytest.mark.skipif("GRAFT_GGUF_CONVERTER" not in os.environ, reason="no converter is named")
 def test_a_gguf_file_by_the_named_converter_is_read_back_whole(trained_project, tmp_path):
-    with open_workplace(open_project(trained_project), NullReporter()) as work:
+    with use_project(open_project(trained_project), NullReporter()) as work:
         exported = export_run(work, run=None, to=tmp_path / "gguf", format="gguf")
     assert exported.merged.agreement.holds
     assert exported.gguf["blocks"] == 2

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.journal import Journal
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.files.disk import Journal
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.steps.train import make_job
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.process.environment import WORKER_ENVIRONMENT
-from graftwork.project.folder import open_project
+from graftwork.pipeline.table import run_pipeline
+from graftwork.process.worker import WORKER_ENVIRONMENT
+from graftwork.project.load import open_project
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.records.run import TrainOutcome
 
@@ -26,7 +26,7 @@ WAIT = 300
 def job(small_project, listener, change_settings):
     """A run of some 60 steps on a tiny model."""
     change_settings(small_project, train={"epochs": 6, "checkpoint_every": 7, "validation_rows": 2})
-    with open_workplace(open_project(small_project), listener) as work:
+    with use_project(open_project(small_project), listener) as work:
         return make_job(work, run_pipeline(work, upto="plan"))
 
 

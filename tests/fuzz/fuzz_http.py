@@ -14,11 +14,11 @@ import random
 import time
 import traceback
 
-from graftwork.serve.capture import Exchange, make_capture
-from graftwork.serve.http import Connection, HttpLimits, Server
-from graftwork.serve.messages import ApiError, Request, Response
+from graftwork.serve.captures import ServedExchange, make_capture
+from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.http_messages import ApiError, Request, Response
+from graftwork.serve.http_server import Connection, HttpLimits, Server
 from graftwork.serve.openai_api import ChatLimits, parse_chat
-from graftwork.serve.protocol import GenerateRequest
 
 LIMITS = HttpLimits(max_header_bytes=2048, max_body_bytes=4096, max_buffered_bytes=8192, max_headers=20)
 REQUESTS = [
@@ -190,7 +190,7 @@ def try_chat(rng: random.Random) -> None:
     except ApiError:
         return
     GenerateRequest.from_json(call.encode_for_engine("r"))
-    exchange = Exchange("i", 0.0, None, call.model, "r", call.body, "reply", "stop", 1, 1, None, 1.0)
+    exchange = ServedExchange("i", 0.0, None, call.model, "r", call.body, "reply", "stop", 1, 1, None, 1.0)
     make_capture(exchange).to_json()
 
 

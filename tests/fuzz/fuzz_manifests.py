@@ -25,22 +25,26 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from archive_corpus import Good, name_by_content
-from registry_samples import PROJECT, dataset, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
-from graftwork.files.dataset_folder import hash_manifest
-from graftwork.files.dataset_folder import read_manifest as read_dataset
-from graftwork.files.digest import folder_digest
+from graftwork.files.dataset import hash_manifest
+from graftwork.files.dataset import read_manifest as read_dataset
+from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
-from graftwork.registry.adapter import inspect_adapter
-from graftwork.registry.exchange.archive import read_archive
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
 from graftwork.registry.folder import read_manifest, verify_release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.places.place import Place
-from graftwork.registry.publish import publish
+from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_adapter
 from graftwork.registry.store import ReleaseStore
-from graftwork.train.checkpoint import CONTENT, Manifest, saved_in, step_name, verify
+from graftwork.registry.transfer.archive import read_archive
+from graftwork.registry.transfer.remote_store import RemoteStore
+from graftwork.train.checkpoints.checkpoint import (
+    CONTENT,
+    CheckpointManifest,
+    list_saved,
+    step_name,
+    verify_checkpoint,
+)
 
 DEEP = 5_000
 MARK = "\u0001mark {} \u0001"
@@ -89,7 +93,7 @@ class Samples:
     def __init__(self, folder: Path) -> None:
         self.adapter = write_adapter(folder / "adapter")
         store = ReleaseStore.open(folder / "store")
-        made = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(self.adapter))
+        made = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(self.adapter))
         self.release = store.folder(made.id)
         files = {path.name: path.read_bytes() for path in self.release.iterdir()}
         self.good = Good(json.loads(files.pop("manifest.json")), files)
@@ -142,7 +146,7 @@ def check_archive(samples: Samples, folder: Path, dice: random.Random) -> None:
     store = ReleaseStore.open(folder / "far")
 
     def take() -> None:
-        with store.adding(), read_archive(folder / "one.tar", store=store) as unpacked:
+        with store.shared_lock(), read_archive(folder / "one.tar", store=store) as unpacked:
             unpacked.put_into(store)
 
     allowed(take)
@@ -156,7 +160,7 @@ def check_place(samples: Samples, folder: Path, dice: random.Random) -> None:
     there = folder / "releases" / samples.good.id
     there.mkdir(parents=True)
     (there / "manifest.json").write_bytes(broken_release(samples, dice))
-    found = allowed(lambda: Place(f"file://{folder}").read(samples.good.id))
+    found = allowed(lambda: RemoteStore(f"file://{folder}").read(samples.good.id))
     if found is not None:
         require_same(json.loads(found.to_json()), samples.good.manifest)
 
@@ -169,11 +173,11 @@ def check_checkpoint(samples: Samples, folder: Path, dice: random.Random) -> Non
         (path / name).write_bytes(data)
     text = broken(samples.checkpoint, dice)
     (path / "manifest.json").write_bytes(text)
-    found = allowed(lambda: Manifest.from_json(text, where="here"))
+    found = allowed(lambda: CheckpointManifest.from_json(text, where="here"))
     if found is not None and (found.step < 0 or min(found.sizes.values()) < 0):
         raise Failed("a step or a size is below zero")
-    allowed(lambda: verify(path))
-    saved_in(folder)
+    allowed(lambda: verify_checkpoint(path))
+    list_saved(folder)
 
 
 def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:
@@ -187,8 +191,8 @@ def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:
         length = dice.choice([len(head), len(head), len(head), 0, 2**63, len(head) + 1])
         weights = length.to_bytes(8, "little") + head + b"\1\2\3\4"
         (adapter / "adapter_model.safetensors").write_bytes(weights)
-    ground = Ground(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
-    allowed(lambda: take_peft_folder(adapter, ground=ground, created_at="now", versions={}))
+    ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
+    allowed(lambda: import_peft_folder(adapter, ground=ground, created_at="now", versions={}))
     allowed(lambda: inspect_adapter(adapter, expected_hash=folder_digest(adapter)))
     shape = allowed(lambda: from_peft(parse_peft(config, where="here"), layers=4, paths=PATHS, where="here"))
     if shape is not None:

@@ -12,16 +12,14 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from archive_corpus import Good, make_corpus, of_format_1
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.exchange import import_release
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.release_transfer import import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
 
@@ -42,11 +40,11 @@ class _Index:
 
 def publish_one(store: ReleaseStore, adapter: Path, *, index) -> str:
     made = write_adapter(adapter, weights=adapter.name.encode())
-    return publish(folder=store, index=index, **parts(made)).id
+    return publish_parts(folder=store, index=index, **parts(made)).id
 
 
 @pytest.fixture
-def work(tmp_path) -> Iterator[Workplace]:
+def work(tmp_path) -> Iterator[OpenProject]:
     settings = {
         "project": PROJECT,
         "data": {"logs": ["logs.jsonl"]},
@@ -55,7 +53,7 @@ def work(tmp_path) -> Iterator[Workplace]:
     root = tmp_path / "outer" / "project"
     root.mkdir(parents=True)
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), NullReporter()) as opened:
+    with use_project(open_project(root), NullReporter()) as opened:
         yield opened
 
 

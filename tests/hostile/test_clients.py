@@ -17,17 +17,18 @@ from hostile_server import HostileServer, Script, reply
 from graftwork.evaluate.ask import endpoint
 from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.judge.client import ChatClient, Unanswered
+from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.inference.endpoint import EndpointClient, Settings, TryAgain
+from graftwork.inference.endpoint import EndpointEngine, TryAgain
+from graftwork.inference.engine import DecodingSettings
 from graftwork.process.alert import post
-from graftwork.process.retry import Retries, may_pass, retry_after
+from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
-from graftwork.registry.counting import Count, nobody
-from graftwork.registry.exchange import hub
-from graftwork.registry.exchange.hub_client import TooLong, bar_of
+from graftwork.registry.progress import ProgressCounter, no_progress
+from graftwork.registry.transfer import hub
+from graftwork.registry.transfer.hub import DownloadTooLarge, progress_bar_class
 
 SECONDS = 0.25
 """The time of a request to a server that would take longer than any test."""
@@ -56,27 +57,27 @@ def serve() -> Iterator[Callable[[Script], HostileServer]]:
 
 def ask_endpoint_once(address: str, seconds: float = PATIENT) -> str:
     endpoint = Endpoint(url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds)
-    return EndpointClient(endpoint, Settings(16)).ask(ASKED).text
+    return EndpointEngine(endpoint).ask_once(ASKED, DecodingSettings(16)).text
 
 
 def ask_judge_once(address: str, seconds: float = PATIENT) -> str:
     settings = JudgeSettings(
         url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds, attempts=1
     )
-    return ChatClient(settings).say([{"role": "user", "content": "hello"}]).text
+    return JudgeClient(settings).say([{"role": "user", "content": "hello"}]).text
 
 
 def send_alert_once(address: str, seconds: float = PATIENT) -> str:
     failure = post(f"{address}/hook", b"{}", pauses=(), seconds=seconds)
     if failure:
-        raise Unanswered(failure)
+        raise JudgeUnavailable(failure)
     return "yes"
 
 
 CLIENTS = {"endpoint": ask_endpoint_once, "judge": ask_judge_once, "webhook": send_alert_once}
 READERS = {name: CLIENTS[name] for name in ("endpoint", "judge")}
 """Those that read the body of an answer."""
-REFUSED = (TryAgain, Unanswered, GraftError)
+REFUSED = (TryAgain, JudgeUnavailable, GraftError)
 
 
 @pytest.fixture(autouse=True)
@@ -401,8 +402,8 @@ def test_a_busy_judge_is_asked_a_bounded_number_of_times_with_pauses(serve, head
     pauses: list[float] = []
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
-    client = ChatClient(JudgeSettings(url=server.address, model="m", attempts=4), wait=pauses.append)
-    with pytest.raises(Unanswered, match="4 times"):
+    client = JudgeClient(JudgeSettings(url=server.address, model="m", attempts=4), wait=pauses.append)
+    with pytest.raises(JudgeUnavailable, match="4 times"):
         client.say([{"role": "user", "content": "hello"}])
     assert len(server.requests) == 4
     assert len(pauses) == 3
@@ -480,9 +481,9 @@ def test_a_hub_that_never_finishes_is_left(serve, tmp_path, monkeypatch, script)
 
 
 def test_a_download_that_is_longer_than_its_file_is_ended():
-    bar = bar_of(Count(nobody, "fetch", 10), largest=10)()
+    bar = progress_bar_class(ProgressCounter(no_progress, "fetch", 10), largest=10)()
     bar.update(10)
-    with pytest.raises(TooLong):
+    with pytest.raises(DownloadTooLarge):
         bar.update(1)
 
 

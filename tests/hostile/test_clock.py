@@ -6,23 +6,23 @@ from itertools import count
 
 import pytest
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline import supervise
-from graftwork.pipeline.health import judge_run
-from graftwork.pipeline.run_parts import between_steps
-from graftwork.pipeline.vigil import Vigil
-from graftwork.process import clock, lock
+from graftwork.pipeline.runs import between_steps
+from graftwork.pipeline.status import judge_run
+from graftwork.pipeline.supervise import StallWatcher
+from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, read_beat
-from graftwork.process.judge import Patience
-from graftwork.process.retry import Retries
-from graftwork.process.vitals import Sampler
+from graftwork.process.health import Patience
+from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, Sampler, read_beat
+from graftwork.process.http_client import Retries
+from graftwork.process.worker import hold_lock
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.job import Beat, Moment
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.deadline import Deadline
-from graftwork.train.files import ATTEMPTS, SAVED
-from graftwork.train.safety import deadline_of
+from graftwork.train.callbacks.guards import DeadlineCallback
+from graftwork.train.run_folder import ATTEMPTS, SAVED
+from graftwork.train.run_setup import deadline_of
 from graftwork.train.settings import TrainSettings
 
 HOUR = 3600.0
@@ -57,7 +57,7 @@ def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
     told = []
     alarm.tell = lambda kind, *_what, **_more: told.append(kind)
-    return Vigil(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
+    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
 
 
 def look(vigil, clocks, seconds=10.0):
@@ -107,7 +107,7 @@ def test_the_status_of_a_run_does_not_depend_on_the_clock(tmp_path, clocks, jump
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
     clocks.set_by(jump)
-    with lock.hold(tmp_path):
+    with hold_lock(tmp_path):
         found, _ = judge_run(tmp_path, expected=1.0, patience=PATIENCE)
         assert found.health == "working"
         clocks.pass_(21)
@@ -156,13 +156,13 @@ def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, 
 def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
     job = type("Job", (), {"deadline": clocks.wall + 100, "deadline_from": clock.now()})()
     at = deadline_of(job, TrainSettings())
-    guard = Deadline(at, save_seconds=lambda: 1.0, margin=0.0)
+    guard = DeadlineCallback(at, save_seconds=lambda: 1.0, margin=0.0)
     clocks.set_by(jump)
     clocks.pass_(50)
-    guard.before_step(1, 9)
+    guard.on_step_begin(1, 9)
     clocks.pass_(49)
     with pytest.raises(StoppedInOrder):
-        guard.before_step(2, 9)
+        guard.on_step_begin(2, 9)
 
 
 @pytest.mark.parametrize("jump", JUMPS)
@@ -176,7 +176,7 @@ def test_a_deadline_read_after_the_jump_is_the_same(clocks, jump):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, clocks, jump):
-    from graftwork.train.many import _require_patience
+    from graftwork.train.multi_run import _require_patience
 
     job = type(
         "Job",

@@ -14,22 +14,17 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from store_samples import capture
 
-from graftwork.files.journal import Journal
-from graftwork.files.private import close_to_others, make_folder
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.pipeline.exchange import export_release, import_release
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.release_transfer import export_release, import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.process import lock
-from graftwork.process.detach import start_detached
-from graftwork.project.folder import open_project
-from graftwork.registry.publish import publish
+from graftwork.pipeline.table import run_pipeline
+from graftwork.process.worker import hold_lock, start_detached
+from graftwork.project.load import open_project
 from graftwork.store.database import open_database
 
 
@@ -63,12 +58,12 @@ def open_to_others(folder: Path) -> list[str]:
     ]
 
 
-def write_state(work: Workplace) -> str:
+def write_state(work: OpenProject) -> str:
     """Most of what a project's state can hold, made by the product's own means; the id of a release."""
     work.captures.add([capture("one")])
     store = open_store(work)
     adapter = write_adapter(work.project.root / "adapter")
-    release = publish(folder=store, index=work.releases, **parts(adapter)).id
+    release = publish_parts(folder=store, index=work.releases, **parts(adapter)).id
     store.sign(release, b"untrusted comment: x\n")
     promote_release(work, release)
     archive = export_release(work, release, target=work.project.root / "out.tar").path
@@ -77,15 +72,15 @@ def write_state(work: Workplace) -> str:
         held.add(release)
         assert open_to_others(work.project.releases) == []
     collect_garbage(work)
-    with lock.hold(work.project.state / "pipeline"):
+    with hold_lock(work.project.state / "pipeline"):
         Journal(work.project.state / "events" / "log.jsonl").append({"a": 1})
-        write_whole(work.project.state / "a" / "b" / "c.json", "{}")
+        write_atomic(work.project.state / "a" / "b" / "c.json", "{}")
     start_detached(
         [sys.executable, "-c", "print(1)"],
         log=work.project.state / "logs" / "x.log",
         folder=work.project.root,
     ).wait()
-    with folder_made_whole(work.project.datasets / "one") as folder:
+    with atomic_folder(work.project.datasets / "one") as folder:
         # As a library would, that knows nothing of this.
         (folder / "deep").mkdir()
         (folder / "deep" / "rows.parquet").write_bytes(b"PAR1")
@@ -95,7 +90,7 @@ def write_state(work: Workplace) -> str:
 
 
 def test_nothing_of_a_projects_state_can_be_read_by_others(root):
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         release = write_state(work)
         # Also while the database is open: its log lies in files of their own.
         assert {path.name for path in work.project.state.glob("state.db*")} >= {"state.db", "state.db-wal"}
@@ -111,7 +106,7 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
     state = tmp_path / "open" / ".graft"
     state.parent.mkdir(0o755)
     if first == "lock":
-        with lock.hold(state / "pipeline"):
+        with hold_lock(state / "pipeline"):
             pass
     elif first == "database":
         open_database(state / "state.db").close()
@@ -120,13 +115,13 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
     elif first == "journal":
         Journal(state / "runs" / "steps.jsonl").append(1)
     else:
-        write_whole(state / "runs" / "job.json", "{}")
+        write_atomic(state / "runs" / "job.json", "{}")
     assert open_to_others(state) == []
     assert mode(state.parent) == 0o755
 
 
 def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_path):
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         release = write_state(work)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("not of this project")
@@ -137,7 +132,7 @@ def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_pa
         if not path.is_symlink():
             path.chmod(mode(path) | (0o055 if path.is_dir() else 0o044))
     assert open_to_others(root / ".graft")
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         assert open_to_others(root / ".graft") == []
         assert open_store(work).verify(release).id == release
         assert work.captures.count() == 1
@@ -149,7 +144,7 @@ def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_pa
 
 
 def test_a_closing_that_was_interrupted_is_finished_by_the_next(root, monkeypatch):
-    with open_workplace(open_project(root), NullReporter()):
+    with use_project(open_project(root), NullReporter()):
         pass
     for path in (root / ".graft", root / ".graft" / "state.db"):
         path.chmod(0o755)
@@ -181,8 +176,8 @@ def test_what_belongs_to_somebody_else_does_not_stop_the_opening(tmp_path):
 
 
 def test_what_is_written_for_the_user_has_the_modes_that_the_umask_gives(root):
-    write_whole(root / "report.html", "<p>")
-    with folder_made_whole(root / "export") as folder:
+    write_atomic(root / "report.html", "<p>")
+    with atomic_folder(root / "export") as folder:
         (folder / "file").write_text("x")
     make_folder(root / "more")
     assert [mode(root / name) for name in ("report.html", "export", "export/file", "more")] == [
@@ -194,7 +189,7 @@ def test_what_is_written_for_the_user_has_the_modes_that_the_umask_gives(root):
 
 
 def test_exported_captures_are_for_their_owner_alone(root):
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         work.captures.add([capture("one")])
     out = root / "captured.jsonl"
     command = [
@@ -229,7 +224,7 @@ def test_the_whole_pipeline_leaves_nothing_for_others_to_read(root, tiny_base):
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}]},
     }
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         run_pipeline(work)
         assert open_to_others(work.project.state) == []
     state = root / ".graft"

@@ -17,14 +17,13 @@ import pytest
 from serve_house import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from graftwork.records.interaction import Message
-from graftwork.serve.client import Client
-from graftwork.serve.engine import Engine
-from graftwork.serve.http import HttpLimits, Server
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.messages import ApiError, Request, Response, StreamResponse
-from graftwork.serve.protocol import GenerateRequest
+from graftwork.serve.embedded_engine import EmbeddedEngine
+from graftwork.serve.engine_protocol import EngineJob, GenerateRequest
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
+from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.supervise import ProbeTimes, Supervisor
+from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
 KEY = "the-key-of-this-test"
 JSON = b"content-type: application/json\r\n"
@@ -270,7 +269,7 @@ def test_a_stream_that_nobody_reads_gives_its_place_back():
                 await until(lambda: house.gateway.metrics.in_flight == 1)
                 await until(lambda: house.gateway.metrics.in_flight == 0)
             assert house.gateway.metrics.disconnects == 1
-            await asyncio.wait_for(house.standin.cancelled.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
 
     go(main)
 
@@ -314,7 +313,7 @@ def test_idle_connections_make_room_for_new_ones_and_the_log_says_so(caplog):
             writer.close()
         await server.close()
 
-    with caplog.at_level(logging.WARNING, logger="graftwork.serve.http"):
+    with caplog.at_level(logging.WARNING, logger="graftwork.serve.http_server"):
         go(main)
     assert sum("connections are taken" in message for message in caplog.messages) == 1
 
@@ -345,8 +344,8 @@ LOW_ON_FILES = """
 import asyncio, logging, resource, sys
 logging.basicConfig(stream=sys.stdout)
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from graftwork.serve.http import Server
-from graftwork.serve.messages import Response
+from graftwork.serve.http_server import Server
+from graftwork.serve.http_messages import Response
 
 async def hello(request):
     return Response(200, b"hello")
@@ -488,7 +487,7 @@ class PickySink(ListSink):
 
 
 def test_one_exchange_that_cannot_be_kept_costs_nobody_else_theirs(monkeypatch):
-    monkeypatch.setattr("graftwork.serve.capture._TRIES_AFTER_SECONDS", (0.0,))
+    monkeypatch.setattr("graftwork.serve.captures._TRIES_AFTER_SECONDS", (0.0,))
 
     async def main():
         sink = PickySink()
@@ -521,9 +520,9 @@ class Frozen:
     def __init__(self, folder: Path, *, killed_after: float) -> None:
         self.frozen, self.back = asyncio.Event(), asyncio.Event()
         (folder / "engine").mkdir()
-        self.supervisor = Supervisor(
+        self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
-            module="graftwork.serve.standin",
+            module="graftwork.serve.stub_engine",
             probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=killed_after),
             on_change=self._note,
         )
@@ -577,7 +576,7 @@ def test_an_engine_that_thaws_in_time_is_used_again(tmp_path):
 @pytest.fixture
 def engine(tiny_base, tmp_path, monkeypatch):
     """An engine over a tiny model that notes in which thread it renders a prompt."""
-    engine = Engine(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
+    engine = EmbeddedEngine(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
     rendered_in = []
     prompt = engine._template.prompt
 
@@ -589,7 +588,7 @@ def engine(tiny_base, tmp_path, monkeypatch):
     return engine, rendered_in
 
 
-async def ask_engine(engine: Engine, text: str):
+async def ask_engine(engine: EmbeddedEngine, text: str):
     request = GenerateRequest(model="base", messages=(Message(role="user", content=text),), max_tokens=1)
     return [piece async for piece in engine.generate(request)]
 

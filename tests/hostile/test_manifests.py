@@ -8,8 +8,7 @@ import pytest
 
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import Damaged, GraftError
-from graftwork.registry.adapter import inspect_adapter, read_header
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
+from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_adapter, read_header
 
 TARGET = Path(__file__).parents[1] / "fuzz" / "fuzz_manifests.py"
 PATHS = [f"model.layers.{number}.self_attn.q_proj" for number in range(40)]
@@ -106,9 +105,9 @@ HEADER = '{"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}'
 )
 def test_a_peft_folder_with_a_hostile_config_or_header_is_refused(tmp_path, config, header):
     folder = write_folder(tmp_path, config=config, header=header)
-    ground = Ground(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
+    ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
     with pytest.raises(GraftError) as refused:
-        take_peft_folder(folder, ground=ground, created_at="now", versions={})
+        import_peft_folder(folder, ground=ground, created_at="now", versions={})
     assert refused.value.fix
     with pytest.raises(GraftError):
         inspect_adapter(folder, expected_hash="")

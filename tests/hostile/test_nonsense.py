@@ -8,18 +8,17 @@ from functools import cache
 import pytest
 import yaml
 
-from graftwork.data.read import read
+from graftwork.data.ingest.read import read
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
-from graftwork.pipeline.init import start_project
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.project.load import load_settings
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.init import start_project
+from graftwork.project.load import load_settings, open_project
 from graftwork.records.report import Answer, Case, Generation
 from graftwork.records.verdict import Verdict
 from tickets import write_tickets
@@ -29,7 +28,7 @@ SEEDS = range(20)
 
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.init.probe_device", probe.describe_device)
+    monkeypatch.setattr("graftwork.project.init.probe_device", probe.describe_device)
 
 
 def start(folder, *, seed, shuffled):
@@ -155,7 +154,7 @@ def test_shuffled_labels_trained_for_real_are_not_deployed(tmp_path, seed, embed
     settings["train"]["epochs"] = 1
     settings["evaluate"]["latency_cases"] = 1
     path.write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         made = run_pipeline(work)
     assert made.get("gate", Verdict).decision != "deploy"
     assert "release" not in made.outputs

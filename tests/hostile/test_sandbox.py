@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "process"))
 from sandbox_ways import PATIENT, each_way, require_way, run_in
 
 from graftwork.process.sandbox import Sandbox, SandboxKind
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox.run import WAYS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 each_way_and_off = pytest.mark.parametrize("kind", [*WAYS, SandboxKind.OFF], ids=str)

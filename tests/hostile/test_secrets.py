@@ -19,14 +19,13 @@ import yaml
 from hostile_server import HostileServer, Script, reply
 from planted import Planted, forms_of, plant
 
-from graftwork.data.redaction import redact_row
+from graftwork.data.audit.row_checks import redact_row
 from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction, Message, Origin
-from graftwork.serve.capture import Exchange, make_capture
-from graftwork.text.publish import publishable
-from graftwork.text.redact import Redactor, hold_private
+from graftwork.serve.captures import ServedExchange, make_capture
+from graftwork.text.redact import Redactor, hold_private, publishable
 
 PLANTED = plant()
 EACH = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.kind)
@@ -97,7 +96,9 @@ def test_a_secret_in_a_logged_row_does_not_reach_the_dataset(planted):
 @EACH
 def test_a_secret_in_an_exchange_does_not_reach_the_captures(planted):
     request = {"messages": [{"role": "user", "content": planted.text}], "metadata": {"note": [planted.text]}}
-    exchange = Exchange("e1", 0.0, planted.text, "m", "r", request, planted.text, "stop", 1, 1, None, 1.0)
+    exchange = ServedExchange(
+        "e1", 0.0, planted.text, "m", "r", request, planted.text, "stop", 1, 1, None, 1.0
+    )
     assert not found_in(make_capture(exchange).model_dump_json().encode(), planted.secret)
 
 
@@ -109,7 +110,7 @@ def test_what_stands_under_the_name_of_a_secret_does_not_reach_the_captures(name
         "messages": [],
         "tools": [{"headers": {name: "Zk7pQ2mw9xT4"}, "list": {name: ["Zk7pQ2mw9xT4"]}}],
     }
-    exchange = Exchange("e1", 0.0, None, "m", "r", request, "", "stop", 1, 1, None, 1.0)
+    exchange = ServedExchange("e1", 0.0, None, "m", "r", request, "", "stop", 1, 1, None, 1.0)
     assert "Zk7pQ2mw9xT4" not in make_capture(exchange).model_dump_json()
 
 
@@ -160,10 +161,10 @@ def test_a_secret_in_the_wrong_place_is_not_repeated_by_the_error(planted, tmp_p
 
 RAISES = {
     "worker": (
-        "from graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\nraise ValueError(words)"
+        "from graftwork.text.redact import hide_in_tracebacks\nhide_in_tracebacks()\nraise ValueError(words)"
     ),
     "thread": (
-        "import threading\nfrom graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\n"
+        "import threading\nfrom graftwork.text.redact import hide_in_tracebacks\nhide_in_tracebacks()\n"
         "def fail():\n    raise ValueError(words)\n"
         "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()"
     ),

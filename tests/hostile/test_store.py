@@ -18,20 +18,19 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
+from in_memory_index import InMemoryReleaseIndex
 from postgres_server import Server, is_supported, restartable_postgres
-from registry_samples import parts, write_adapter
-from store_samples import PROJECT, WHEN, capture, release
+from registry_samples import alias_move, parts, publish_parts, write_adapter
+from store_samples import PROJECT, capture, release
 
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 SECRET = "hush-hush-42"
 SHORT = 0.2
@@ -75,15 +74,13 @@ def locked(database: Database) -> Iterator[None]:
 
 
 def test_a_locked_store_is_busy_and_takes_the_same_again_when_it_is_free(database, captures):
-    index = Releases(database, project=PROJECT)
+    index = ReleaseTable(database, project=PROJECT)
     index.add(release("one"))
     with locked(database):
         for change in (
             lambda: captures.add([capture("a")]),
             lambda: index.add(release("two")),
-            lambda: index.move_alias(
-                "champion", release("one").id, expected_previous=None, who="w", when=WHEN, why=""
-            ),
+            lambda: index.move_alias(alias_move("champion", release("one").id)),
         ):
             with pytest.raises(Busy) as refused:
                 change()
@@ -93,7 +90,7 @@ def test_a_locked_store_is_busy_and_takes_the_same_again_when_it_is_free(databas
         assert index.aliases() == {}
         assert len(index.list()) == 1
     assert captures.add([capture("a")]) == 1
-    index.move_alias("champion", release("one").id, expected_previous=None, who="w", when=WHEN, why="")
+    index.move_alias(alias_move("champion", release("one").id))
     assert index.aliases() == {"champion": release("one").id}
 
 
@@ -278,7 +275,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
     (small_disk / "graft.yaml").write_text(f"project: {PROJECT}\ndata:\n  logs: [x.jsonl]\n")
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2**20))
-    with open_workplace(open_project(small_disk), NullReporter()) as work:
+    with use_project(open_project(small_disk), NullReporter()) as work:
         kept = fill(work.captures)
         assert kept > 0
         # What was kept can be read on the full disk, and a promise that was refused left no trace.
@@ -288,19 +285,19 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         assert work.captures.count() == kept
         ballast.unlink()
         assert work.captures.add([capture("after")]) == 1
-    with open_workplace(open_project(small_disk), NullReporter()) as again:
+    with use_project(open_project(small_disk), NullReporter()) as again:
         assert again.captures.count() == kept + 1
 
 
 def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
     store = ReleaseStore.open(small_disk / "releases")
-    index = ReleasesInMemory(project=PROJECT)
+    index = InMemoryReleaseIndex(project=PROJECT)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2**20))
 
     def make(number: int) -> str:
         adapter = write_adapter(tmp_path / f"adapter-{number}", weights=os.urandom(300_000))
-        return publish(folder=store, index=index, **parts(adapter)).id
+        return publish_parts(folder=store, index=index, **parts(adapter)).id
 
     with pytest.raises(EnvironmentLacks, match="disk is full"):
         list(map(make, range(20)))

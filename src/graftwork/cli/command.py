@@ -1,4 +1,4 @@
-"""What the verbs that run a step have in common: open the project, run up to the step, show."""
+"""What commands share: options, opening the project with progress on the terminal, detached runs."""
 
 import subprocess
 import sys
@@ -11,179 +11,147 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.step import Made
-    from graftwork.records.plan import RunPlan
-
-if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.api.project import Project
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.project.load import ProjectFolder
+    from graftwork.records.base import Record
 
 Folder = Annotated[
-    Path | None, typer.Option("--project", "-C", help="Folder of the project; the working folder by default.")
+    Path | None, typer.Option("--project", "-C", help="Project folder. Default: the working directory.")
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", help="One of the models in graft.yaml; the main one by default.")
-]
-
-
-def run_upto(
-    step: str | None, *, project: Path | None, model: str | None = None, tables: bool = False
-) -> "Made":
-    """Bring the project up to date as far as `step`, telling on standard error how it goes."""
-    from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
-
-    opened = open_project(project)
-    with (
-        stoppable(),
-        RichReporter(tables=tables) as reporter,
-        open_workplace(opened, reporter, model=model) as work,
-    ):
-        return run_pipeline(work, upto=step)
-
-
-def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str | None = None) -> None:
-    """Run up to the step; then its result, in full, even where nothing had to be done."""
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show import show
-
-    output = run_upto(step, project=project, model=model).outputs[step]
-    if as_json:
-        print_json(output)
-    else:
-        show(stdout, output)
-
-
-def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
-    """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.pipeline.pipeline import plan_whole_run
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
-
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
-        return plan_whole_run(work)
-
-
-POLL_SECONDS = 0.2
-
-
-def start_detached(verb: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
-    """Start `graft VERB` in the background; say which run it is and how to follow it."""
-    from graftwork.pipeline.lineage import run_id_of
-    from graftwork.process import detach, lock
-    from graftwork.project.folder import open_project
-    from graftwork.records.plan import Plan
-
-    opened = open_project(project)
-    holder = lock.holder_of(opened.state / "pipeline")
-    if holder is not None:
-        _say(as_json, state="already running", run=_current_run(opened), pid=holder, log=None)
-        return
-    run_id = run_id_of(run_upto("plan", project=opened.root, model=model).get("plan", Plan))
-    log = opened.state / "logs" / f"{run_id}.log"
-    words = [sys.executable, "-m", "graftwork.cli.main", verb, "-C", str(opened.root)]
-    words += ["--model", model] if model else []
-    child = detach.start_detached(words, log=log, folder=opened.root)
-    if _took_hold(child, opened) or child.returncode == 0:
-        state = "started" if child.returncode is None else "nothing left to do"
-        _say(as_json, state=state, run=run_id, pid=child.pid, log=log)
-        return
-    raise _failed_at_once(child.returncode, log)
-
-
-def _took_hold(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
-    """Wait until it works, or has ended."""
-    from graftwork.process import lock
-
-    pause = threading.Event()
-    while child.poll() is None:
-        if lock.holder_of(project.state / "pipeline") == child.pid:
-            return True
-        pause.wait(POLL_SECONDS)
-    return False
-
-
-def _failed_at_once(code: int, log: Path) -> Exception:
-    from graftwork.records.errors import WorkerFailed
-
-    last = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    return WorkerFailed(
-        f"it ended at once, with exit code {code}",
-        why=last or "it left no output",
-        fix="mend what it says, then run the same command again",
-        where=str(log),
-    )
-
-
-def _current_run(project: "ProjectFolder") -> str | None:
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
-
-    with open_workplace(project, NullReporter()) as work:
-        run = find_run(work)
-    return run.id if run is not None and run.state == "running" else None
-
-
-def _say(as_json: bool, *, state: str, run: str | None, pid: int, log: Path | None) -> None:
-    from graftwork.cli.output import print_json, stdout
-
-    if as_json:
-        print_json({"state": state, "run": run, "pid": pid, "log": str(log) if log else None})
-        return
-    what = f"run [bold]{run}[/]" if run else "the work"
-    if state == "nothing left to do":
-        stdout.print(f"{what} is done already: nothing is left to do", highlight=False)
-        return
-    stdout.print(f"{what} {state} in the background (process {pid})", highlight=False)
-    asked = f" --run {run}" if run else ""
-    stdout.print(f"  follow it:  graft logs -f{asked}", highlight=False)
-    stdout.print("  how is it:  graft status", highlight=False)
-    stdout.print("  stop it:    graft stop", highlight=False)
-    if log is not None:
-        stdout.print(f"  its words:  {log}", highlight=False, soft_wrap=True)
-
-
+Model = Annotated[str | None, typer.Option("--model", help="A model in graft.yaml. Default: the main model.")]
 Name = Annotated[
-    str, typer.Argument(help="An alias, a version (1.4.0, tagger@1.4.0), an id, or the beginning of one.")
+    str, typer.Argument(help="An alias, a version (1.4.0 or tagger@1.4.0), or an id or its first characters.")
 ]
 Alias = Annotated[
     str | None,
     typer.Option(
         "--alias",
-        help="The alias; that of graft.yaml (champion) by default. tagger/champion names the model, too.",
+        help="The alias. Default: the one in graft.yaml (champion). tagger/champion also names the model.",
     ),
 ]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, recorded in the log.")]
+Detach = Annotated[
+    bool,
+    typer.Option("--detach", "-d", help="Plan here, then run in the background, without the terminal."),
+]
+RunId = Annotated[str | None, typer.Option("--run", help="Id of the run, or its first characters.")]
+POLL_SECONDS = 0.2
 
 
 @contextmanager
-def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+def reporting(project: Path | None, model: str | None = None, *, tables: bool = False) -> "Iterator[Project]":
+    """Open the project with progress on standard error. SIGTERM stops the work at a safe point."""
+    from graftwork.api.project import open_project
+    from graftwork.cli.progress import RichReporter
+    from graftwork.process.worker import stoppable
 
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
+    with stoppable(), RichReporter(tables=tables) as reporter:
+        yield open_project(project, model=model, reporter=reporter)
+
+
+@contextmanager
+def opened(project: Path | None, model: str | None = None) -> "Iterator[OpenProject]":
+    """The stores of a project, without progress."""
+    from graftwork.api.project import open_project
+
+    with open_project(project, model=model).open() as work:
         yield work
 
 
 @contextmanager
-def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
-    """For what takes a while: how far it is, on standard error."""
+def opened_with_progress(project: Path | None, model: str | None = None) -> "Iterator[OpenProject]":
+    from graftwork.api.project import open_project
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
 
     with (
         RichReporter(tables=False) as reporter,
-        open_workplace(open_project(project), reporter, model=model) as work,
+        open_project(project, model=model, reporter=reporter).open() as work,
     ):
         yield work
+
+
+def print_record(record: "Record", *, as_json: bool) -> None:
+    """The record on standard output: as JSON, or as tables."""
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show import show
+
+    if as_json:
+        print_json(record)
+    else:
+        show(stdout, record)
+
+
+def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
+    """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
+    from graftwork.api.project import open_project
+    from graftwork.pipeline.run_identity import run_id_of
+    from graftwork.process import worker
+
+    folder = open_project(project).folder
+    holder = worker.lock_holder(folder.state / "pipeline")
+    if holder is not None:
+        _print_detached(as_json, state="already running", run=_current_run(folder), pid=holder, log=None)
+        return
+    with reporting(folder.root, model) as found:
+        run_id = run_id_of(found.plan())
+    log = folder.state / "logs" / f"{run_id}.log"
+    arguments = [sys.executable, "-m", "graftwork.cli.main", command, "-C", str(folder.root)]
+    arguments += ["--model", model] if model else []
+    child = worker.start_detached(arguments, log=log, folder=folder.root)
+    if _took_lock(child, folder) or child.returncode == 0:
+        state = "started" if child.returncode is None else "nothing left to do"
+        _print_detached(as_json, state=state, run=run_id, pid=child.pid, log=log)
+        return
+    raise _failed_at_start(child.returncode, log)
+
+
+def _took_lock(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
+    """Wait until the child holds the project's lock (True) or has ended."""
+    from graftwork.process import worker
+
+    pause = threading.Event()
+    while child.poll() is None:
+        if worker.lock_holder(project.state / "pipeline") == child.pid:
+            return True
+        pause.wait(POLL_SECONDS)
+    return False
+
+
+def _failed_at_start(code: int, log: Path) -> Exception:
+    from graftwork.records.errors import WorkerFailed
+
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+    return WorkerFailed(
+        f"the background process ended at once, with exit code {code}",
+        why=last or "it left no output",
+        fix="fix the error above, then run the same command again",
+        where=str(log),
+    )
+
+
+def _current_run(project: "ProjectFolder") -> str | None:
+    from graftwork.pipeline.runs import find_run
+
+    with opened(project.root) as work:
+        run = find_run(work)
+    return run.id if run is not None and run.state == "running" else None
+
+
+def _print_detached(as_json: bool, *, state: str, run: str | None, pid: int, log: Path | None) -> None:
+    from graftwork.cli.output import print_json, stdout
+
+    if as_json:
+        print_json({"state": state, "run": run, "pid": pid, "log": str(log) if log else None})
+        return
+    what = f"run [bold]{run}[/]" if run else "the project"
+    if state == "nothing left to do":
+        stdout.print(f"{what} is up to date: nothing to do", highlight=False)
+        return
+    stdout.print(f"{what} {state} in the background (process {pid})", highlight=False)
+    asked = f" --run {run}" if run else ""
+    stdout.print(f"  follow:  graft logs -f{asked}", highlight=False)
+    stdout.print("  health:  graft status", highlight=False)
+    stdout.print("  stop:    graft stop", highlight=False)
+    if log is not None:
+        stdout.print(f"  output:  {log}", highlight=False, soft_wrap=True)

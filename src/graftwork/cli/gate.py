@@ -1,35 +1,34 @@
-"""`graft gate`: deploy, iterate or abort; and between training sessions, which checkpoint to go on from."""
+"""`graft gate`: deploy, iterate or abort; and which checkpoint the next training session starts from."""
 
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, Model
+from graftwork.cli.command import Folder, Model, reporting
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from graftwork.pipeline.workplace import Workplace
     from graftwork.records.verdict import NextStart, Verdict
 
 Junit = Annotated[
-    Path | None, typer.Option("--junit", help="Write a JUnit file too: one test case a rule.", metavar="FILE")
+    Path | None,
+    typer.Option("--junit", help="Also write a JUnit file with one test case per rule.", metavar="FILE"),
 ]
 AllModels = Annotated[
-    bool, typer.Option("--all", help="Every model of graft.yaml, corrected for how many are tried.")
+    bool, typer.Option("--all", help="Every model in graft.yaml, corrected for multiple comparisons.")
 ]
 Update = Annotated[
     bool,
-    typer.Option("--update", help="First do what is out of date, training and evaluation too."),
+    typer.Option("--update", help="First run the steps that are out of date, including training."),
 ]
 Session = Annotated[
     bool,
     typer.Option(
-        "--session", help="Does the next training start from this checkpoint (exit 0) or the one before (1)?"
+        "--session",
+        help="Choose where the next session starts: this checkpoint (exit 0) or the previous one (1).",
     ),
 ]
 
@@ -45,33 +44,30 @@ def gate(
 ) -> None:
     """Decide by the rules in graft.yaml. Exit codes: 0 deploy, 10 iterate, 11 abort, 12 not enough evidence.
 
-    It judges what was trained and evaluated, and never starts a training by itself: where something is out
-    of date it says what (exit code 3), and `--update` does it first.
+    The gate judges what was trained and evaluated; it does not train. If a step is out of date, it names the
+    step and exits with code 3. Use `--update` to run the step first.
 
     Example:  graft gate --junit gate.xml && echo "ship it"
     """
     if everything and (model is not None or session):
-        raise typer.BadParameter("--all goes with neither --model nor --session")
+        raise typer.BadParameter("--all cannot be combined with --model or --session")
     if session:
         if junit is not None:
-            raise typer.BadParameter("--session has no verdict to write: --junit does not go with it")
-        _show_session(project, model, update=update, as_json=json)
+            raise typer.BadParameter("--session gives no verdict: it cannot be combined with --junit")
+        _gate_session(project, model, update=update, as_json=json)
     elif everything:
-        _show_all(project, junit, update=update, as_json=json)
+        _gate_all(project, junit, update=update, as_json=json)
     else:
-        _show_one(project, model, junit, update=update, as_json=json)
+        _gate_one(project, model, junit, update=update, as_json=json)
 
 
-def _show_one(
+def _gate_one(
     project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
 ) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.records.verdict import Verdict
 
-    with _opened(project, model) as work:
-        may_do = _require_fresh(work, "gate", update=update)
-        verdict = run_pipeline(work, upto="gate", may_do=may_do).get("gate", Verdict)
+    with reporting(project, model) as found:
+        verdict = found.gate(update=update)
     _write(junit, {model or "main": verdict})
     if as_json:
         print_json(verdict)
@@ -80,28 +76,12 @@ def _show_one(
     raise typer.Exit(verdict.exit_code)
 
 
-def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection[str] | None":
-    """The steps that may be done: all where an update was asked for, else only the judging itself."""
-    from graftwork.pipeline.freshness import require_fresh
-
-    if update:
-        return None
-    named = f" --model {work.model}" if work.asked_model is not None else ""
-    kind = " --session" if upto == "evaluate" else ""
-    require_fresh(work, upto=upto, update=f"graft gate{named}{kind} --update")
-    return ("gate",)
-
-
-def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
+def _gate_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.evaluation_commands import gate_all
 
-    with _opened(project, None) as work:
-        may_do = None
-        for name in work.project.settings.all_models:
-            may_do = _require_fresh(replace(work, asked_model=name), "gate", update=update)
-        gated = gate_all(work, may_do=may_do)
+    with reporting(project) as found:
+        gated = found.gate_all(update=update)
     _write(junit, gated.verdicts)
     if as_json:
         print_json(gated)
@@ -112,13 +92,12 @@ def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json
     raise typer.Exit(gated.exit_code)
 
 
-def _show_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
+def _gate_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.evaluation_commands import judge_session
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
-    with _opened(project, model) as work:
-        found = judge_session(work, may_do=_require_fresh(work, "evaluate", update=update))
+    with reporting(project, model) as opened:
+        found = opened.gate_session(update=update)
     if as_json:
         print_json(found)
     else:
@@ -126,30 +105,14 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
     raise typer.Exit(0 if found.start == "this" else EXIT_ANSWER_IS_NO)
 
 
-@contextmanager
-def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
-    from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
-
-    found = open_project(project)
-    with (
-        stoppable(),
-        RichReporter(tables=False) as reporter,
-        open_workplace(found, reporter, model=model) as work,
-    ):
-        yield work
-
-
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.junit import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(junit, write_junit(verdicts))
+    write_atomic(junit, write_junit(verdicts))
 
 
 def _print(verdict: "Verdict") -> None:
@@ -167,9 +130,9 @@ def _print_session(found: "NextStart") -> None:
     from graftwork.cli.show.evaluation import OUTCOMES
     from graftwork.cli.show.tables import print_line, quote, table
 
-    words = "GO ON FROM THIS ONE" if found.start == "this" else "GO BACK TO THE ONE BEFORE"
+    title = "START FROM THIS CHECKPOINT" if found.start == "this" else "START FROM THE PREVIOUS CHECKPOINT"
     colour = "green" if found.start == "this" else "yellow"
-    print_line(stdout, f"[bold {colour}]{words}[/]  {quote(found.reason)}")
+    print_line(stdout, f"[bold {colour}]{title}[/]  {quote(found.reason)}")
     rows = table("rule", "", "why")
     for rule in found.rules:
         rows.add_row(quote(rule.rule), OUTCOMES[rule.outcome], quote(rule.sentence))
@@ -178,6 +141,6 @@ def _print_session(found: "NextStart") -> None:
     if found.adapter_folder:
         print_line(stdout, f"train.start_from: {quote(found.adapter_folder)}", soft_wrap=True)
     elif not found.adapter_hash:
-        print_line(stdout, "train.start_from: leave it out; the session began at the base itself")
+        print_line(stdout, "train.start_from: omit it; the session started from the base")
     else:
-        print_line(stdout, f"the adapter {quote(found.adapter_hash[:12])} lies in no run or release any more")
+        print_line(stdout, f"the adapter {quote(found.adapter_hash[:12])} is in no run or release any more")

@@ -1,7 +1,6 @@
-"""`graft`: gathers the verbs, and turns every expected error into words and an exit code.
+"""The `graft` command: registers the commands, and turns expected errors into messages and exit codes.
 
-Imports nothing heavy: each verb fetches what it needs when it is called, so that `graft --help`
-answers at once.
+Imports nothing heavy: each command imports what it needs when it runs, so that `graft --help` is fast.
 """
 
 import logging
@@ -21,9 +20,9 @@ from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftE
 
 app = typer.Typer(
     name="graft",
-    help="Turn your agent logs into a better small model: audit, prepare, plan, train, evaluate, "
-    "gate, release, serve.",
-    epilog="Start here:  graft data audit YOUR_LOG.jsonl   ·   graft init   ·   graft run",
+    help="Turn agent logs into better small models: audit, prepare, plan, train, evaluate, gate, release, "
+    "serve.",
+    epilog="Get started:  graft data audit YOUR_LOG.jsonl   ·   graft init   ·   graft run",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -49,7 +48,7 @@ app.command("schema")(project.schema)
 @app.callback(invoke_without_command=True)
 def _version(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
         from graftwork import __version__
@@ -60,7 +59,7 @@ def _version(
 
 
 def main() -> None:
-    """The entry point: exit codes as the design names them."""
+    """The entry point of `graft`."""
     as_json = "--json" in sys.argv
     sys.excepthook = _show_bug
     try:
@@ -69,18 +68,18 @@ def main() -> None:
         print_error(error, as_json=as_json)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        # Whoever presses it again wants to be out.
+        # A second Ctrl-C exits at once.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
-        words = "interrupted; run the same command again: what was finished is kept"
-        print_error(Interrupted(words), as_json=as_json)
+        message = "interrupted; finished work is kept: run the same command again to continue"
+        print_error(Interrupted(message), as_json=as_json)
         sys.exit(EXIT_INTERRUPTED)
     except SystemExit as ended:
-        # The libraries that print turn a reader that has seen enough (`| head`) into exit code 1.
+        # typer turns a closed pipe (`| head`) into exit code 1.
         if isinstance(ended.__context__, BrokenPipeError):
-            _leave_quietly()
+            _exit_quietly()
         raise
     except BrokenPipeError:
-        _leave_quietly()
+        _exit_quietly()
     except OSError as error:
         if error.filename is None:
             raise
@@ -91,71 +90,71 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is None:
             raise
-        # A usage error of the command line library: it knows best how to show itself.
+        # A usage error of typer, which formats itself.
         show()
         sys.exit(EXIT_USER_MISTAKE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave_quietly() -> NoReturn:
-    """What is still buffered goes nowhere, or the interpreter would complain at its end."""
+def _exit_quietly() -> NoReturn:
+    """Discards what is still buffered, so that the interpreter does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(0)
 
 
 def _run() -> object:
-    with _tell_words():
+    with _log_to_stderr():
         code = app(standalone_mode=False)
     if code == EXIT_INTERRUPTED:
-        # The command line library swallows Ctrl-C and only gives back this code.
+        # typer catches Ctrl-C and returns this code.
         raise KeyboardInterrupt
     return code
 
 
 @contextmanager
-def _tell_words() -> Iterator[None]:
-    """Which project is used where it is not that of the working folder, once, on standard error."""
+def _log_to_stderr() -> Iterator[None]:
+    """Prints which project is used, if it is not in the working directory: once, on standard error."""
     log = logging.getLogger("graftwork.project")
-    told = _Told()
+    handler = _StderrHandler()
     level = log.level
-    log.addHandler(told)
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(told)
+        log.removeHandler(handler)
         log.setLevel(level)
 
 
-class _Told(logging.Handler):
+class _StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self._words: set[str] = set()
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         from rich.text import Text
 
         from graftwork.cli.output import stderr
 
-        words = record.getMessage()
-        if words not in self._words:
-            self._words.add(words)
-            stderr.print(Text(words, style="dim"), highlight=False, soft_wrap=True)
+        message = record.getMessage()
+        if message not in self._printed:
+            self._printed.add(message)
+            stderr.print(Text(message, style="dim"), highlight=False, soft_wrap=True)
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The traceback of a bug, without the secrets that the words of a library may hold."""
-    from graftwork.text.publish import hide_in_tracebacks
+    """The traceback of a bug, without secrets that the message of a library may contain."""
+    from graftwork.text.redact import hide_in_tracebacks
 
     hide_in_tracebacks()
     sys.excepthook(kind, error, trace)
 
 
 def _explain(error: OSError) -> GraftError:
-    """A file that the system refuses is the environment's fault, wherever it was met."""
+    """An error of the operating system about a file, as an error of the environment."""
     from pathlib import Path
 
-    from graftwork.files.whole import explain_os_error
+    from graftwork.files.disk import explain_os_error
 
     return explain_os_error(error, Path(str(error.filename)))
 

@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, progress and errors to standard error."""
+"""Output: results to standard output, progress and errors to standard error."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from graftwork.records.errors import GraftError
 if TYPE_CHECKING:
     from graftwork.records.base import Record
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
 
 stdout = Console()
 stderr = Console(stderr=True)
@@ -25,7 +25,7 @@ def print_json(value: "Record | dict[str, Any] | list[Any]") -> None:
 
 
 def print_error(error: GraftError, *, as_json: bool) -> None:
-    """What, where, why, fix; never a traceback."""
+    """What, where, why and fix, without a traceback."""
     if as_json:
         print_json(error.as_json())
         return

@@ -1,4 +1,4 @@
-"""`graft plan`: what this project's run will take. The other questions asked beforehand hang below it."""
+"""`graft plan …`: estimate the run of a project; lint, probe, past residuals and the catalog."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli import plan_cost, plan_fit
-from graftwork.cli.command import Folder, Model, run_upto, whole_run
+from graftwork.cli.command import Folder, Model, opened, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from graftwork.pipeline.lint import Linted
-
-if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
     from graftwork.records.fit import ProbeFacts, ProbeJob
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
@@ -26,41 +24,40 @@ def lint(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="A graft.yaml, a YAML or JSON of TrainingArguments, axolotl, LLaMA-Factory or DeepSpeed; "
-            "the project's graft.yaml by default."
+            help="A graft.yaml, or YAML or JSON for TrainingArguments, axolotl, LLaMA-Factory or DeepSpeed. "
+            "Default: the graft.yaml of the project."
         ),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of an epoch.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The card it is meant for, or `cpu`.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="How many cards.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows per epoch.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU that the run is for, or `cpu`.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")] = None,
     ram: Annotated[float | None, typer.Option("--ram", min=0, help="Host memory in GiB.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="The base model: a name of the catalog or a config.json.")
+        str | None, typer.Option("--model", help="The base model: a name in the catalog, or a config.json.")
     ] = None,
     data_model: Annotated[
-        str | None, typer.Option("--data-model", help="The model that wrote the rows.")
+        str | None, typer.Option("--data-model", help="The model that generated the rows.")
     ] = None,
     deployed_model: Annotated[
         str | None, typer.Option("--deployed-model", help="The model that is served.")
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option("--lengths", help="Tokens of the rows: a number, or a file of them.")
+        str | None, typer.Option("--lengths", help="Tokens per row: a number, or a file of numbers.")
     ] = None,
     catalog: Annotated[
-        Path | None, typer.Option("--catalog", help="Folder of your own catalog; else $GRAFT_CATALOG.")
+        Path | None, typer.Option("--catalog", help="Folder with your own catalog. Default: $GRAFT_CATALOG.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find what looks right in a training configuration and is not, before the run.
+    """Check a training configuration for settings that look right and are not.
 
-    Exit code 1: something in it is wrong.
+    Exit code 1: at least one error was found.
 
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.lint import Given, lint_file
-    from graftwork.project.folder import find_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(
@@ -96,18 +93,17 @@ def _show_lint(console: "Console", done: "Linted") -> None:
         source = f", {quote(finding.source)}" if finding.source else ""
         print_line(console, f"  [dim]rule  {finding.rule}{source}[/]", soft_wrap=True)
     for gap in done.unknown:
-        print_line(console, f"[dim]? not looked at: {quote(gap)}[/]", soft_wrap=True)
-    counts = {kind: sum(one.severity == kind for one in done.findings) for kind in MARKS}
-    told = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count)
-    print_line(console, f"{quote(done.file)} ({done.kind}): {told or 'nothing found'}", soft_wrap=True)
+        print_line(console, f"[dim]? not checked: {quote(gap)}[/]", soft_wrap=True)
+    counts = {kind: sum(finding.severity == kind for finding in done.findings) for kind in MARKS}
+    summary = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count)
+    print_line(console, f"{quote(done.file)} ({done.kind}): {summary or 'no problems found'}", soft_wrap=True)
 
 
 Shape = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="One of graft.yaml's or the catalog's models, or a folder with config.json. Needed outside a "
-        "project.",
+        help="A model in graft.yaml or the catalog, or a folder with config.json. Needed outside a project.",
     ),
 ]
 
@@ -115,17 +111,19 @@ Shape = Annotated[
 def probe(
     project: Folder = None,
     model: Shape = None,
-    length: Annotated[int, typer.Option(min=16, help="Tokens of a row in the real steps.")] = 2048,
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapters in the real steps.")] = 16,
-    seconds: Annotated[float, typer.Option(min=1, help="What is not begun by then is left out.")] = 30.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a processor.")] = None,
+    length: Annotated[int, typer.Option(min=16, help="Tokens per row in the measured steps.")] = 2048,
+    rank: Annotated[int, typer.Option(min=1, help="Adapter rank in the measured steps.")] = 16,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Time limit; measurements not started by then are skipped.")
+    ] = 30.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine's card, or its processor, at a model's sizes, and keep it for later plans.
+    """Measure the GPU or CPU of this machine at the sizes of a model, and use the result in later plans.
 
-    Products, memory, transfers, disk, and a real step of two and four layers with random weights, in a
-    process of its own. `graft plan` and `graft plan fit` then say "probed" in place of "computed". Outside
-    a project (a folder with graft.yaml), --model has to name the model.
+    Measures matrix products, memory, transfers, disk, and real training steps of two and four layers with
+    random weights, in a separate process. `graft plan` and `graft plan fit` then report "probed" instead of
+    "computed". Outside a project, --model is required.
 
     Example:  graft plan probe --model deepseek-coder-6.7b --json | jq .figures.tokens_per_second
     """
@@ -133,11 +131,11 @@ def probe(
     from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
     from graftwork.records.fit import ProbeJob
 
-    opened = _open_if_any(project)
-    if takes_long_to_find(opened, model):
-        stderr.print("making the base model ready: once a machine, about half a minute")
-    shape = shape_to_probe(opened, model)
-    folder = opened.root if opened is not None else Path()
+    found = _open_if_any(project)
+    if takes_long_to_find(found, model):
+        stderr.print("preparing the base model: once per machine, about half a minute")
+    shape = shape_to_probe(found, model)
+    folder = found.root if found is not None else Path()
     job = ProbeJob(
         shape=shape,
         folder=str(folder.absolute()),
@@ -147,13 +145,13 @@ def probe(
         threads=threads,
     )
     facts = _run_probe(job)
-    files = keep_probe(facts, opened)
+    files = keep_probe(facts, found)
     _show_probe(facts, files, as_json=json)
 
 
 def _open_if_any(project: Path | None) -> "ProjectFolder | None":
-    """The project where there is one: a machine can be probed before there is any."""
-    from graftwork.project.folder import find_project, open_project
+    """The project, if there is one."""
+    from graftwork.project.load import find_project, open_project
 
     return open_project(project) if project is not None or find_project() is not None else None
 
@@ -164,10 +162,10 @@ def _run_probe(job: "ProbeJob") -> "ProbeFacts":
 
     with stderr.status("starting") as status:
 
-        def hear(part: str, left: float) -> None:
+        def show_part(part: str, left: float) -> None:
             status.update(f"probing: {part}; about {left:.0f} s left")
 
-        return run_probe(job, on_part=hear)
+        return run_probe(job, on_part=show_part)
 
 
 def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) -> None:
@@ -194,21 +192,18 @@ def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) 
 
 def residuals(
     project: Folder = None,
-    runs: Annotated[int, typer.Option(min=1, help="How many past runs, the latest first.")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="Number of past runs, latest first.")] = 20,
     json: Json = False,
 ) -> None:
-    """List what past runs took beside what their plans had said, and the bias of each kind of figure.
+    """Compare past runs with their plans, and show the bias of each figure.
 
-    A bias is the median of how far a figure was off: +10 % says that runs take a tenth more than planned.
+    A bias is the median of the relative errors: +10 % means that runs take a tenth more than planned.
 
     Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
     """
     from graftwork.pipeline.past_residuals import past_residuals
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with opened(project) as work:
         found = past_residuals(work, runs=runs)
     if json:
         from graftwork.cli.output import print_json
@@ -216,10 +211,10 @@ def residuals(
 
         body = found.model_dump(mode="json")
         for run, kept in zip(body["runs"], found.runs, strict=True):
-            for one, residual in zip(run["residuals"], kept.residuals, strict=True):
-                one["actual"] = Figure.exact(residual.actual, residual.planned.unit).model_dump(mode="json")
-                one["off"] = Figure.exact(residual.off).model_dump(mode="json")
-                one["inside"] = residual.inside
+            for entry, residual in zip(run["residuals"], kept.residuals, strict=True):
+                entry["actual"] = Figure.exact(residual.actual, residual.planned.unit).model_dump(mode="json")
+                entry["off"] = Figure.exact(residual.off).model_dump(mode="json")
+                entry["inside"] = residual.inside
         print_json(body)
         return
     from graftwork.cli.output import stdout
@@ -230,21 +225,21 @@ def residuals(
 
 Catalog = Annotated[
     Path | None,
-    typer.Option("--catalog", help="Folder with your own models.csv, gpus.csv, …; else $GRAFT_CATALOG."),
+    typer.Option("--catalog", help="Folder with your own models.csv, gpus.csv, … Default: $GRAFT_CATALOG."),
 ]
 
 
 def catalog(
     kind: Annotated[
         str | None,
-        typer.Argument(help="models, gpus, cpus, prices, quoted or places; all of them where left out."),
+        typer.Argument(help="models, gpus, cpus, prices, quoted or places. Default: all."),
     ] = None,
     catalog: Catalog = None,
     json: Json = False,
 ) -> None:
-    """List the models, cards, processors, prices and places that plans know, with source, date and age.
+    """List the models, GPUs, CPUs, prices and places that plans use, with source, date and age.
 
-    Rows of your own files of the same names replace ours or add to them. Old prices are marked.
+    Rows in your own files of the same names replace the built-in rows or add to them. Old prices are marked.
 
     Example:  graft plan catalog prices --json | jq '.prices[] | select(.stale)'
     """
@@ -268,8 +263,8 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 @app.callback()
 def plan(context: typer.Context, project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Say before the run what it takes: memory, tokens, steps, minutes of training, and the time of every
-    stage of `graft run`, each with a range.
+    """Estimate the run before it starts: memory, tokens, steps, training time, and the time of every step of
+    `graft run`, each with a range.
 
     Example:  graft plan --json | jq .minutes,.run.minutes
     """
@@ -278,12 +273,12 @@ def plan(context: typer.Context, project: Folder = None, model: Model = None, js
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
 
-    output = run_upto("plan", project=project, model=model).outputs["plan"]
-    whole = whole_run(project, model)
+    with reporting(project, model) as found:
+        planned, whole = found.plan(), found.plan_run()
     if json:
-        print_json({**output.model_dump(mode="json"), "run": whole.model_dump(mode="json")})
+        print_json({**planned.model_dump(mode="json"), "run": whole.model_dump(mode="json")})
         return
-    show(stdout, output)
+    show(stdout, planned)
     show(stdout, whole)
 
 

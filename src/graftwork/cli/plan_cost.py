@@ -1,4 +1,4 @@
-"""`graft plan compare`: where this run is best put, what it costs there, and what would change that."""
+"""`graft plan compare` and `graft plan buy`: where to run, what it costs, and whether to buy hardware."""
 
 from datetime import datetime
 from pathlib import Path
@@ -19,43 +19,49 @@ ANY_CARD = "H100 SXM"
 RUN = "The run"
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="Name in the catalog, folder or config.json; else the project's base."),
+    typer.Option(
+        "--model", help="A name in the catalog, a folder or a config.json. Default: the project's base."
+    ),
 ]
 Method = Annotated[
     Literal["qlora", "lora", "dora", "full"] | None,
-    typer.Option("--method", help="qlora, or the project's, where left out.", rich_help_panel=RUN),
+    typer.Option(
+        "--method", help="Default: the method of the project, otherwise qlora.", rich_help_panel=RUN
+    ),
 ]
 Seq = Annotated[
     str | None,
-    typer.Option("--seq", help="Tokens of a row, or `data`: as the project's are.", rich_help_panel=RUN),
+    typer.Option(
+        "--seq",
+        help="Tokens per row, or `data` for the lengths in the project's dataset.",
+        rich_help_panel=RUN,
+    ),
 ]
-Rows = Annotated[int | None, typer.Option("--rows", help="Rows of an epoch.", min=1, rich_help_panel=RUN)]
+Rows = Annotated[int | None, typer.Option("--rows", help="Rows per epoch.", min=1, rich_help_panel=RUN)]
 Epochs = Annotated[
     float | None,
-    typer.Option("--epochs", help="Times that all rows are seen.", min=0.001, rich_help_panel=RUN),
+    typer.Option("--epochs", help="Number of epochs.", min=0.001, rich_help_panel=RUN),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", help="Rows of an optimizer step.", min=1, rich_help_panel=RUN)
+    int | None, typer.Option("--batch", help="Rows per optimizer step.", min=1, rich_help_panel=RUN)
 ]
-Rank = Annotated[int | None, typer.Option("--rank", help="Rank of the adapters.", min=1, rich_help_panel=RUN)]
+Rank = Annotated[int | None, typer.Option("--rank", help="Adapter rank.", min=1, rich_help_panel=RUN)]
 Engine = Annotated[
     Literal["graft", "hf"],
-    typer.Option("--engine", help="graft, or hf: transformers and PEFT.", rich_help_panel=RUN),
+    typer.Option("--engine", help="graft, or hf for transformers and PEFT.", rich_help_panel=RUN),
 ]
-Electricity = Annotated[float, typer.Option("--electricity", help="USD a kWh, for own cards.", min=0)]
-Waiting = Annotated[float, typer.Option("--waiting", help="USD that an hour of waiting costs you.", min=0)]
-Places = Annotated[
-    list[str] | None, typer.Option("--place", help="Rent only from this place; may be repeated.")
+Electricity = Annotated[float, typer.Option("--electricity", help="USD per kWh, for your own GPUs.", min=0)]
+Waiting = Annotated[
+    float, typer.Option("--waiting", help="What an hour of waiting costs you, in USD.", min=0)
 ]
+Places = Annotated[list[str] | None, typer.Option("--place", help="Rent only from this place. Repeatable.")]
 Catalog = Annotated[
     Path | None,
-    typer.Option("--catalog", help="Folder with your own prices.csv, places.csv, …; else $GRAFT_CATALOG."),
+    typer.Option("--catalog", help="Folder with your own prices.csv, places.csv, … Default: $GRAFT_CATALOG."),
 ]
 Today = Annotated[
     datetime | None,
-    typer.Option(
-        "--today", formats=["%Y-%m-%d"], help="The day from which prices are aged; today by default."
-    ),
+    typer.Option("--today", formats=["%Y-%m-%d"], help="Date for the age of prices. Default: today."),
 ]
 
 
@@ -68,56 +74,55 @@ def compare(
     batch: Batch = None,
     rank: Rank = None,
     engine: Engine = "graft",
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="USD that there are in all.", min=0)
-    ] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="Budget in USD.", min=0)] = None,
     deadline: Annotated[
-        float | None, typer.Option("--deadline", help="Hours from now to the result.", min=0)
+        float | None, typer.Option("--deadline", help="Hours until the result is needed.", min=0)
     ] = None,
     goal: Annotated[
-        Literal["cost", "time"], typer.Option("--goal", help="What the rows are sorted by.")
+        Literal["cost", "time"], typer.Option("--goal", help="Sort by cost or by time.")
     ] = "cost",
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Only offers of this card.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Only offers with this GPU.")] = None,
     cards: Annotated[
         int | None,
-        typer.Option("--cards", help="Machines of up to so many cards; the smallest, or 8 for full.", min=1),
+        typer.Option(
+            "--cards", help="Maximum GPUs per machine. Default: the smallest that fits, 8 for full.", min=1
+        ),
     ] = None,
     place: Places = None,
     own: Annotated[
-        list[str] | None, typer.Option("--own", help='Cards that you have, such as "2x RTX 5060 Ti 16GB".')
+        list[str] | None, typer.Option("--own", help='GPUs that you own, such as "2x RTX 5060 Ti 16GB".')
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", help="Hours that the run took where you measured it, with --on.", min=0),
+        typer.Option("--hours", help="Measured hours of the run; requires --on.", min=0),
     ] = None,
-    on: Annotated[str | None, typer.Option("--on", help="The card that --hours were measured on.")] = None,
+    on: Annotated[str | None, typer.Option("--on", help="The GPU on which --hours was measured.")] = None,
     value: Annotated[
-        float | None, typer.Option("--value", help="USD that a run is worth that comes out well.", min=0)
+        float | None, typer.Option("--value", help="Value of a successful run in USD.", min=0)
     ] = None,
     success: Annotated[
-        float, typer.Option("--success", help="Share of runs that come out well.", min=0, max=1)
+        float, typer.Option("--success", help="Share of runs that succeed.", min=0, max=1)
     ] = 1.0,
     runs_a_month: Annotated[
-        float, typer.Option("--runs-a-month", help="Runs that share a subscription.", min=0.01)
+        float, typer.Option("--runs-a-month", help="Runs per month that share a subscription.", min=0.01)
     ] = 4.0,
     preemptions: Annotated[
         float | None,
-        typer.Option("--preemptions", help="How often an hour spot machines are taken away.", min=0),
+        typer.Option("--preemptions", help="Spot preemptions per hour.", min=0),
     ] = None,
     waiting: Waiting = 0.0,
     electricity: Electricity = 0.30,
     today: Today = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every offer, not the best of each place.")
+        bool, typer.Option("--all", help="Show every offer instead of the best of each place.")
     ] = False,
     catalog: Catalog = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Compare places for this very run: hours, price, cost, interruptions, limits, what changes the winner.
+    """Compare places for this run: hours, price, cost, interruptions, limits, and what changes the winner.
 
-    Exit code 1: it fits nowhere within the budget and the deadline.
-
+    Exit code 1: no place fits the budget and the deadline.
     Example:  graft plan compare --model olmo-7b --rows 5000 --epochs 3 --budget 500 --deadline 24
     """
     from datetime import date
@@ -163,7 +168,7 @@ def compare(
 def run_asked(
     model: str | None, *, catalog: Path | None, project: Path | None, **stated: Any
 ) -> "FitQuestion":
-    """What is trained how, as `graft plan fit` understands it; a card is only named to complete it."""
+    """The run as a question for `graft plan fit`; the GPU only completes it."""
     from graftwork.pipeline.fit import FitRequest, question_of
 
     return question_of(
@@ -186,8 +191,8 @@ def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
         return None
     if hours is None or on is None or hours <= 0:
         raise UserMistake(
-            "--hours and --on belong together",
-            why="hours say something about other cards only if theirs is known",
+            "--hours and --on must be given together",
+            why="hours can be converted to other GPUs only if the GPU is known",
             fix='give both, such as --hours 2 --on "A100 40GB"',
             where="--hours",
         )
@@ -199,13 +204,13 @@ WEEKS_A_MONTH = 365.25 / 7 / 12
 
 
 def buy(
-    have: Annotated[str, typer.Option("--have", help='What you train on now, such as "RTX 5060 Ti 16GB".')],
+    have: Annotated[str, typer.Option("--have", help='Your current hardware, such as "RTX 5060 Ti 16GB".')],
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
-            help='The machine there would be, and what is paid for it, such as "2x RTX 5060 Ti 16GB=700". '
-            "May be repeated; without a price, the cards' launch price.",
+            help='Hardware to consider and its price, such as "2x RTX 5060 Ti 16GB=700". '
+            "Repeatable. Default price: the launch price of the GPUs.",
         ),
     ] = None,
     model: ModelName = None,
@@ -216,22 +221,18 @@ def buy(
     batch: Batch = None,
     rank: Rank = None,
     engine: Engine = "graft",
-    runs_a_week: Annotated[
-        float, typer.Option("--runs-a-week", help="How often such a run is made.", min=0.01)
-    ] = 1.0,
-    years: Annotated[float, typer.Option("--years", help="How long it will be used.", min=0.1)] = 2.0,
+    runs_a_week: Annotated[float, typer.Option("--runs-a-week", help="Runs per week.", min=0.01)] = 1.0,
+    years: Annotated[float, typer.Option("--years", help="Years of use.", min=0.1)] = 2.0,
     electricity: Electricity = 0.30,
     residual: Annotated[
         float,
-        typer.Option(
-            "--residual", help="Share of its price that a card is sold for in the end.", min=0, max=1
-        ),
+        typer.Option("--residual", help="Resale value as a share of the price.", min=0, max=1),
     ] = 0.5,
     host_watts: Annotated[
-        float, typer.Option("--host-watts", help="What the machine around the cards takes.", min=0)
+        float, typer.Option("--host-watts", help="Power of the machine without its GPUs, in watts.", min=0)
     ] = 120.0,
     ram: Annotated[
-        float | None, typer.Option("--ram", help="GiB of the machine's own memory; 64 by default.", min=1)
+        float | None, typer.Option("--ram", help="Host memory in GiB. Default: 64.", min=1)
     ] = None,
     place: Places = None,
     waiting: Waiting = 0.0,
@@ -240,9 +241,9 @@ def buy(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Keep, buy or rent: what becomes possible, how much faster, cost a run over the years, payback.
+    """Compare keeping, buying and renting hardware: capability, speed-up, cost per run, payback.
 
-    Exit code 1: nothing of it can do the run.
+    Exit code 1: no option can do the run.
 
     Example:  graft plan buy --have "RTX 5060 Ti 16GB" --option "2x RTX 5060 Ti 16GB=700" --model olmo-7b
     """

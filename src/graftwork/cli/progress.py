@@ -1,4 +1,4 @@
-"""Tell a person, or a program, how the work goes: on standard error."""
+"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,11 +16,11 @@ from graftwork.cli.show.training import LossTrend, describe_detail, duration
 from graftwork.records.base import Record
 
 PLAIN_SECONDS = 10.0
-"""Between two lines of progress where nobody sees a bar: a log file, a pipe."""
+"""Between two lines of progress in a log file or a pipe, where there is no bar."""
 
 
 class _Bar(Progress):
-    """The bar, and below it one line about what is going on."""
+    """The bar, and one line of details below it."""
 
     below = ""
 
@@ -31,7 +31,7 @@ class _Bar(Progress):
 
 
 class RichReporter:
-    """A progress bar with time left, and each step's result in a table behind it."""
+    """A progress bar with the time left, and a table with the result of each step."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class RichReporter:
         self._console = console or stderr
         self._tables = tables
         self._clock = clock
-        self._told: float | None = None
-        self._course = LossTrend()
+        self._printed_at: float | None = None
+        self._trend = LossTrend()
         self._bar = _Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -73,9 +73,7 @@ class RichReporter:
 
     def unchanged(self, step: str, title: str) -> None:
         self._clear()
-        self._console.print(
-            f"[dim]· {step:<9} {title}: nothing has changed, not done again[/]", highlight=False
-        )
+        self._console.print(f"[dim]· {step:<9} {title}: up to date[/]", highlight=False)
 
     def progress(
         self,
@@ -86,12 +84,12 @@ class RichReporter:
         seconds_left: float | None,
         detail: dict[str, float | str],
     ) -> None:
-        self._course.see(done, detail)
+        self._trend.see(done, detail)
         count = f"{done:.0f}/{total:.0f}" if total > 1 else ""
         left = f"{duration(seconds_left)} left" if seconds_left is not None else ""
-        below = describe_detail(detail, self._course, total=total)
+        below = describe_detail(detail, self._trend, total=total)
         if not self._console.is_terminal:
-            self._tell_plainly(" ".join(part for part in (phase, count) if part), left, below)
+            self._print_plain(" ".join(part for part in (phase, count) if part), left, below)
             return
         if self._task is None:
             self._task = self._bar.add_task(phase, total=None, count="", left="")
@@ -105,13 +103,13 @@ class RichReporter:
             left=left,
         )
 
-    def _tell_plainly(self, *parts: str) -> None:
-        """One line now and then. What takes no time is not worth one: the first comes after a while."""
+    def _print_plain(self, *parts: str) -> None:
+        """One line every PLAIN_SECONDS; none for short work."""
         now = self._clock()
-        if self._told is None:
-            self._told = now
-        if now - self._told >= PLAIN_SECONDS:
-            self._told = now
+        if self._printed_at is None:
+            self._printed_at = now
+        if now - self._printed_at >= PLAIN_SECONDS:
+            self._printed_at = now
             self._console.print(Text("  " + ", ".join(part for part in parts if part)), soft_wrap=True)
 
     def info(self, text: str) -> None:
@@ -124,7 +122,7 @@ class RichReporter:
         self._console.print(f"[green]✓ {step:<9}[/] [dim]{duration(seconds)}[/]\n", highlight=False)
 
     def _clear(self) -> None:
-        self._course, self._told, self._bar.below = LossTrend(), None, ""
+        self._trend, self._printed_at, self._bar.below = LossTrend(), None, ""
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None

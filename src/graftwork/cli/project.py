@@ -1,49 +1,49 @@
-"""`graft init`: a graft.yaml that fits the log."""
+"""`graft init`, `doctor` and `schema`: start a project, check the machine, describe graft.yaml."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder
+from graftwork.cli.command import Folder, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ENVIRONMENT
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.init import Started
+    from graftwork.project.init import Started
     from graftwork.project.propose import Proposal
 
 
 def init(
     logs: Annotated[
         list[str] | None,
-        typer.Argument(help="Log files, folders or globs; logs/*.jsonl of the project's folder without one."),
+        typer.Argument(help="Log files, folders or globs. Default: logs/*.jsonl in the project folder."),
     ] = None,
     project: Annotated[
         Path | None,
-        typer.Option("--project", "-C", help="Folder of the new project; the working folder by default."),
+        typer.Option("--project", "-C", help="Folder of the new project. Default: the working directory."),
     ] = None,
     base: Annotated[
-        str, typer.Option(help="The base model: the embedded one, or a folder.")
+        str, typer.Option(help="The base model: the embedded one, or a model folder.")
     ] = "smollm2-135m-instruct",
     plan: Annotated[
-        bool, typer.Option("--plan/--no-plan", help="Then prepare the data and say how long the run takes.")
+        bool, typer.Option("--plan/--no-plan", help="Then prepare the data and estimate the run.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """Read a log and write a graft.yaml that fits it. An existing one is never overwritten.
+    """Create a graft.yaml that fits your logs. An existing file is never overwritten.
 
-    It finds the format, the kind of task and its fields, and proposes metrics, a primary metric that means
-    correctness, rules that a model which learned nothing cannot keep, a test split that can show a gain, and
-    training settings for this machine, each with its reason.
+    Detects the format, the kind of task and its fields. Proposes metrics, a primary metric for correctness,
+    gate rules that an untrained model cannot pass, a test split large enough to show a gain, and training
+    settings for this machine, each with its reason.
 
     Example:  graft init logs/tickets.jsonl
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.init import start_project
+    from graftwork.project.init import start_project
 
-    folder, named = _which(logs or [], project)
+    folder, named = _find_logs(logs or [], project)
     started = start_project(folder, named, base=base)
     if json and (started.proposal is None or not plan):
         print_json(started)
@@ -52,21 +52,21 @@ def init(
         print_line(stdout, f"wrote {quote(str(started.file))}", soft_wrap=True)
     if started.proposal is None:
         if not json:
-            print_line(stdout, "Next: `graft data audit` looks at your logs, `graft run` does the rest.")
+            print_line(stdout, "Next: `graft data audit` checks your logs, `graft run` runs the pipeline.")
         return
     if not json:
         _show(started.proposal)
     if plan:
-        _look_ahead(folder, started, as_json=json)
+        _show_preflight(folder, started, as_json=json)
 
 
-def _which(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
-    """The folder of the project, and its logs. One name that is no log is a folder to be made."""
+def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
+    """The project folder and its logs. A single argument that is not a log is the folder to create."""
     if project is None and len(logs) == 1:
         path = Path(logs[0])
         new = not path.exists() and not path.suffix and not set(logs[0]) & set("*?[")
         holds_logs = path.is_dir() and any(
-            one.is_file() and one.name != "graft.yaml" for one in path.iterdir()
+            file.is_file() and file.name != "graft.yaml" for file in path.iterdir()
         )
         if new or (path.is_dir() and not holds_logs):
             return path, []
@@ -79,24 +79,24 @@ def _show(proposal: "Proposal") -> None:
     from graftwork.project.propose import KINDS
 
     print_line(stdout, f"[bold]{KINDS[proposal.kind]}[/]: {quote(proposal.kind_why)}")
-    rows = table("rule of the gate", "why")
+    rows = table("gate rule", "why")
     rows.add_row(quote(f"{proposal.primary} better than the base"), quote(proposal.primary_why))
     for rule in proposal.rules:
         rows.add_row(quote(f"{rule.metric} over {100 * rule.over:g} %"), quote(rule.why))
     stdout.print(rows)
-    for told in proposal.left_out:
-        print_line(stdout, f"[yellow]![/] no rule on {quote(told)}")
+    for reason in proposal.left_out:
+        print_line(stdout, f"[yellow]![/] no rule on {quote(reason)}")
     held_out = f"about {proposal.test_cases} of {proposal.rows} rows are held out"
     print_line(stdout, f"{held_out}: {quote(proposal.test_why)} in four runs of five")
 
 
-def _look_ahead(folder: Path, started: "Started", *, as_json: bool) -> None:
-    """What `graft run` will do, and how long it takes."""
+def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:
+    """What `graft run` will do, and its estimated time."""
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.run import look_ahead
     from graftwork.cli.show.plan import show_preflight
 
-    found = look_ahead(folder)
+    with reporting(folder) as project:
+        found = project.dry_run()
     if as_json:
         print_json({**started.model_dump(mode="json"), "preflight": found.model_dump(mode="json")})
     else:
@@ -109,21 +109,20 @@ MARKS = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[dim]·[/]"}
 def doctor(
     project: Folder = None,
     network: Annotated[
-        bool, typer.Option("--network", help="Also try a connection to each host that the settings need.")
+        bool, typer.Option("--network", help="Also test the connection to each host that the settings use.")
     ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Also train ten steps on made-up rows and read the checkpoint back; needs a project.",
+            help="Also train ten steps on synthetic rows and read the checkpoint back; requires a project.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check software, memory, disk, cards, accounts, model, database, port. Exit 3: something is missing.
+    """Check software, memory, disk, GPUs, accounts, model, database, port. Exit code 3: something is missing.
 
-    Nothing is sent anywhere, and no secret is shown. Outside a project (a folder with graft.yaml) only the
-    machine is checked.
+    Nothing is sent anywhere, and no secret is shown. Outside a project, only the machine is checked.
 
     Example:  graft doctor --dry-run
     """
@@ -131,16 +130,16 @@ def doctor(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.tables import quote, table
     from graftwork.pipeline.doctor.examine import examine
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import find_project, open_project
     from graftwork.records.errors import UserMistake
 
     has_project = project is not None or find_project() is not None
     if dry_run and not has_project:
         raise UserMistake(
             "a dry run needs a project",
-            why="its base model and its training settings are what is tried",
-            fix="go to a folder with a graft.yaml, or `graft init`",
+            why="it uses the project's base model and training settings",
+            fix="run it in a folder with a graft.yaml, or run `graft init` first",
             where="--dry-run",
         )
     opened = open_project(project) if has_project else None

@@ -1,4 +1,4 @@
-"""`graft run`: the whole way."""
+"""`graft run`, `status`, `logs` and `stop`: run the whole pipeline and follow it."""
 
 import json as json_text
 import sys
@@ -8,22 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder
+from graftwork.cli.command import Detach, Folder, RunId, opened, reporting, start_detached
 from graftwork.cli.output import Json
-from graftwork.cli.train import Detach
-
-if TYPE_CHECKING:
-    from graftwork.pipeline.preflight import Preflight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graftwork.api.project import Project
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.health import EndpointStanding, Next, RunStanding, Standing
-
-if TYPE_CHECKING:
-    from graftwork.pipeline.events import Event
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.runs import Event
+    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
     from graftwork.store.runs import RunEntry
 
 
@@ -34,74 +29,59 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Stop before training: try every metric and rule, estimate every stage. Exit 2: an error.",
+            help="Stop before training: try metrics and rules, estimate every step. Exit code 2: an error.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """From logs to a served, gated adapter. What has not changed is not done again.
+    """Run the whole pipeline, from logs to a gated, served adapter. Steps that are up to date are skipped.
 
-    Before it trains, it tries every metric on the log's own replies and on spoiled ones, proves that each
-    rule can pass and can fail, and estimates each stage: `--dry-run` stops there.
+    Before training, every metric is tried on replies from the log and on corrupted ones, each rule is shown
+    to be able to pass and to fail, and every step is estimated. `--dry-run` stops there.
 
     Example:  graft run -C examples/cited_answers
     """
     if dry_run:
-        _show_ahead(project, as_json=json)
+        _dry_run(project, as_json=json)
         return
     if detach:
-        from graftwork.cli.command import start_detached
-
         start_detached("run", project=project, model=None, as_json=json)
         return
-    from graftwork.cli.command import run_upto
     from graftwork.cli.output import print_json, stdout
     from graftwork.records.verdict import Verdict
 
-    _tell_plan(project)
-    made = run_upto(None, project=project, tables=not json)
+    with reporting(project, tables=not json) as found:
+        _show_estimate(found)
+        made = found.run()
     verdict = made.get("gate", Verdict)
     if json:
         print_json({name: output.model_dump(mode="json") for name, output in made.outputs.items()})
     else:
         stdout.print(f"[bold]{verdict.decision}[/]: {verdict.reason}", highlight=False)
         report = getattr(made.outputs.get("report"), "path", None)
-        stdout.print(f"the whole story: {report}", highlight=False)
+        stdout.print(f"report: {report}", highlight=False)
     raise typer.Exit(verdict.exit_code)
 
 
-def _tell_plan(project: Folder) -> None:
-    """How long it will take, on standard error. What is wrong with the project the run itself says."""
-    from graftwork.cli.command import whole_run
+def _show_estimate(project: "Project") -> None:
+    """The estimated time on standard error. Errors of the project are left to the run itself."""
     from graftwork.cli.output import stderr
     from graftwork.cli.show import show
     from graftwork.records.errors import GraftError
 
     try:
-        show(stderr, whole_run(project))
+        show(stderr, project.plan_run())
     except GraftError:
         return
 
 
-def look_ahead(project: Path | None) -> "Preflight":
-    """Audit, prepare and plan; then everything that can be checked before training."""
-    from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.pipeline import dry_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
-
-    opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
-        return dry_run(work)
-
-
-def _show_ahead(project: Path | None, *, as_json: bool) -> None:
+def _dry_run(project: Path | None, *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.plan import show_preflight
     from graftwork.records.errors import EXIT_USER_MISTAKE
 
-    found = look_ahead(project)
+    with reporting(project) as opened_project:
+        found = opened_project.dry_run()
     if as_json:
         print_json(found)
     else:
@@ -109,26 +89,22 @@ def _show_ahead(project: Path | None, *, as_json: bool) -> None:
     raise typer.Exit(EXIT_USER_MISTAKE if found.errors else 0)
 
 
-COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
+HEALTH_COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
 
 
 def status(project: Folder = None, json: Json = False) -> None:
-    """Show each step (fresh, stale or missing), what `graft run` would do, runs, endpoint and live release.
+    """Show completed steps, the running job and its health, the endpoint and the live release.
 
-    Nothing is started: a stale step names the change, and its time is the plan's or that of the last time.
+    Each step is fresh, stale or missing; a stale step names what changed. Nothing is started.
 
     Example:  graft status --json
     """
+    from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.grading.metrics import plural
-    from graftwork.pipeline.health import standing
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
-        found = standing(work)
+    found = open_project(project).status()
     if json:
         print_json(found)
         return
@@ -138,7 +114,7 @@ def status(project: Folder = None, json: Json = False) -> None:
         stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
         for run in found.runs:
             if run.health:
-                reason = f"run {run.id} is [{COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
+                reason = f"run {run.id} is [{HEALTH_COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
                 print_line(stdout, reason)
     live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
     stdout.print(
@@ -147,7 +123,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     )
     _print_endpoint(found.endpoint)
     if found.working:
-        stdout.print("[cyan]somebody is working on this project now[/]", highlight=False)
+        stdout.print("[cyan]another process is working on this project[/]", highlight=False)
 
 
 STATES = {
@@ -176,15 +152,15 @@ def _print_next(coming: "Next") -> None:
     from graftwork.cli.show.training import duration
 
     if not coming.steps:
-        print_line(stdout, f"next: everything is up to date; `{coming.command}` would do nothing")
+        print_line(stdout, f"next: everything is up to date; `{coming.command}` has nothing to do")
         return
-    said = f"next: `{coming.command}` would do {', '.join(coming.steps)}"
+    text = f"next: `{coming.command}` would run {', '.join(coming.steps)}"
     if coming.seconds is not None:
-        said += f", about {duration(coming.seconds)}"
+        text += f", about {duration(coming.seconds)}"
     if coming.minutes is not None:
         low, high = coming.minutes
-        said += f" ({duration(low * 60)} to {duration(high * 60)})"
-    print_line(stdout, said)
+        text += f" ({duration(low * 60)} to {duration(high * 60)})"
+    print_line(stdout, text)
 
 
 def _print_endpoint(endpoint: "EndpointStanding") -> None:
@@ -192,34 +168,34 @@ def _print_endpoint(endpoint: "EndpointStanding") -> None:
     from graftwork.cli.show.tables import print_line, quote
 
     colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
-    said = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
-    print_line(stdout, said + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
+    text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
+    print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
 
 
 def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
-    """The run, its state, its last change, and between them what at least one run can say."""
+    """Runs with their state; columns that are empty for every run are left out."""
     from graftwork.cli.show.tables import table
     from graftwork.cli.show.training import duration
 
     columns = {
         "run": [run.id for run in runs],
         "state": [run.state for run in runs],
-        "health": [f"[{COLOURS[run.health]}]{run.health}[/]" if run.health else "" for run in runs],
+        "health": [f"[{HEALTH_COLOURS[run.health]}]{run.health}[/]" if run.health else "" for run in runs],
         "progress": [f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else "" for run in runs],
-        "a step (plan)": [_step_times(run) for run in runs],
+        "step time (plan)": [_step_times(run) for run in runs],
         "time left": [duration(run.seconds_left) if run.seconds_left is not None else "" for run in runs],
         "last change": [run.updated_at[:19].replace("T", " ") for run in runs],
     }
-    told = {name: cells for name, cells in columns.items() if any(cells)}
-    rows = table(*told)
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = table(*shown)
     rows.columns[0].no_wrap = True
-    for cells in zip(*told.values(), strict=True):
+    for cells in zip(*shown.values(), strict=True):
         rows.add_row(*cells)
     return rows
 
 
 def _step_times(run: "RunStanding") -> str:
-    """What a step takes, and what the plan expected of it."""
+    """The measured time of a training step, and the planned one."""
     from graftwork.cli.show.training import duration
 
     if run.expected_step_seconds is None:
@@ -228,12 +204,13 @@ def _step_times(run: "RunStanding") -> str:
     return f"{took} ({duration(run.expected_step_seconds)})"
 
 
-RunId = Annotated[str | None, typer.Option("--run", help="Id of the run, or its beginning.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends; exit with its code.")]
-Vitals = Annotated[
-    bool, typer.Option("--vitals", help="Show the machine's figures too (always with --json).")
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Follow until the run ends, and exit with its code.")
 ]
-POLL_SECONDS = 0.3
+Vitals = Annotated[
+    bool, typer.Option("--vitals", help="Also show memory, CPU and GPU use (always with --json).")
+]
+POLL_SECONDS = 0.2
 
 
 def logs(
@@ -243,28 +220,24 @@ def logs(
     vitals: Vitals = False,
     json: Json = False,
 ) -> None:
-    """Steps, words, checkpoints, looks, alerts and the worker's output, in the order of time.
+    """Show training steps, messages, checkpoints, evaluations, alerts and worker output in time order.
 
-    With --json one object a line: `at`, `kind` and what belongs to it.
+    With --json, each line is an object with `at`, `kind` and the fields of that kind.
 
     Example:  graft logs -f
     """
     from pathlib import Path
 
-    from graftwork.pipeline.events import Events
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.runs import Events, find_run
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with opened(project) as work:
         meant = find_run(work, run)
         if meant is None:
-            raise UserMistake("there is no run yet", fix="`graft train` begins one")
+            raise UserMistake("there is no run yet", fix="`graft train` starts one")
         events, pause = Events(Path(meant.folder)), threading.Event()
         while True:
-            # Asked first, read then: what was written before the end is read.
+            # Checked before reading, so that everything written before the end is read.
             over = not follow or _has_ended(work, meant)
             for event in events.new():
                 _print(event, as_json=json, vitals=vitals)
@@ -273,30 +246,32 @@ def logs(
                 break
             pause.wait(POLL_SECONDS)
         if follow:
-            _say_end(work.runs.get(meant.id) or meant, as_json=json)
+            _report_end(work.runs.get(meant.id) or meant, as_json=json)
 
 
-def _has_ended(work: "Workplace", run: "RunEntry") -> bool:
-    from graftwork.pipeline.running import at_work
+def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
+    from graftwork.pipeline.runs import at_work
 
-    # In this order: a run that ends says so before it lets go of its lock.
+    # In this order: a run records its end before it releases its lock.
     busy = at_work(work, run)
     now = work.runs.get(run.id) or run
     return now.state == "done" or not busy
 
 
-def _say_end(run: "RunEntry", *, as_json: bool) -> None:
-    """How it ended; the exit code is the run's."""
+def _report_end(run: "RunEntry", *, as_json: bool) -> None:
+    """How the run ended; exits with its code."""
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.records.errors import EXIT_ENVIRONMENT, EXIT_RESUME_ME
 
-    said = run.error or {}
-    code = {"done": 0, "stopped": EXIT_RESUME_ME}.get(run.state, int(said.get("exit_code", EXIT_ENVIRONMENT)))
-    ends = {"running": "nobody works on it any more; the same command goes on from its last checkpoint"}
-    words = ends.get(run.state, str(said.get("what", "")))
+    error = run.error or {}
+    code = {"done": 0, "stopped": EXIT_RESUME_ME}.get(
+        run.state, int(error.get("exit_code", EXIT_ENVIRONMENT))
+    )
+    ends = {"running": "its process is gone; run the same command again to resume from the last checkpoint"}
+    reason = ends.get(run.state, str(error.get("what", "")))
     if not as_json:
-        print_line(stderr, f"run [bold]{run.id}[/] is {run.state}" + (f": {quote(words)}" if words else ""))
+        print_line(stderr, f"run [bold]{run.id}[/] is {run.state}" + (f": {quote(reason)}" if reason else ""))
     raise typer.Exit(code)
 
 
@@ -313,24 +288,19 @@ def _print(event: "Event", *, as_json: bool, vitals: bool) -> None:
     print_line(stdout, to_markup(event), soft_wrap=True)
 
 
-RunToStop = Annotated[str | None, typer.Option("--run", help="Id of the run, or its beginning.")]
-Now = Annotated[bool, typer.Option("--now", help="Kill it; what came after the last checkpoint is lost.")]
-STOP_POLL_SECONDS = 0.2
+Now = Annotated[bool, typer.Option("--now", help="Kill the run; work since the last checkpoint is lost.")]
 
 
-def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: Json = False) -> None:
-    """Stop what works on this project: it writes a checkpoint first and can be gone on with.
+def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json = False) -> None:
+    """Stop the running work of this project. It writes a checkpoint first and can be resumed.
 
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
     from graftwork.process.heartbeat import read_beat
-    from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with opened(project) as work:
         meant = find_run(work, run)
         busy = at_work(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")
@@ -340,9 +310,9 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
             else:
                 ask_to_stop(busy)
             waited = threading.Event()
-            with stderr.status("waiting for the step to end and the checkpoint to be written"):
+            with stderr.status("waiting for the step to finish and the checkpoint to be written"):
                 while at_work(work, meant):
-                    waited.wait(STOP_POLL_SECONDS)
+                    waited.wait(POLL_SECONDS)
             meant = find_run(work, meant.id) if meant is not None else None
     from pathlib import Path
 
@@ -360,8 +330,14 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
         )
         return
     if idle:
-        what = f"run {meant.id} is {meant.state}" if run is not None and meant is not None else "nothing runs"
-        stdout.print(f"{what}: there is nothing to stop", highlight=False)
+        what = (
+            f"run {meant.id} is {meant.state}"
+            if run is not None and meant is not None
+            else "nothing is running"
+        )
+        stdout.print(f"{what}: nothing to stop", highlight=False)
         return
     how_far = f" after step {beat.done:.0f} of {beat.total:.0f}" if beat and beat.total > 1 else ""
-    stdout.print(f"{state}{how_far}; the same command goes on from the last checkpoint", highlight=False)
+    stdout.print(
+        f"{state}{how_far}; run the same command again to resume from the last checkpoint", highlight=False
+    )

@@ -1,4 +1,4 @@
-"""`graft serve`: the releases behind one OpenAI-compatible endpoint."""
+"""`graft serve`: serve releases at an OpenAI-compatible endpoint."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,61 +12,59 @@ if TYPE_CHECKING:
 
 Challenger = Annotated[
     str | None,
-    typer.Option(help="Alias of the release that gets a share of the champion's sessions, drawn by lot."),
+    typer.Option(help="Alias of a release that gets a random share of the champion's sessions."),
 ]
 Share = Annotated[
-    float | None, typer.Option(help="Share of sessions for the challenger, between 0 and 1; 0.1 by default.")
+    float | None, typer.Option(help="Share of sessions for the challenger, between 0 and 1. Default: 0.1.")
 ]
 Experiment = Annotated[
-    str | None, typer.Option(help="A name that goes into the lots: another one deals every session anew.")
+    str | None, typer.Option(help="Name of the experiment. Another name assigns every session again.")
 ]
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes any free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 for any free port.")] = None,
     challenger: Challenger = None,
     share: Share = None,
     experiment: Experiment = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Serve the champion, the base and every release at /v1/chat/completions, and capture what is served.
+    """Serve the champion, the base and every release at /v1/chat/completions, and capture the exchanges.
 
-    With a challenger, it answers a share of the sessions that ask for the champion, drawn by lot: look at
-    `graft release ab champion challenger --watch`. What users say of an answer goes to /v1/feedback.
+    With a challenger, a random share of the champion's sessions is answered by it; compare the two with
+    `graft release ab champion challenger --watch`. User feedback is posted to /v1/feedback.
 
     Example:  graft serve --port 8080
     Example:  graft serve --challenger challenger --share 0.1
     """
+    from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.serving import say_split, serve_here
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.serving import describe_experiment
 
     opened = open_project(project)
     before = opened.settings.serve
     changes: dict[str, Any] = _given(host=host, port=port)
-    split = _given(challenger=challenger, share=share, experiment=experiment)
-    if split:
-        changes["split"] = {**(before.split.model_dump() if before.split is not None else {}), **split}
+    experiment_options = _given(challenger=challenger, share=share, experiment=experiment)
+    if experiment_options:
+        kept = before.split.model_dump() if before.split is not None else {}
+        changes["split"] = {**kept, **experiment_options}
     settings = _revise(before, changes)
 
-    with open_workplace(opened, NullReporter()) as work:
+    def ready(url: str) -> None:
+        with opened.open() as work:
+            split, aliases = describe_experiment(work, settings), work.releases.aliases()
+        if json:
+            body = {"url": url, "aliases": aliases}
+            print_json(body if split is None else {**body, "split": split})
+        else:
+            stdout.print(f"serving at [bold]{url}/v1[/] (Ctrl-C to stop)", highlight=False)
+            if split is not None:
+                stdout.print(split, highlight=False, markup=False, soft_wrap=True)
+        stdout.file.flush()
 
-        def ready(url: str) -> None:
-            dealt = say_split(work, settings)
-            if json:
-                told = {"url": url, "aliases": work.releases.aliases()}
-                print_json(told if dealt is None else {**told, "split": dealt})
-            else:
-                stdout.print(f"serving at [bold]{url}/v1[/] (Ctrl-C ends it)", highlight=False)
-                if dealt is not None:
-                    stdout.print(dealt, highlight=False, markup=False, soft_wrap=True)
-            stdout.file.flush()
-
-        serve_here(work, settings, on_ready=ready)
+    opened.serve(settings, on_ready=ready)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -85,8 +83,8 @@ def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSetting
         option = str(first["loc"][-1]) if first["loc"] else "split"
         option = "challenger" if option == "split" else option
         raise UserMistake(
-            f"--{option} cannot be that",
+            f"--{option} has an invalid value",
             why=str(first["msg"]),
-            fix="`graft serve --help` says what it takes",
+            fix="`graft serve --help` lists the accepted values",
             where=f"--{option}",
         ) from refused

@@ -1,4 +1,4 @@
-"""`graft train`: an adapter, whatever happens to the worker. What belongs to it hangs below it."""
+"""`graft train` and `graft train export`: train adapters, and write them in other formats."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -7,91 +7,80 @@ from typing import Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, Model, run_and_show
+from graftwork.cli.command import Detach, Folder, Model, print_record, reporting, start_detached
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
-
-def run_all(*, project: Path | None, as_json: bool) -> None:
-    """Train what is not up to date, then one table; exit code 1 where a model failed."""
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.progress import RichReporter
-    from graftwork.cli.show import show
-    from graftwork.pipeline.train_all import train_all
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
-
-    opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
-        trained = train_all(work)
-    if as_json:
-        print_json(trained)
-    else:
-        show(stdout, trained)
-    if trained.failed:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
-class AdapterFormat(StrEnum):
-    merged = "merged"
-    gguf = "gguf"
-    adapter = "adapter"
-
-
-To = Annotated[Path, typer.Option("--to", help="Folder that is made; it must not exist yet.")]
-Run = Annotated[str | None, typer.Argument(help="A run, as `graft status` names it; the model's last one.")]
-As = Annotated[
-    AdapterFormat,
+AllModels = Annotated[
+    bool,
     typer.Option(
-        "--format",
-        help="merged: base and adapter in one transformers folder, proven to say the same; gguf: that for "
-        "llama.cpp, by its own converter; adapter: the PEFT folder.",
+        "--all", help="Train every model in graft.yaml, the main one first. Each base is loaded once."
     ),
 ]
-
-
-def export(
-    to: To,
-    run: Run = None,
-    format: As = AdapterFormat.merged,
-    project: Folder = None,
-    model: Model = None,
-    json: Json = False,
-) -> None:
-    """Write a trained adapter merged into its base, as GGUF, or as it is; checked before and after.
-
-    Example:  graft train export --to merged/
-    """
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.progress import RichReporter
-    from graftwork.cli.show import show
-    from graftwork.pipeline.export_run import export_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
-
-    opened = open_project(project)
-    with RichReporter(tables=False) as reporter, open_workplace(opened, reporter, model=model) as work:
-        exported = export_run(work, run=run, to=to.absolute(), format=format.value)
-    if json:
-        print_json(exported)
-    else:
-        show(stdout, exported)
-
-
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", min=2, help="Machines that train together; see --node-rank.")
+    int | None,
+    typer.Option("--nodes", min=2, help="Number of machines that train together; see --node-rank."),
 ]
 NodeRank = Annotated[
     int | None,
-    typer.Option("--node-rank", min=0, help="Run this machine's part; without it, print what to run where."),
+    typer.Option(
+        "--node-rank", min=0, help="Run the part of this machine. Without it, print the command for each."
+    ),
 ]
 MainAddress = Annotated[
     str | None, typer.Option("--main-address", help="HOST:PORT of machine 0, as the others reach it.")
 ]
 
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
-def run_on_machines(
+
+@app.callback()
+def train(
+    context: typer.Context,
+    project: Folder = None,
+    model: Model = None,
+    everything: AllModels = False,
+    detach: Detach = False,
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    main_address: MainAddress = None,
+    json: Json = False,
+) -> None:
+    """Train the adapter. A run that was interrupted or killed resumes from its last checkpoint.
+
+    Example:  graft train --detach
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if everything and (model is not None or detach):
+        raise typer.BadParameter("--all cannot be combined with --model or --detach")
+    if nodes is None and (node_rank is not None or main_address is not None):
+        raise typer.BadParameter("--node-rank and --main-address require --nodes")
+    if nodes is not None and (everything or detach):
+        raise typer.BadParameter("--nodes cannot be combined with --all or --detach")
+    if nodes is not None:
+        _train_on_machines(
+            nodes, rank=node_rank, main_address=main_address, project=project, model=model, as_json=json
+        )
+    elif everything:
+        _train_all(project, as_json=json)
+    elif detach:
+        start_detached("train", project=project, model=model, as_json=json)
+    else:
+        with reporting(project, model) as found:
+            outcome = found.train()
+        print_record(outcome, as_json=json)
+
+
+def _train_all(project: Path | None, *, as_json: bool) -> None:
+    with reporting(project) as found:
+        trained = found.train_all()
+    print_record(trained, as_json=as_json)
+    if trained.failed:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _train_on_machines(
     nodes: int,
     *,
     rank: int | None,
@@ -101,92 +90,60 @@ def run_on_machines(
     as_json: bool,
 ) -> None:
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.cli.progress import RichReporter
-    from graftwork.cli.show import show
-    from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
 
-    opened = open_project(project)
-    opened = replace(opened, settings=asked_of(opened.settings, nodes=nodes, main_address=main_address))
-    if rank is None:
-        told = tell_machines(opened, model=model)
-        if as_json:
-            print_json(told)
-            return
-        for note in told.notes:
-            stderr.print(note, highlight=False, soft_wrap=True)
-        for command in told.commands:
-            stdout.print(command, highlight=False, soft_wrap=True)
-        return
-    with stoppable(), RichReporter(tables=False) as reporter:
+    with reporting(project, model) as opened:
+        settings = asked_of(opened.settings, nodes=nodes, main_address=main_address)
+        found = replace(opened, folder=replace(opened.folder, settings=settings))
         if rank:
-            settings = opened.settings.of_model(model or opened.settings.main_model)
-            answer_calls(opened, settings.train, rank=rank, reporter=reporter)
+            chosen = settings.of_model(model or settings.main_model)
+            answer_calls(found.folder, chosen.train, rank=rank, reporter=found.reporter)
             return
-        with open_workplace(opened, reporter, model=model) as work:
-            outcome = run_pipeline(work, upto="train").outputs["train"]
+        outcome = found.train() if rank is not None else None
+    if outcome is not None:
+        print_record(outcome, as_json=as_json)
+        return
+    instructions = tell_machines(found.folder, model=model)
     if as_json:
-        print_json(outcome)
-    else:
-        show(stdout, outcome)
+        print_json(instructions)
+        return
+    for note in instructions.notes:
+        stderr.print(note, highlight=False, soft_wrap=True)
+    for command in instructions.commands:
+        stdout.print(command, highlight=False, soft_wrap=True)
 
 
-Detach = Annotated[
-    bool,
-    typer.Option("--detach", "-d", help="Plan here, then train in the background; it outlives the terminal."),
-]
-
-Everything = Annotated[
-    bool, typer.Option("--all", help="Every model of graft.yaml, the main one first; each base loaded once.")
-]
-
-app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
-app.command("export")(export)
+class AdapterFormat(StrEnum):
+    merged = "merged"
+    gguf = "gguf"
+    adapter = "adapter"
 
 
-@app.callback()
-def train(
-    context: typer.Context,
+@app.command("export")
+def export(
+    to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run id from `graft status`. Default: the last run of the model."),
+    ] = None,
+    format: Annotated[
+        AdapterFormat,
+        typer.Option(
+            "--format",
+            help="merged: base and adapter as one transformers folder, checked to give the same output. "
+            "gguf: the merged model, converted by llama.cpp. adapter: the PEFT folder.",
+        ),
+    ] = AdapterFormat.merged,
     project: Folder = None,
     model: Model = None,
-    everything: Everything = False,
-    detach: Detach = False,
-    nodes: Nodes = None,
-    node_rank: NodeRank = None,
-    main_address: MainAddress = None,
     json: Json = False,
 ) -> None:
-    """Train the adapter; interrupted, killed or out of power, it goes on from its last checkpoint.
+    """Export a trained adapter: merged into its base, as GGUF, or as a PEFT folder.
 
-    Example:  graft train --detach
+    Example:  graft train export --to merged/
     """
-    if context.invoked_subcommand is not None:
-        return
-    if everything and (model is not None or detach):
-        raise typer.BadParameter("--all goes with neither --model nor --detach")
-    if nodes is None and (node_rank is not None or main_address is not None):
-        raise typer.BadParameter("--node-rank and --main-address go with --nodes")
-    if nodes is not None:
-        if everything or detach:
-            raise typer.BadParameter("--nodes goes with neither --all nor --detach")
-        run_on_machines(
-            nodes,
-            rank=node_rank,
-            main_address=main_address,
-            project=project,
-            model=model,
-            as_json=json,
-        )
-        return
-    if everything:
-        run_all(project=project, as_json=json)
-        return
-    if detach:
-        from graftwork.cli.command import start_detached
+    from graftwork.pipeline.export import export_run
 
-        start_detached("train", project=project, model=model, as_json=json)
-        return
-    run_and_show("train", project=project, model=model, as_json=json)
+    with reporting(project, model) as found, found.open() as work:
+        exported = export_run(work, run=run, to=to.absolute(), format=format.value)
+    print_record(exported, as_json=json)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.grading.answers import AnswerFields, read_answer
 from graftwork.grading.checks import Check, read_case_checks
 from graftwork.grading.custom import require_named
@@ -21,7 +21,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.report import Case
-from graftwork.text.normalise import normalise
+from graftwork.text.similarity import normalise
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
@@ -125,7 +125,7 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_whole(path, "".join(case.model_dump_json() + "\n" for case in cases))
+    write_atomic(path, "".join(case.model_dump_json() + "\n" for case in cases))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -36,7 +36,7 @@ from graftwork.records.report import (
     SliceFigure,
     SubjectReport,
 )
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 MOST_PARTS = 12
 """More parts than this are not read: the smaller ones are put together."""

@@ -10,8 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from graftwork.evaluate.cases import clusters_of
-from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates
-from graftwork.evaluate.report import make_report
+from graftwork.evaluate.comparison import cluster_cases
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
@@ -132,8 +131,6 @@ def make_perplexity(
         failed_cases=tuple(case for case in known if case not in sound),
     )
 
-
-__all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
 
 Scores = dict[str, float | None]
 NOT_BY_THE_CASE = (

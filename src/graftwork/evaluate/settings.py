@@ -27,7 +27,7 @@ from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.text.publish import VariableName
+from graftwork.text.redact import VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "

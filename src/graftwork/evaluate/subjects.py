@@ -24,7 +24,7 @@ from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
-from graftwork.text.publish import is_variable_name
+from graftwork.text.redact import is_variable_name
 
 Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
 PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}

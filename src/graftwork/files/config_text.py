@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserMistake
 
 MOST_BYTES = 1 << 20

@@ -1,7 +1,7 @@
 """This machine as a place: a job is a child process.
 
-In: a Job. Out: a running child whose output goes to `worker.log` in the job's folder, and which is
-asked to stop when its parent dies. Does not restart anything: that is the supervisor's business.
+In: a Job. Out: a child whose output goes to `worker.log` in the job's folder, and which is asked to stop when
+this process dies. Does not restart anything.
 """
 
 import contextlib
@@ -9,18 +9,73 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
-from graftwork.files.private import append_to, make_folder
-from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.process.parent import PARENT_VARIABLE
-from graftwork.records.job import Job, Place
+from graftwork.files.disk import append_to, make_folder
+from graftwork.fleet.place import LOG_FILE
+from graftwork.process.devices import list_gpus
+from graftwork.process.health import process_state
+from graftwork.process.memory import kernel_kills
+from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
+from graftwork.records.hardware import Offer
+from graftwork.records.job import Job, JobHandle, JobStatus
 
-PLACE = Place(name="local", kind="local")
-LOG_FILE = "worker.log"
+
+class LocalPlace:
+    name = "local"
+
+    def __init__(self) -> None:
+        self._children: dict[str, tuple[JobHandle, subprocess.Popen[bytes], int]] = {}
+
+    def offer(self) -> tuple[Offer, ...]:
+        gpus = list_gpus()
+        return (
+            Offer(
+                place=self.name,
+                gpu=gpus[0].name if gpus else "",
+                gpus=len(gpus),
+                usd_per_hour=0.0,
+                source="this machine",
+                dated=date.today().isoformat(),
+            ),
+        )
+
+    def submit(self, job: Job) -> JobHandle:
+        kills = kernel_kills()
+        child = start_child(job)
+        handle = JobHandle(place=self.name, id=str(child.pid), name=job.name, folder=job.folder)
+        self._children[handle.id] = handle, child, kills
+        return handle
+
+    def poll(self, handle: JobHandle, *, seconds: float = 0.0) -> JobStatus:
+        _, child, kills = self._children[handle.id]
+        try:
+            code = child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return JobStatus(running=True, process_state=process_state(child.pid))
+        return JobStatus(running=False, exit_code=code, memory_kills=kernel_kills() - kills)
+
+    def fetch(self, handle: JobHandle) -> None:
+        """The folder is here already."""
+
+    def stop(self, handle: JobHandle, *, at_once: bool = False) -> None:
+        child = self._children[handle.id][1]
+        if child.poll() is not None:
+            return
+        if not at_once:
+            child.terminate()
+            return
+        # The child leads a session of its own: its helpers end with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+    def list(self) -> tuple[JobHandle, ...]:
+        return tuple(handle for handle, child, _ in self._children.values() if child.poll() is None)
 
 
-def start(job: Job) -> subprocess.Popen[bytes]:
+def start_child(job: Job) -> subprocess.Popen[bytes]:
     """Start the job's module with its arguments: the job's file, where it names no others."""
     folder = Path(job.folder)
     make_folder(folder)
@@ -42,30 +97,3 @@ def start(job: Job) -> subprocess.Popen[bytes]:
             # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
             start_new_session=True,
         )
-
-
-def stop(child: subprocess.Popen[bytes], *, patience: float = 30.0) -> int:
-    """Ask the child to stop at its next safe point; end it if it does not."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            end(child)
-    return child.wait()
-
-
-def end(child: subprocess.Popen[bytes]) -> int:
-    """End the child at once, and whatever it started: it leads a session of its own."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    return child.wait()
-
-
-def last_words(folder: Path, *, lines: int = 12) -> str:
-    """The end of a worker's log, for whoever must find out why it died."""
-    path = folder / LOG_FILE
-    if not path.exists():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
-from graftwork.process.sandbox import Job, Sandbox, SandboxResult, run_jobs
+from graftwork.process.sandbox import CodeJob, Sandbox, SandboxResult, run_jobs
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 
@@ -42,13 +42,13 @@ class RememberingRunner:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._known: dict[Job, SandboxResult] = {}
+        self._known: dict[CodeJob, SandboxResult] = {}
 
     def compile(self, source: str) -> SandboxResult:
-        return self._result(Job(source))
+        return self._result(CodeJob(source))
 
     def test(self, source: str, tests: str) -> SandboxResult:
-        return self._result(Job(source, tests))
+        return self._result(CodeJob(source, tests))
 
     def run_ahead(
         self, answers: Iterable[tuple[Case, str]], *, metrics: Collection[str], at_once: int | None = None
@@ -60,7 +60,7 @@ class RememberingRunner:
             self._known[job] = result
         return len(new)
 
-    def _result(self, job: Job) -> SandboxResult:
+    def _result(self, job: CodeJob) -> SandboxResult:
         if job not in self._known:
             self._known[job] = next(run_jobs([job], sandbox=self._sandbox, at_once=1))
         return self._known[job]
@@ -113,12 +113,12 @@ def extract_code(text: str) -> str:
     return text
 
 
-def jobs_for(case: Case, text: str, *, metrics: Collection[str]) -> list[Job]:
+def jobs_for(case: Case, text: str, *, metrics: Collection[str]) -> list[CodeJob]:
     """The runs that grading this answer by these metrics asks for."""
     source = extract_code(text)
-    jobs = [Job(source, tests) for tests in find_tests(case)] if set(metrics) & _BY_TESTS else []
+    jobs = [CodeJob(source, tests) for tests in find_tests(case)] if set(metrics) & _BY_TESTS else []
     if CODE_COMPILES in metrics and asks_for_code(case):
-        jobs.append(Job(source))
+        jobs.append(CodeJob(source))
     return jobs
 
 

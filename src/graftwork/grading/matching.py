@@ -1,29 +1,26 @@
-"""Regular expressions that cannot hang the evaluation.
+"""Regular expressions and JSON Schema that cannot hang or crash an evaluation.
 
-In: a pattern and a text. Out: whether it is found, or PatternTooSlow. Matching runs in one small child
-process that stays for the next question and is killed when it takes too long: `re` can be stopped from
-the main thread only, and a pattern like (a+)+$ would take longer than the universe has.
+In: a pattern and a text, or a schema and a JSON value. Out: whether they match; PatternTooSlow where a
+pattern runs out of time. Patterns have Python's syntax and are matched by `regex`, which has a time limit;
+schemas follow draft 2020-12 and are validated by `jsonschema-rs`. An unknown schema keyword is refused, never
+skipped: a check that checks less than it says is worse than none. See docs/decisions/0022.
 """
 
-import atexit
 import json
-import math
 import re
-import selectors
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+if TYPE_CHECKING:
+    import jsonschema_rs
+    import regex
+
 SECONDS = 1.0
-"""What one match may take, wall-clock: thousands of times what a sound pattern needs."""
-_CHILD = Path(__file__).with_name("patterns_child.py")
-_SIMPLE = re.compile(r"\^?(?:[\w \-:,;/#@=<>\"'!%&]|\\[.dws\-]|\[[\w\-]+\])*\$?")
-"""No repetition, no alternatives: such a pattern is matched here, in time linear in the text."""
+"""CPU time that one match may take: thousands of times what a sound pattern needs."""
+_LITERAL_BRACE = re.compile(r"(\\.)|\{(?!(?:\d+(?:,\d*)?|,\d*)\})", re.DOTALL)
 
 
 class PatternTooSlow(Exception):
@@ -31,7 +28,7 @@ class PatternTooSlow(Exception):
 
 
 def require_pattern(pattern: str) -> None:
-    """ValueError with the reason where the pattern is none."""
+    """Raise ValueError with the reason where the pattern is not a regular expression of Python."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -39,79 +36,22 @@ def require_pattern(pattern: str) -> None:
 
 
 def matches(pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS) -> bool:
-    """Whether the pattern is found in the text; with `whole`, whether it is all of it."""
-    if _SIMPLE.fullmatch(pattern):
-        found = re.fullmatch(pattern, text) if whole else re.search(pattern, text)
-        return found is not None
-    return _child.ask(pattern, text, whole=whole, seconds=seconds)
+    """Whether the pattern is found in the text; with `whole`, whether it matches all of it."""
+    compiled = _compile(pattern)
+    match = compiled.fullmatch if whole else compiled.search
+    try:
+        # `concurrent` releases the interpreter lock: other threads go on while a slow pattern runs.
+        return match(text, timeout=seconds, concurrent=True) is not None
+    except TimeoutError as error:
+        raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
 
 
-class _Child:
-    """The process that matches. One question at a time; started anew after it was killed."""
+@lru_cache(maxsize=256)
+def _compile(pattern: str) -> "regex.Pattern[str]":
+    import regex
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
-
-    def ask(self, pattern: str, text: str, *, whole: bool, seconds: float) -> bool:
-        question = json.dumps([pattern, text, whole]).encode() + b"\n"
-        with self._lock:
-            for last_try in (False, True):
-                process = self._started()
-                try:
-                    return self._exchange(process, question, seconds)
-                except (BrokenPipeError, EOFError):
-                    # Somebody else ended the child between two questions; once is no reason to give up.
-                    self.close()
-                    if last_try:
-                        raise
-        raise AssertionError("unreachable")
-
-    def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except OSError:
-                        continue
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = subprocess.Popen(
-                # Isolated and without site-packages: it starts in 15 ms and can load nothing of ours.
-                [sys.executable, "-I", "-S", str(_CHILD)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            assert self._process.stdout is not None
-            if not self._process.stdout.readline():
-                raise EOFError("the process that matches patterns did not start")
-        return self._process
-
-    def _exchange(self, process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bool:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(question)
-        process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout=seconds):
-                self.close()
-                raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind")
-        reply = process.stdout.readline()
-        if not reply:
-            raise EOFError("the process that matches patterns ended")
-        return reply == b"1\n"
-
-
-_child = _Child()
-atexit.register(_child.close)
+    # `regex` reads {e}, {i<=2} and the like as fuzzy matching; to Python such a brace is a literal.
+    return regex.compile(_LITERAL_BRACE.sub(lambda found: found[1] or r"\{", pattern))
 
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -133,8 +73,13 @@ Schema = dict[str, Any] | bool
 
 
 def require_schema(schema: Any) -> None:
-    """Refuse what is not understood: ValueError with the place and the nearest keyword."""
+    """Raise ValueError with the place and the nearest keyword where something is not understood."""
     _require(schema, "#", schema)
+    _require_end(schema, schema, done=set(), above=set())
+    try:
+        _validator(json.dumps(schema))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the JSON Schema cannot be used: {error}") from error
 
 
 def _require(schema: Any, where: str, root: Any) -> None:
@@ -147,8 +92,6 @@ def _require(schema: Any, where: str, root: Any) -> None:
             hint = f"did you mean {near[0]}?" if near else "it would not be checked: leave it out"
             raise ValueError(f"{where}: the JSON Schema keyword {key} is not known; {hint}")
         _require_value(str(key), value, f"{where}/{key}", root)
-    if "$ref" in schema:
-        _require_end(schema, where, root, ())
 
 
 def _require_value(key: str, value: Any, where: str, root: Any) -> None:
@@ -219,19 +162,30 @@ def resolve(reference: str, root: Any) -> Schema:
     return schema
 
 
-def _require_end(schema: Any, where: str, root: Any, above: tuple[int, ...]) -> None:
-    """A `$ref` that leads back to itself without going deeper into the value would never end."""
-    if not isinstance(schema, dict):
+def _require_end(schema: Any, root: Any, *, done: set[int], above: set[int]) -> None:
+    """Refuse a `$ref` that leads back to itself without going deeper into the value: it checks nothing."""
+    if not isinstance(schema, dict) or id(schema) in done:
         return
     if id(schema) in above:
-        raise ValueError(f"{where}: $ref leads back to itself")
-    inner = [schema[key] for key in _SAME_VALUE if key in schema]
-    inner += [one for key in _SAME_VALUE_LISTS for one in schema.get(key, ())]
-    inner += schema.get("dependentSchemas", {}).values()
+        raise ValueError(f"$ref {schema.get('$ref', '')}: $ref leads back to itself")
+    same_value = [schema[key] for key in _SAME_VALUE if key in schema]
+    same_value += [part for key in _SAME_VALUE_LISTS for part in schema.get(key, ())]
+    same_value += schema.get("dependentSchemas", {}).values()
     if "$ref" in schema:
-        inner.append(resolve(schema["$ref"], root))
-    for one in inner:
-        _require_end(one, where, root, (*above, id(schema)))
+        same_value.append(resolve(schema["$ref"], root))
+    for part in same_value:
+        _require_end(part, root, done=done, above={*above, id(schema)})
+    done.add(id(schema))
+    for part in _parts_of(schema):
+        _require_end(part, root, done=done, above=set())
+
+
+def _parts_of(schema: dict[str, Any]) -> list[Any]:
+    """Every schema that is written inside this one."""
+    parts = [schema[key] for key in _SCHEMAS if key in schema]
+    parts += [part for key in _LISTS_OF_SCHEMAS for part in schema.get(key, ())]
+    parts += [part for key in _MAPS_OF_SCHEMAS for part in schema.get(key, {}).values()]
+    return [inner for part in parts for inner in (part if isinstance(part, list) else [part])]
 
 
 def is_number(value: Any) -> bool:
@@ -257,166 +211,65 @@ def _demand(fine: bool, where: str, wanted: str, found: Any) -> None:
         raise ValueError(f"{where}: must be {wanted}, found {shown(found)}")
 
 
-__all__ = ["find_errors", "fits", "require_schema"]
-
-DEEPEST = 100
-"""A value nested deeper than this fits no schema that looks so deep."""
-
-
-def find_errors(value: Any, schema: Schema) -> list[str]:
-    """What is wrong, as "$.answer: …"; empty where the value fits the (already required) schema."""
-    return list(_Walk(schema).errors(value, schema, "$", 0))
-
-
 def fits(value: Any, schema: Schema) -> bool:
-    return next(_Walk(schema).errors(value, schema, "$", 0), None) is None
+    """Whether a JSON value fits a schema that `require_schema` let through."""
+    _slow.reason = ""
+    fitting: bool = _validator(json.dumps(schema)).is_valid(value)
+    if _slow.reason:
+        raise PatternTooSlow(_slow.reason)
+    return fitting
 
 
-class _Walk:
-    """One value held against one schema."""
+class _Slow(threading.local):
+    """Why the last validation in this thread has no result; the validator swallows what a keyword raises."""
 
-    def __init__(self, root: Schema) -> None:
-        self._root = root
-
-    def errors(self, value: Any, schema: Schema, at: str, depth: int) -> Iterator[str]:
-        if isinstance(schema, bool):
-            if not schema:
-                yield f"{at}: nothing may stand here"
-            return
-        if depth > DEEPEST:
-            yield f"{at}: nested deeper than {DEEPEST}"
-            return
-        if "$ref" in schema:
-            yield from self.errors(value, resolve(schema["$ref"], self._root), at, depth + 1)
-        yield from _plain_errors(value, schema, at)
-        if isinstance(value, dict):
-            yield from self._object_errors(value, schema, at, depth)
-        if isinstance(value, list):
-            yield from self._array_errors(value, schema, at, depth)
-        yield from self._combined_errors(value, schema, at, depth)
-
-    def _fits(self, value: Any, schema: Schema, depth: int) -> bool:
-        return next(self.errors(value, schema, "$", depth + 1), None) is None
-
-    def _object_errors(
-        self, value: dict[str, Any], schema: dict[str, Any], at: str, depth: int
-    ) -> Iterator[str]:
-        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        for key in schema.get("required", ()):
-            if key not in value:
-                yield f"{at}: the key {key} is missing"
-        for key, needed in schema.get("dependentRequired", {}).items():
-            if key in value and (missing := [one for one in needed if one not in value]):
-                yield f"{at}: with {key} there must be {missing[0]}"
-        for key, part in schema.get("dependentSchemas", {}).items():
-            if key in value:
-                yield from self.errors(value, part, at, depth + 1)
-        for key, inner in value.items():
-            place = f"{at}.{key}"
-            if "propertyNames" in schema and not self._fits(key, schema["propertyNames"], depth):
-                yield f"{at}: a key may not be called {key}"
-            known = [patterns[one] for one in patterns if matches(one, key)]
-            if key in properties:
-                known.append(properties[key])
-            if not known and "additionalProperties" in schema:
-                if schema["additionalProperties"] is False:
-                    yield f"{at}: the key {key} is not allowed"
-                    continue
-                known.append(schema["additionalProperties"])
-            for part in known:
-                yield from self.errors(inner, part, place, depth + 1)
-
-    def _array_errors(self, value: list[Any], schema: dict[str, Any], at: str, depth: int) -> Iterator[str]:
-        items = schema.get("items", True)
-        first = items if isinstance(items, list) else schema.get("prefixItems", [])
-        rest = schema.get("additionalItems", True) if isinstance(items, list) else items
-        for place, inner in enumerate(value):
-            part = first[place] if place < len(first) else rest
-            yield from self.errors(inner, part, f"{at}[{place}]", depth + 1)
-        if schema.get("uniqueItems") and len({_key(one) for one in value}) < len(value):
-            yield f"{at}: an item stands twice"
-        if "contains" in schema:
-            found = sum(self._fits(inner, schema["contains"], depth) for inner in value)
-            least, most = schema.get("minContains", 1), schema.get("maxContains", math.inf)
-            if not least <= found <= most:
-                yield f"{at}: {found} items are of the kind that it must contain"
-
-    def _combined_errors(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> Iterator[str]:
-        for part in schema.get("allOf", ()):
-            yield from self.errors(value, part, at, depth + 1)
-        if "anyOf" in schema and not any(self._fits(value, part, depth) for part in schema["anyOf"]):
-            yield f"{at}: none of the {len(schema['anyOf'])} alternatives fits"
-        if "oneOf" in schema:
-            fitting = sum(self._fits(value, part, depth) for part in schema["oneOf"])
-            if fitting != 1:
-                yield f"{at}: {fitting} of the alternatives fit, and just one must"
-        if "not" in schema and self._fits(value, schema["not"], depth):
-            yield f"{at}: it fits what it must not"
-        if "if" in schema:
-            branch = "then" if self._fits(value, schema["if"], depth) else "else"
-            yield from self.errors(value, schema.get(branch, True), at, depth + 1)
+    reason = ""
 
 
-def _plain_errors(value: Any, schema: dict[str, Any], at: str) -> Iterator[str]:
-    """The keywords that look at the value alone, without going into it."""
-    if "type" in schema:
-        named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        if not any(_IS[one](value) for one in named):
-            yield f"{at}: {shown(value)} is no {' or '.join(named)}"
-    if "enum" in schema and not any(_same(value, one) for one in schema["enum"]):
-        yield f"{at}: {shown(value)} is none of the allowed values"
-    if "const" in schema and not _same(value, schema["const"]):
-        yield f"{at}: {shown(value)} is not {shown(schema['const'])}"
-    if is_number(value):
-        for key, holds in _LIMITS.items():
-            if key in schema and not holds(value, schema[key]):
-                yield f"{at}: {shown(value)} breaks {key} {schema[key]}"
-    for kind, unit in ((str, "Length"), (list, "Items"), (dict, "Properties")):
-        if isinstance(value, kind):
-            if len(value) < schema.get(f"min{unit}", 0):
-                yield f"{at}: {len(value)} is under min{unit} {schema[f'min{unit}']}"
-            if len(value) > schema.get(f"max{unit}", math.inf):
-                yield f"{at}: {len(value)} is over max{unit} {schema[f'max{unit}']}"
-    if isinstance(value, str) and "pattern" in schema and not matches(schema["pattern"], value):
-        yield f"{at}: {shown(value)} does not match {schema['pattern']}"
+_slow = _Slow()
 
 
-def _is_multiple(value: Any, limit: Any) -> bool:
-    if isinstance(value, int) and isinstance(limit, int):
-        return value % limit == 0
-    try:
-        ratio = value / limit
-    except OverflowError:
-        return False
-    return math.isfinite(ratio) and abs(ratio - round(ratio)) <= 1e-9 * max(1.0, abs(ratio))
+class _TimedPattern:
+    """The keyword `pattern`, with Python's syntax and a time limit."""
+
+    def __init__(self, _schema: Any, pattern: str, _path: Any) -> None:
+        self._pattern = pattern
+
+    def validate(self, value: Any) -> None:
+        try:
+            found = not isinstance(value, str) or matches(self._pattern, value)
+        except PatternTooSlow as error:
+            _slow.reason = str(error)
+            raise ValueError("too slow") from error
+        if not found:
+            raise ValueError(f"does not match {self._pattern}")
 
 
-_IS: dict[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "number": is_number,
-    "integer": is_integer,
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-}
-_LIMITS: dict[str, Callable[[Any, Any], bool]] = {
-    "minimum": lambda value, limit: value >= limit,
-    "maximum": lambda value, limit: value <= limit,
-    "exclusiveMinimum": lambda value, limit: value > limit,
-    "exclusiveMaximum": lambda value, limit: value < limit,
-    "multipleOf": _is_multiple,
-}
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> "jsonschema_rs.Draft202012Validator":
+    import jsonschema_rs
+
+    return jsonschema_rs.Draft202012Validator(
+        _as_2020_12(json.loads(schema)), keywords={"pattern": _TimedPattern}
+    )
 
 
-def _same(one: Any, two: Any) -> bool:
-    return bool(_key(one) == _key(two))
-
-
-def _key(value: Any) -> Hashable:
-    """The same for values that are equal as JSON: 1 is 1.0, but true is not 1."""
-    if isinstance(value, dict):
-        return "object", frozenset((name, _key(inner)) for name, inner in value.items())
-    if isinstance(value, list):
-        return "array", tuple(map(_key, value))
-    return type(value) is bool, value
+def _as_2020_12(schema: Any) -> Any:
+    """The schema without its name and address, and with the array form of `items` of draft 7 rewritten."""
+    if isinstance(schema, list):
+        return [_as_2020_12(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    written: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS_OF_SCHEMAS:
+            written[key] = {name: _as_2020_12(part) for name, part in value.items()}
+        elif key == "items" and isinstance(value, list):
+            written["prefixItems"] = _as_2020_12(value)
+            written["items"] = _as_2020_12(schema.get("additionalItems", True))
+        elif key in _SCHEMAS | _LISTS_OF_SCHEMAS:
+            if key != "additionalItems":
+                written[key] = _as_2020_12(value)
+        elif key not in _NOTES and key != "$schema":
+            written[key] = value
+    return written

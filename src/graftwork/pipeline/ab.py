@@ -29,29 +29,29 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import hash_cases, read_case_file
 from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.evaluation import Grading, ask_subject, open_grading
 from graftwork.pipeline.evaluation_subjects import resolve_subject
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
-from graftwork.pipeline.workplace import Workplace
-from graftwork.process.stopping import how_it_ended
+from graftwork.process.worker import how_it_ended
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
-from graftwork.registry.promote import find_release
-from graftwork.serve.split import is_between
-from graftwork.store.feedback import FeedbackStore
+from graftwork.registry.aliases import find_release
+from graftwork.serve.routing import is_experiment_between
+from graftwork.store.captures import FeedbackStore
 
 TRIED_FOLDER = "ab"
 
 
-def choose_metric(work: Workplace, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
+def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
     """The one asked for, the gate's primary one, or the first that is graded."""
     graded = work.settings.evaluate.graded
     primary = work.settings.gate.primary_rule
@@ -67,7 +67,7 @@ def choose_metric(work: Workplace, metric: str | None, *, also: tuple[str, ...] 
     return chosen
 
 
-def find_pair(work: Workplace, a: str, b: str) -> tuple[Release, Release]:
+def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
     first, second = find_release(work.releases, a), find_release(work.releases, b)
     if first.id == second.id:
         raise UserMistake(
@@ -77,7 +77,7 @@ def find_pair(work: Workplace, a: str, b: str) -> tuple[Release, Release]:
 
 
 def note_trial(
-    work: Workplace, first: Release, second: Release, *, metric: str, traffic: str
+    work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
 ) -> tuple[str, ...]:
     """Write down, before looking, by what this pair is tested."""
     name = fingerprint([sorted((first.id, second.id)), traffic])[:16]
@@ -85,7 +85,7 @@ def note_trial(
     tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
     if metric not in tried:
         tried.append(metric)
-        write_whole(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
+        write_atomic(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
     if len(tried) == 1:
         return ()
     return (
@@ -95,7 +95,7 @@ def note_trial(
 
 
 def compare_replayed(
-    work: Workplace, a: str, b: str, *, cases_file: Path, metric: str | None = None
+    work: OpenProject, a: str, b: str, *, cases_file: Path, metric: str | None = None
 ) -> ABResult:
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
@@ -131,7 +131,7 @@ def compare_replayed(
     )
 
 
-def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
+def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
     """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subjects = []
@@ -143,7 +143,7 @@ def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Ca
 
 
 def _ask(
-    work: Workplace, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
+    work: OpenProject, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
 ) -> dict[str, float | None]:
     """What the release answers, graded. Kept answers are not asked for again."""
     ask_subject(work, subject, cases)
@@ -159,7 +159,7 @@ def _ask(
     return {case: average(values) if values else None for case, values in grades.items()}
 
 
-def grade_context(work: Workplace, grading: Grading) -> GradeContext:
+def grade_context(work: OpenProject, grading: Grading) -> GradeContext:
     checks = {check.name: check for check in work.settings.evaluate.checks}
     return replace(grading.context(), checks=checks)
 
@@ -173,7 +173,7 @@ Side = Literal["A", "B"]
 
 
 def compare_live(
-    work: Workplace, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
+    work: OpenProject, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
 ) -> ABResult:
     """What is known now. Look as often as you like: it reads from the beginning."""
     pair = find_pair(work, a, b)
@@ -182,7 +182,7 @@ def compare_live(
 
 
 def watch_live(
-    work: Workplace,
+    work: OpenProject,
     a: str,
     b: str,
     *,
@@ -219,7 +219,7 @@ class LiveLook:
     """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
 
     def __init__(
-        self, work: Workplace, pair: tuple[Release, Release], *, metric: str, experiment: str | None
+        self, work: OpenProject, pair: tuple[Release, Release], *, metric: str, experiment: str | None
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
@@ -324,10 +324,12 @@ class LiveLook:
         return remarks
 
 
-def find_experiment(work: Workplace, pair: tuple[Release, Release], asked: str | None) -> str | None:
+def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [one.experiment for one in work.captures.experiments() if is_between(one.experiment, *ids)]
+    known = [
+        one.experiment for one in work.captures.experiments() if is_experiment_between(one.experiment, *ids)
+    ]
     if asked is None:
         return known[-1] if known else None
     found = [one for one in known if asked in one]
@@ -358,7 +360,7 @@ def as_case(capture: Capture) -> Case:
     )
 
 
-def _choose_live_metric(work: Workplace, metric: str | None) -> str:
+def _choose_live_metric(work: OpenProject, metric: str | None) -> str:
     return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
 
 
@@ -367,15 +369,17 @@ def _unit_of(capture: Capture) -> str:
     return f"capture {capture.id}" if capture.session is None else f"session {capture.session}"
 
 
-def _count_experiments(work: Workplace, pair: tuple[Release, Release]) -> int:
-    return sum(is_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments())
+def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
+    return sum(
+        is_experiment_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments()
+    )
 
 
 def _call(experiment: str | None) -> str:
     return "traffic that nobody dealt by lot" if experiment is None else f"experiment {experiment}"
 
 
-def _tell_progress(work: Workplace, found: ABResult) -> None:
+def _tell_progress(work: OpenProject, found: ABResult) -> None:
     """No time left: nobody knows how clear the answers to come will be."""
     enough = 1 / (1 - found.confidence)
     state = (

@@ -16,8 +16,14 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.judge.client import ChatClient
-from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore, first_answers, judge_subjects
+from graftwork.evaluate.judge.judge import (
+    Judge,
+    JudgeBudget,
+    JudgeClient,
+    ReplyStore,
+    first_answers,
+    judge_subjects,
+)
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
@@ -32,16 +38,15 @@ from graftwork.evaluate.subjects import (
     timed_together,
     with_one_engine,
 )
-from graftwork.files.dataset_folder import iterate_drops
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import iterate_drops
+from graftwork.files.disk import make_folder, write_atomic
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
 from graftwork.inference.selection import PRECISIONS
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.supervise import run_job
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.supervise import WorkerTask, run_job
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
@@ -55,7 +60,7 @@ CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS})
 class Grading:
     """One for a whole evaluation: what was run or asked for one subject is known for the next."""
 
-    work: Workplace
+    work: OpenProject
     judge: Judge | None
     sandbox: RememberingRunner | None
 
@@ -97,15 +102,15 @@ class Grading:
         self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
 
 
-def open_grading(work: Workplace, cases: Sequence[Case]) -> Grading:
+def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     settings = work.settings.evaluate
     judge = None
     if settings.judge is not None:
         judge = Judge(
             settings.judge,
-            speaker=ChatClient(settings.judge),
+            speaker=JudgeClient(settings.judge),
             replies=ReplyStore(work.project.state / JUDGED_FOLDER),
-            budget=Budget(settings.judge),
+            budget=JudgeBudget(settings.judge),
         )
     return Grading(work, judge, _open_runner(settings, cases))
 
@@ -144,25 +149,25 @@ def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
                 forget_answers(subject.job.model_copy(update={"precision": precision}), cases)
 
 
-def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> None:
+def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> None:
     """Bring the subject's answers into its folder. What is there already is not asked again."""
     if subject.job is None:
         answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
         lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
-        write_whole(subject.folder / ANSWERS_FILE, "".join(lines))
+        write_atomic(subject.folder / ANSWERS_FILE, "".join(lines))
         generation = generation_of_log(cases, latency_cases=work.settings.evaluate.latency_cases)
-        write_whole(subject.folder / GENERATION_FILE, generation.to_json())
+        write_atomic(subject.folder / GENERATION_FILE, generation.to_json())
         return
-    run_job(
+    task = WorkerTask(
         name=f"the evaluation of {subject.name}",
         module="graftwork.evaluate.ask.worker",
         job=subject.job,
         folder=subject.folder,
-        reporter=work.reporter,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
 
 
-def ask_everybody(work: Workplace, lineup: Lineup, cases: Sequence[Case]) -> None:
+def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
     """Endpoints first: a wrong address or key shows at once, and not after the models have answered.
 
     Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
@@ -182,7 +187,7 @@ def _timed_later(subject: Subject) -> Subject:
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
 
 
-def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
     """Single requests of all subjects in turn, unless this very group was timed before."""
     jobs = tuple(subject.job for subject in subjects if subject.job is not None)
     requests = jobs[0].latency_cases
@@ -191,17 +196,17 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
         return
     folder = work.project.evaluations / f"timing-{group}"
     make_folder(folder)
-    run_job(
+    task = WorkerTask(
         name="timing the subjects in turn",
         module="graftwork.evaluate.ask.timing",
         job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
         folder=folder,
-        reporter=work.reporter,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
 
 
 def measure_subjects(
-    work: Workplace, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
+    work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
     """Ask everybody, then grade what they said: a judge that fails costs no answer."""
     ask_everybody(work, lineup, cases)
@@ -221,7 +226,7 @@ def measure_subjects(
 
 
 def report_on(
-    work: Workplace,
+    work: OpenProject,
     lineup: Lineup,
     *,
     cases: Sequence[Case],
@@ -287,7 +292,7 @@ FAULTS = {
 }
 
 
-def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: Prepared | None) -> tuple[str, ...]:
+def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData | None) -> tuple[str, ...]:
     """`prepared` is None where the cases are not of the project's own log."""
     log = scored.get(LOG)
     if log is None:
@@ -297,7 +302,7 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: Prepared | N
     return tuple(sentence for sentence in (kept, ungraded) if sentence)
 
 
-def _say_kept(prepared: Prepared) -> str:
+def _say_kept(prepared: PreparedData) -> str:
     """Empty where no row was dropped for what its answer is."""
     dataset = prepared.dataset
     if not dataset.dropped.get(FILTER):
@@ -336,7 +341,7 @@ def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
 PAGE = "evaluation"
 
 
-def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
+def put_page(work: OpenProject, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
     """`beside` is an evaluation that the gate does not decide on: its page does not replace the other."""
     path = work.project.root / f"{page_name(work, beside=beside)}.html"
     page = EvaluationPage(
@@ -345,11 +350,11 @@ def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> 
         cases=read_cases(Path(evaluated.cases_file)),
         answers={name: tuple(read_answers(Path(folder))) for name, folder in evaluated.folders.items()},
     )
-    write_whole(path, render_evaluation(page))
+    write_atomic(path, render_evaluation(page))
     return evaluated.model_copy(update={"page": str(path)})
 
 
-def page_name(work: Workplace, *, beside: bool = False) -> str:
+def page_name(work: OpenProject, *, beside: bool = False) -> str:
     """One page a model; the main one has the short name."""
     parts = [PAGE]
     if work.model != work.settings.main_model:

@@ -23,7 +23,7 @@ from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import score, sessions_of
 from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, parse_subjects
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.evaluation import (
     Evaluated,
@@ -38,10 +38,11 @@ from graftwork.pipeline.evaluation import (
 )
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import ModelReporter
-from graftwork.pipeline.step import Made
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
     LOG,
@@ -54,8 +55,7 @@ from graftwork.pipeline.steps.evaluate import (
     worked_example,
 )
 from graftwork.pipeline.steps.gate import finish, gather
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.table import run_pipeline
 from graftwork.records import errors
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
@@ -81,7 +81,7 @@ class Asked:
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
-def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
+def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
             _ask_beforehand(work, asked)
@@ -92,7 +92,7 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
     given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
-    prepared = made.get("prepare", Prepared)
+    prepared = made.get("prepare", PreparedData)
     cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
     asking = _asking(work, prepared, cases, asked)
     outcome = made.get("train", TrainOutcome) if trained else None
@@ -119,14 +119,14 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
         ),
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
-    write_whole(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
+    write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
     return put_page(work, evaluated, beside=True)
 
 
-def _ask_beforehand(work: Workplace, asked: Asked) -> None:
+def _ask_beforehand(work: OpenProject, asked: Asked) -> None:
     """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
-    made: Made = run_pipeline(work, upto="train")
-    prepared = made.get("prepare", Prepared)
+    made: StepOutputs = run_pipeline(work, upto="train")
+    prepared = made.get("prepare", PreparedData)
     cases = held_out(work, prepared)
     lineup = line_up(
         work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
@@ -139,12 +139,12 @@ def _ask_beforehand(work: Workplace, asked: Asked) -> None:
     ask_everybody(work, lineup, cases)
 
 
-def _asking(work: Workplace, prepared: Prepared, cases: tuple[Case, ...], asked: Asked) -> Asking:
+def _asking(work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: Asked) -> Asking:
     return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
 
 
 def _line_up(
-    work: Workplace, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
+    work: OpenProject, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
 ) -> Lineup:
     """The first is the baseline, the second the candidate; one alone is measured against the log."""
     if not named:
@@ -189,7 +189,7 @@ class Exported(Record):
     subjects: tuple[str, ...]
 
 
-def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluation:
+def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
     """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
     runs = [read_foreign(path) for path in files]
     last = last_evaluation(work)
@@ -205,7 +205,7 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
         answers=imported.answers,
         notes=(imported.why, *imported.notes),
     )
-    write_whole(path, render_evaluation(page))
+    write_atomic(path, render_evaluation(page))
     evaluation = ImportedEvaluation(
         report=imported.report,
         same_cases=imported.same_cases,
@@ -214,11 +214,13 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
         page=str(path),
     )
     kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
-    write_whole(kept, evaluation.to_json())
+    write_atomic(kept, evaluation.to_json())
     return evaluation
 
 
-def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Sequence[str] = ()) -> Exported:
+def export_evaluation(
+    work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
+) -> Exported:
     """The project's last evaluation: one log, or one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
@@ -237,7 +239,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
             fix="name one of these, or none for all",
             where="--subject",
         )
-    cases, when = read_cases(Path(last.cases_file)), now()
+    cases, when = read_cases(Path(last.cases_file)), timestamp()
     written: list[str] = []
     for name in subjects or known:
         export = Export(
@@ -253,7 +255,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
     return Exported(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
-def last_evaluation(work: Workplace) -> Evaluated | None:
+def last_evaluation(work: OpenProject) -> Evaluated | None:
     """What the gate would decide on; None before the first one."""
     step = "evaluate" if work.model == work.settings.main_model else f"evaluate@{work.model}"
     entry = work.ledger.get(step)
@@ -274,11 +276,11 @@ def _write(export: Export, *, form: Format, out: Path) -> list[str]:
         }
     for path, text in content.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomic(path, text)
     return [str(path) for path in content]
 
 
-def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Case]) -> Imported:
+def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[Case]) -> Imported:
     """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
     # No judge: to read a file asks nobody anything.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
@@ -309,12 +311,12 @@ def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Cas
     return imported.model_copy(update={"report": report})
 
 
-def _log_look(work: Workplace, imported: Imported) -> Imported:
+def _log_look(work: OpenProject, imported: Imported) -> Imported:
     """Whoever measured it: another candidate was looked at on this project's cases."""
     report = imported.report
     said = imported.answers[report.candidate.subject]
     subject = f"imported:{fingerprint([answer.text for answer in said])}"
-    looks = work.looks.log(report.cases_hash, subject=subject, when=now())
+    looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(
         report,
@@ -340,10 +342,10 @@ class GatedAll(Record):
         return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
 
 
-def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> GatedAll:
+def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
     """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
-    works: dict[str, Workplace] = {}
-    made: dict[str, Made] = {}
+    works: dict[str, OpenProject] = {}
+    made: dict[str, StepOutputs] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
@@ -358,7 +360,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     return GatedAll(project=work.project.settings.project, verdicts=verdicts)
 
 
-def _remember(work: Workplace, verdict: Verdict) -> None:
+def _remember(work: OpenProject, verdict: Verdict) -> None:
     """In place of the verdict that did not know of the others: a release goes by this one."""
     entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
     last = work.ledger.get(entry)
@@ -368,7 +370,7 @@ def _remember(work: Workplace, verdict: Verdict) -> None:
         entry,
         fingerprint=last.fingerprint,
         output=verdict.model_dump(mode="json"),
-        finished_at=now(),
+        finished_at=timestamp(),
         seconds=last.seconds,
     )
 
@@ -376,7 +378,7 @@ def _remember(work: Workplace, verdict: Verdict) -> None:
 MOST_RUNS = 10_000
 
 
-def judge_session(work: Workplace, *, may_do: Collection[str] | None = None) -> NextStart:
+def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
     """Bring the model up to date as far as its evaluation, then compare with where the session began."""
     made = run_pipeline(work, upto="evaluate", may_do=may_do)
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
@@ -395,7 +397,7 @@ def judge_session(work: Workplace, *, may_do: Collection[str] | None = None) -> 
     return _from(found, before, find_adapter(work, before) if before else "")
 
 
-def find_adapter(work: Workplace, adapter_hash: str) -> str:
+def find_adapter(work: OpenProject, adapter_hash: str) -> str:
     """The folder of an adapter that a run or a release holds; empty where neither does."""
     for run in work.runs.list(limit=MOST_RUNS):
         if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
@@ -411,7 +413,7 @@ def find_adapter(work: Workplace, adapter_hash: str) -> str:
     return str(folder) if work.settings.train.start_from and Path(folder).is_dir() else ""
 
 
-def _report_before(work: Workplace, report: Report, outcome: TrainOutcome) -> Report:
+def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> Report:
     if outcome.started_from is None:
         return report.model_copy(update={"candidate": report.baseline})
     known = [find_report(work, outcome.started_from)]

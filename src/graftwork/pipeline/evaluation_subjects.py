@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
-from graftwork.files.digest import folder_digest
-from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.workplace import Workplace
+from graftwork.files.disk import folder_digest
+from graftwork.pipeline.open_project import OpenProject, load_template
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.promote import find_release
+from graftwork.registry.aliases import find_release
 
 ANSWERS_FOLDER = "answers"
 
@@ -35,7 +34,7 @@ class _Weights:
 
 
 def resolve_subject(
-    work: Workplace, subject: NamedSubject, *, asking: Asking, outcome: TrainOutcome | None
+    work: OpenProject, subject: NamedSubject, *, asking: Asking, outcome: TrainOutcome | None
 ) -> Subject:
     """The job that asks this subject. `outcome` is what training left, where it was needed."""
     if subject.kind == "log":
@@ -63,9 +62,9 @@ def resolve_subject(
     )
 
 
-def find_champion(work: Workplace, *, unlike: str) -> Release | None:
+def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
     """The release that serves now, where it can be compared: of this base and template, another adapter."""
-    release_id = work.releases.aliases().get(own_alias(work))
+    release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return None
     release = work.releases.get(release_id)
@@ -81,7 +80,7 @@ def find_device() -> str:
     return "cuda" if probe is not None and probe() else "cpu"
 
 
-def _endpoint_subject(work: Workplace, subject: NamedSubject, asking: Asking) -> Subject:
+def _endpoint_subject(work: OpenProject, subject: NamedSubject, asking: Asking) -> Subject:
     assert subject.endpoint is not None
     identity = fingerprint(["endpoint", subject.endpoint.url, subject.endpoint.model])
     job = _job(
@@ -96,7 +95,7 @@ def _endpoint_subject(work: Workplace, subject: NamedSubject, asking: Asking) ->
     return Subject(subject.name, Path(job.folder), job, identity)
 
 
-def _find_weights(work: Workplace, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
+def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
     if subject.kind == "base":
         return None
     if subject.kind == "adapter":
@@ -111,7 +110,7 @@ def _find_weights(work: Workplace, subject: NamedSubject, outcome: TrainOutcome 
     return _of_release(work, subject.which)
 
 
-def _of_run(work: Workplace, run_id: str) -> _Weights:
+def _of_run(work: OpenProject, run_id: str) -> _Weights:
     entry = work.runs.get(run_id)
     if entry is None or entry.outcome is None:
         raise UserMistake(
@@ -125,8 +124,8 @@ def _of_run(work: Workplace, run_id: str) -> _Weights:
     return _Weights(Path(done.adapter_folder), done.adapter_hash)
 
 
-def _of_release(work: Workplace, name: str) -> _Weights:
-    release = find_release(work.releases, own_alias(work) if name == CHAMPION else name)
+def _of_release(work: OpenProject, name: str) -> _Weights:
+    release = find_release(work.releases, full_alias(work) if name == CHAMPION else name)
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
             f"release {release.id[:12]} was trained on another base",
@@ -154,7 +153,7 @@ def _require_adapter(folder: Path) -> None:
         )
 
 
-def _job(work: Workplace, name: str, asking: Asking, **fields: Any) -> EvalJob:
+def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob:
     settings = work.settings.evaluate
     example = fields.pop("example")
     job = EvalJob(

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from graftwork.costmodel.distributed import passing_setup
 from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.costmodel.time import StepRates
-from graftwork.files.dataset_folder import MANIFEST, read_manifest
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import MANIFEST, read_manifest
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import EMBEDDED, models_folder
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.candidate import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
@@ -36,7 +36,7 @@ from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
 
 OnProgress = Callable[[str], None]
 """Receives a message before work that takes seconds."""
@@ -154,7 +154,7 @@ def _project(asked: FitRequest) -> "ProjectFolder | None":
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     if asked.project is None and find_project() is None:
         if asked.model is not None:
@@ -298,7 +298,7 @@ def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnPr
     on_progress(f"tracing a step of {config.get('model_type')} without weights (up to a minute)")
     allocated = trace(config, setup)
     with suppress(OSError):
-        write_whole(file, json.dumps({"allocated": allocated, "versions": versions}))
+        write_atomic(file, json.dumps({"allocated": allocated, "versions": versions}))
     return allocated
 
 

@@ -4,19 +4,17 @@ In: nothing, or names of the catalog. Out: a Machine. Starts `nvidia-smi` where 
 """
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe import describe_device
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, find_cpu, find_gpu, guess_cpu
-from graftwork.process.devices import is_visible
+from graftwork.process.devices import ask_nvidia_smi, is_visible
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import DeviceFacts
 
-QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+QUERY = ("index", "uuid", "name", "memory.total")
 """Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
 PATIENCE_SECONDS = 10
 ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
@@ -78,16 +76,7 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
 
 def ask_driver() -> str:
     """What nvidia-smi says; nothing where there is none or it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *QUERY], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
 def read_cards(said: str, *, visible: str | None = None) -> list[DriverCard]:

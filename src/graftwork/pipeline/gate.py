@@ -15,20 +15,17 @@ from graftwork.evaluate.gate.decide import Judged, asked_otherwise, decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
-from graftwork.files.digest import file_digest
-from graftwork.files.journal import Journal
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
-from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import WEIGHTS
+from graftwork.registry.peft import WEIGHTS
 
 CHAMPION = "champion"
 SERVED_ALREADY = "This very adapter is served already"
@@ -50,9 +47,9 @@ class Champion(NamedTuple):
     instead: str = ""
 
 
-def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
+def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
     """What is served now; where that is this very adapter, what it took the place of."""
-    release_id = work.releases.aliases().get(own_alias(work))
+    release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return Champion(None)
     served = work.releases.get(release_id)
@@ -68,7 +65,7 @@ def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
     return Champion(known)
 
 
-def with_champion(work: Workplace, report: Report, champion: Release | None) -> Report:
+def with_champion(work: OpenProject, report: Report, champion: Release | None) -> Report:
     """The champion's own report stands in where it was not asked again on the same cases."""
     if report.champion is not None or champion is None:
         return report
@@ -90,7 +87,7 @@ def surroundings_of(champion: Champion) -> Surroundings:
     return Surroundings(champion=champion.release.id)
 
 
-def read_report(work: Workplace, release: Release) -> Report | None:
+def read_report(work: OpenProject, release: Release) -> Report | None:
     """The report that a release carries, its bytes checked; None where it has none."""
     promised = next((file.sha256 for file in release.files if file.path == REPORT), None)
     path = open_store(work).folder(release.id) / REPORT
@@ -116,12 +113,12 @@ def comparable(known: Report, report: Report) -> bool:
     return known.cases_hash == report.cases_hash and not asked_otherwise(known, report)
 
 
-def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:
+def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
     path = _place(work, adapter_hash)
-    write_whole(path, report.to_json())
+    write_atomic(path, report.to_json())
 
 
-def find_report(work: Workplace, adapter_hash: str) -> Report | None:
+def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
     """None where the adapter was never judged here, or by a version that wrote otherwise."""
     path = _place(work, adapter_hash)
     try:
@@ -130,17 +127,17 @@ def find_report(work: Workplace, adapter_hash: str) -> Report | None:
         return None
 
 
-def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> None:
+def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
     """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
     weights = adapter_folder / WEIGHTS
     if not weights.is_file():
         return
     path = _verdict_place(work, file_digest(weights))
     make_folder(path.parent)
-    write_whole(path, verdict.to_json())
+    write_atomic(path, verdict.to_json())
 
 
-def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
+def find_verdict(work: OpenProject, weights_sha256: str) -> Verdict | None:
     """The last verdict about these weights: of a gate here, or of a release that holds them."""
     path = _verdict_place(work, weights_sha256)
     try:
@@ -159,11 +156,11 @@ def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
     return None
 
 
-def _verdict_place(work: Workplace, weights_sha256: str) -> Path:
+def _verdict_place(work: OpenProject, weights_sha256: str) -> Path:
     return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
 
 
-def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) -> GoodRun | None:
     """The newest earlier run that was better at the primary metric, with what was changed since."""
     primary = work.settings.gate.primary_rule
     now, plan = work.runs.get(outcome.run_id), None
@@ -190,7 +187,7 @@ def _read_plan(given: dict[str, Any]) -> Plan | None:
         return None
 
 
-def _place(work: Workplace, adapter_hash: str) -> Path:
+def _place(work: OpenProject, adapter_hash: str) -> Path:
     return work.project.evaluations / "reports" / f"{adapter_hash[:32]}.json"
 
 
@@ -207,14 +204,14 @@ class Noted(NamedTuple):
     settings: GateSettings | None
 
 
-def note_rules(work: Workplace, run_id: str, *, stage: Stage) -> Noted:
+def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
     """Note the rules as they stand, unless the last note says the same; the first one comes back."""
     journal = Journal(work.project.runs / run_id / RULES)
     kept, rules = journal.read(), work.settings.gate
     if not kept or kept[-1]["rules_hash"] != rules.rules_hash():
         note = {
             "rules_hash": rules.rules_hash(),
-            "when": now(),
+            "when": timestamp(),
             "stage": stage,
             "rules": rules.model_dump(mode="json"),
         }

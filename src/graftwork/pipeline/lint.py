@@ -32,7 +32,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -152,8 +152,7 @@ def _length(entry: Any) -> int:
 
 def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import ProjectFolder
-    from graftwork.project.load import load_settings
+    from graftwork.project.load import ProjectFolder, load_settings
 
     whole = load_settings(path)
     project = ProjectFolder(root=path.parent.absolute(), settings=whole)
@@ -177,7 +176,7 @@ class _Rows(NamedTuple):
 
 def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model, if there is one."""
-    from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
+    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
 
     found = []
     for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():

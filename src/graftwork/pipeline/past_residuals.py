@@ -3,11 +3,11 @@
 In: an opened workplace. Out: the runs, newest first, and the biases.
 """
 
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.plan.residuals import find_biases
 from graftwork.records.base import Record
 from graftwork.records.plan import Bias
-from graftwork.store.residuals import PastRun
+from graftwork.store.runs import PastRun
 
 
 class PastResiduals(Record):
@@ -15,6 +15,6 @@ class PastResiduals(Record):
     biases: tuple[Bias, ...]
 
 
-def past_residuals(work: Workplace, *, runs: int) -> PastResiduals:
+def past_residuals(work: OpenProject, *, runs: int) -> PastResiduals:
     found = work.residuals.past(runs=runs)
     return PastResiduals(runs=found, biases=find_biases(run.residuals for run in found))

@@ -17,8 +17,8 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.time import StepRates, rates_of
 from graftwork.model.shape import total_parameters, trained_by
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
-from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
 from graftwork.plan.fit.candidate import memory_level
@@ -27,7 +27,7 @@ from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
-from graftwork.train.gpu.families import why_plain
+from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0
@@ -37,7 +37,7 @@ CARD_SHARE = 0.94
 """Of a card's memory; the rest is for the driver and the display."""
 
 
-def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
+def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
     """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
     if device.kind != "cuda":
         return None
@@ -52,7 +52,7 @@ def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> StepR
 
 
 def plan_passes(
-    work: Workplace,
+    work: OpenProject,
     device: DeviceFacts,
     shape: ModelShape,
     load: Workload,
@@ -97,18 +97,18 @@ def _machine(device: DeviceFacts, *, cards: int) -> Machine:
     return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
 
 
-def base_config(work: Workplace) -> dict[str, Any]:
+def base_config(work: OpenProject) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((Path(work.base.folder) / "config.json").read_text())
     return config
 
 
 def plan_tuning(
-    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train
     config = base_config(work)
-    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
+    if device.kind != "cuda" or why_eager(settings, config, capability=device.capability) is not None:
         return None
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     request = TuningRequest(

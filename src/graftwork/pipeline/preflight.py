@@ -11,16 +11,15 @@ from pathlib import Path
 from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
-from graftwork.files.dataset_folder import iterate_rows
+from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
-from graftwork.pipeline.doctor.check import Check
-from graftwork.pipeline.doctor.machine import look_at_disk
-from graftwork.pipeline.doctor.project_files import look_at_port
+from graftwork.pipeline.doctor.machine import DoctorCheck, look_at_disk
+from graftwork.pipeline.doctor.project import look_at_port
 from graftwork.pipeline.evaluation import open_grading
-from graftwork.pipeline.step import Made
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import Plan, RunPlan
@@ -42,7 +41,7 @@ class Preflight(Record):
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
+def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
     """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
     found = look_ahead(work, made, run)
     for problem in found.problems:
@@ -61,9 +60,9 @@ def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
     return found
 
 
-def look_ahead(work: Workplace, made: Made, run: RunPlan) -> Preflight:
+def look_ahead(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
     """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
-    prepared, plan = made.get("prepare", Prepared), made.get("plan", Plan)
+    prepared, plan = made.get("prepare", PreparedData), made.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
     rows = list(iterate_rows(Path(prepared.folder), "test"))
     problems: list[Problem] = []
@@ -92,12 +91,12 @@ def look_ahead(work: Workplace, made: Made, run: RunPlan) -> Preflight:
     )
 
 
-def _with_checks(work: Workplace, context: GradeContext) -> GradeContext:
+def _with_checks(work: OpenProject, context: GradeContext) -> GradeContext:
     checks = {check.name: check for check in work.settings.evaluate.checks}
     return replace(context, checks=checks)
 
 
-def _nothing_held_out(work: Workplace) -> Problem:
+def _nothing_held_out(work: OpenProject) -> Problem:
     share = work.settings.data.test
     why = f"data.test is {share:g}" if share == 0 else "every row was dropped or dealt to another split"
     return Problem(
@@ -108,13 +107,13 @@ def _nothing_held_out(work: Workplace) -> Problem:
     )
 
 
-def _look_at_machine(work: Workplace, plan: Plan) -> list[Problem]:
+def _look_at_machine(work: OpenProject, plan: Plan) -> list[Problem]:
     """Disk and port, as the doctor sees them; a port in use does not stop a training."""
     disk, port = look_at_disk(work.project.state, needed=plan.disk_gib.high), look_at_port(work.project)
     return [*_as_problem(disk, severity="error"), *_as_problem(port, severity="warning")]
 
 
-def _as_problem(check: Check, *, severity: Severity) -> list[Problem]:
+def _as_problem(check: DoctorCheck, *, severity: Severity) -> list[Problem]:
     if check.result == "ok":
         return []
     return [Problem(severity=severity, what=f"{check.name}: {check.found}", fix=check.fix)]

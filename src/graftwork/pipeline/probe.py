@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready, models_folder
 from graftwork.model.probe import name_device
 from graftwork.model.shape import layer_parameters, read_shape
 from graftwork.plan.catalog.models import find_model
-from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.project.folder import ProjectFolder
+from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
+from graftwork.project.load import ProjectFolder
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
 from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
@@ -100,7 +100,7 @@ def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, 
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     files = [folder / _key(facts.device) / f"{_shape_key(facts.shape)}.json" for folder in folders]
     for file in files:
-        write_whole(file, facts.to_json())
+        write_atomic(file, facts.to_json())
     return tuple(files)
 
 

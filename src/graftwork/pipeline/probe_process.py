@@ -41,9 +41,9 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     """One optimizer step of `tokens` tokens on the card, all kept where that fits."""
     import torch
 
-    from graftwork.model.adapter import attach
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.model.adapters.peft import attach
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import TrainSettings
 
     shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
@@ -56,16 +56,16 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
         alpha=2 * job.rank,
         max_gradient_norm=1.0,
     )
-    furnished = furnish(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     rows = make_rows(tokens // length, length=length, vocabulary=shape.vocab_size)
     # Not settled: that would compile everything a second time, for a step that keeps nothing.
     engine._use(tuning)
     seconds = _time(engine, rows, warm_up=WARM_UP, timed=TIMED, wait=torch.cuda.synchronize)
     peak = float(torch.cuda.max_memory_allocated())
-    del engine, furnished, parameters, model
+    del engine, frozen, parameters, model
     gc.collect()
     torch.cuda.empty_cache()
     return _step(shape, job, seconds, length=length, tokens=tokens, peak=peak, tuning=tuning)
@@ -75,10 +75,10 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     """One optimizer step on the processor, as large as keeps it short."""
     import torch
 
-    from graftwork.model.adapter import attach
+    from graftwork.model.adapters.peft import attach
     from graftwork.process.memory import peak_memory_gib
-    from graftwork.train.cpu.choose import processor_way
-    from graftwork.train.engine import Engine
+    from graftwork.train.cpu.step import make_cpu_step
+    from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.settings import TrainSettings
 
     small = min(job.shape.vocab_size, int(PROBED_VOCABULARY_BYTES / (4 * job.shape.hidden_size)))
@@ -92,9 +92,9 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     # As many replies as logs have: else the head would hide the blocks.
     asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
     rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)
-    way = processor_way(model, rows, settings=settings, folder=Path(job.folder))
-    loss = None if way is None else way[0].summed_loss
-    engine = Engine(model, parameters, settings=settings, loss=loss)
+    way = make_cpu_step(model, rows, settings=settings, folder=Path(job.folder))
+    logits = None if way is None else way[0].logits
+    engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
     seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
     return _step(
         shape,

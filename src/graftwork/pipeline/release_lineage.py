@@ -5,18 +5,81 @@ report, verdict, base, dataset, log files, lines. The release is verified first;
 said to be so, and the rest is shown.
 """
 
+import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import file_digest
-from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.workplace import Workplace
+from graftwork.files.disk import file_digest
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import open_store
+from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, InputFile
 from graftwork.records.errors import GraftError
 from graftwork.records.release import Release
-from graftwork.registry.lineage import LineageEdge, LineageGraph, LineageNode, NodeKind, to_ranges
+
+NodeKind = Literal["release", "run", "plan", "report", "verdict", "base", "dataset", "file", "lines"]
+_SHAPES = {"release": "box", "file": "note", "lines": "plaintext", "dataset": "cylinder"}
+
+
+class LineageNode(Record):
+    """`facts` are what can be said of it in few words."""
+
+    id: str
+    kind: NodeKind
+    name: str
+    facts: dict[str, str] = {}
+
+
+class LineageEdge(Record):
+    made: str
+    of: str
+    how: str
+
+
+class LineageGraph(Record):
+    """The first node is the release that was asked for."""
+
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[LineageEdge, ...]
+
+    def below(self, node_id: str) -> tuple[tuple[LineageEdge, LineageNode], ...]:
+        """What a node was made of."""
+        known = {node.id: node for node in self.nodes}
+        return tuple((edge, known[edge.of]) for edge in self.edges if edge.made == node_id)
+
+
+def to_dot(graph: LineageGraph) -> str:
+    """The graph as Graphviz reads it: `dot -Tsvg` draws it."""
+    lines = ["digraph lineage {", "  rankdir=LR;", '  node [fontname="sans-serif"];']
+    for node in graph.nodes:
+        facts = [f"{key}: {value}" for key, value in node.facts.items()]
+        label = _quote("\n".join((f"{node.kind} {node.name}", *facts)))
+        lines.append(f"  {_quote(node.id)} [label={label}, shape={_SHAPES.get(node.kind, 'ellipse')}];")
+    lines += [
+        f"  {_quote(edge.made)} -> {_quote(edge.of)} [label={_quote(edge.how)}];" for edge in graph.edges
+    ]
+    return "\n".join((*lines, "}")) + "\n"
+
+
+def to_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in few words: 1-3, 7, 9-12."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def _quote(text: str) -> str:
+    # JSON's escapes are those of Graphviz, but for letters beyond ASCII, which stay as they are.
+    return json.dumps(text, ensure_ascii=False)
+
 
 _LONGEST_WAY_BACK = 1000
 
@@ -37,7 +100,7 @@ class _Drawing:
         self.edges.append(LineageEdge(made=made, of=of, how=how))
 
 
-def trace_release(work: Workplace, release: Release, *, lines: bool = True) -> LineageGraph:
+def trace_release(work: OpenProject, release: Release, *, lines: bool = True) -> LineageGraph:
     """The graph below a release. `lines` reads the dataset's rows for the lines of the log."""
     drawing = _Drawing()
     top = _draw_release(work, drawing, release)
@@ -59,7 +122,7 @@ def _read_dataset(path: Path) -> Dataset | None:
         return None
 
 
-def _draw_release(work: Workplace, drawing: _Drawing, release: Release) -> str:
+def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str:
     entry = work.releases.entry(release.id)
     facts = {"model": release.model, "verdict": release.decision, "made": release.created_at}
     facts |= {"version": entry.version} if entry.version else {}
@@ -68,7 +131,7 @@ def _draw_release(work: Workplace, drawing: _Drawing, release: Release) -> str:
     return drawing.node("release", release.id[:12], key=release.id, **facts)
 
 
-def _draw_parents(work: Workplace, drawing: _Drawing, release: Release, made: str) -> None:
+def _draw_parents(work: OpenProject, drawing: _Drawing, release: Release, made: str) -> None:
     seen = {release.id}
     while release.parent is not None and release.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
         seen.add(release.parent)
@@ -85,7 +148,7 @@ def _draw_parents(work: Workplace, drawing: _Drawing, release: Release, made: st
 
 
 def _draw_making(
-    work: Workplace, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
+    work: OpenProject, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
 ) -> None:
     kept = work.runs.get(release.run_id)
     run = drawing.node("run", release.run_id, state=kept.state if kept else "not in this index")
@@ -111,7 +174,7 @@ def _draw_making(
 
 
 def _draw_file(
-    work: Workplace, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
+    work: OpenProject, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
 ) -> None:
     path = work.project.root / file.file
     node = drawing.node(
@@ -126,7 +189,7 @@ def _draw_file(
 
 def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]:
     """For each file and split the lines that rows were made of."""
-    from graftwork.files.dataset_scan import scan_columns
+    from graftwork.files.dataset import scan_columns
 
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for columns in scan_columns(folder, dataset, columns=("file", "line")):

@@ -10,14 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.pipeline.workplace import Workplace, now
 from graftwork.process.alert import Alarm
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.plan import Residual
 from graftwork.records.run import TrainJob
-from graftwork.train.files import REPLANNED
+from graftwork.train.run_folder import REPLANNED
 
 MICRO_ROWS = "micro_rows"
 CHECKPOINTING = "checkpointing"
@@ -40,7 +40,7 @@ def as_replanned(job: TrainJob) -> TrainJob:
     return with_checkpointing(smaller) if said.get(CHECKPOINTING) else smaller
 
 
-def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
+def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
     """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
     _remember(work, job, exhausted)
     measured = exhausted.figures.get("peak_memory_gib")
@@ -48,13 +48,13 @@ def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm)
     why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
     smaller = _take_less(job)
     if smaller is None:
-        alarm.tell(
+        alarm.send(
             "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
         )
         return None
     changed, said, description = smaller
-    alarm.tell("out_of_memory", f"out of memory: continuing with {description}", why=why)
-    write_whole(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
+    alarm.send("out_of_memory", f"out of memory: continuing with {description}", why=why)
+    write_atomic(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
     return changed
 
 
@@ -108,7 +108,7 @@ def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
     return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
 
 
-def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:
+def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
     """Beside the plans of finished runs, so that the next plan can know better."""
     taken = exhausted.figures.get("peak_memory_gib")
     if taken is None:
@@ -117,5 +117,5 @@ def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:
     needed = taken + exhausted.figures.get("asked_gib", 0.0)
     found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
     work.residuals.add(
-        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=now()
+        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=timestamp()
     )

@@ -3,9 +3,12 @@
 The doors implement it. The work itself never prints.
 """
 
-from typing import Protocol
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from graftwork.records.base import Record
+from graftwork.records.units import MIB
 
 
 class Reporter(Protocol):
@@ -80,3 +83,39 @@ class ModelReporter(NullReporter):
 
     def finished(self, step: str, output: Record, seconds: float) -> None:
         self._reporter.finished(step, output, seconds)
+
+
+ENOUGH_SECONDS = 2.0
+"""Before that the rate is chance."""
+
+
+class ProgressUnit(NamedTuple):
+    name: str
+    size: int
+
+
+UNITS = {"read and sift": ProgressUnit("MiB", MIB)}
+"""What a phase counts in, if not in rows."""
+
+
+def progress_listener(
+    reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int], None]:
+    """A listener for `phase, done, total` that adds the rate and the time left."""
+    began: dict[str, tuple[float, int]] = {}
+
+    def tell(phase: str, done: int, total: int) -> None:
+        start, first = began.setdefault(phase, (clock(), done))
+        seconds = clock() - start
+        rate = (done - first) / seconds if seconds > 0 else 0.0
+        known = rate > 0 and seconds >= ENOUGH_SECONDS
+        unit = UNITS.get(phase, ProgressUnit("rows", 1))
+        reporter.progress(
+            phase,
+            done / unit.size,
+            total / unit.size,
+            seconds_left=(total - done) / rate if known else None,
+            detail={f"{unit.name}/s": round(rate / unit.size, 1)} if known else {},
+        )
+
+    return tell

@@ -6,21 +6,27 @@ a child process of the serve stage; this side stays free of torch.
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
-from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.workplace import Workplace
+from graftwork.data.audit.row_checks import find_refusal, is_negative
+from graftwork.data.settings import CaptureSettings
+from graftwork.pipeline.open_project import OpenProject, load_template
+from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
-from graftwork.records.interaction import Capture, Feedback
+from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
-from graftwork.registry.leases import Lease
-from graftwork.registry.names import take_apart
-from graftwork.serve.jobs import EngineJob
+from graftwork.registry.locks import Lease
+from graftwork.registry.names import split_alias
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.split import NoDeal, set_up_deal
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
+from graftwork.text.similarity import words
 
 READY_SECONDS = 120.0
 
@@ -28,7 +34,7 @@ READY_SECONDS = 120.0
 class StoreSink:
     """Captures and feedback go into the project's store, which is how they become data again."""
 
-    def __init__(self, work: Workplace) -> None:
+    def __init__(self, work: OpenProject) -> None:
         self._captures = work.captures
         self._feedback = FeedbackStore(work.database, project=work.settings.project)
 
@@ -39,12 +45,12 @@ class StoreSink:
         return self._feedback.add(feedback)
 
 
-def say_split(work: Workplace, settings: ServeSettings) -> str | None:
+def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | None:
     """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
-    deal = set_up_deal(settings.split, work.releases.aliases())
+    deal = set_up_experiment(settings.split, work.releases.aliases())
     if settings.split is None or deal is None:
         return None
-    if isinstance(deal, NoDeal):
+    if isinstance(deal, ExperimentOff):
         return f"no experiment yet, {settings.split.alias} answers all: {deal.why}"
     kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
     return (
@@ -53,19 +59,19 @@ def say_split(work: Workplace, settings: ServeSettings) -> str | None:
     )
 
 
-def engine_job(work: Workplace, held: Lease) -> EngineJob:
+def engine_job(work: OpenProject, held: Lease) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template.
     """
-    aliases, own_model = work.releases.aliases(), take_apart(own_alias(work)).model
-    own = {to for alias, to in aliases.items() if take_apart(alias).model == own_model}
+    aliases, own_model = work.releases.aliases(), split_alias(full_alias(work)).model
+    own = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
     template = load_template(work).template_fingerprint
     live = []
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
         if release.id in own:
-            _require_same_ground(work, release, template)
-        if _is_on_same_ground(work, release, template):
+            _require_base(work, release, template)
+        if _fits_base(work, release, template):
             live.append(release)
         else:
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
@@ -80,14 +86,14 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
 
 
 def serve_here(
-    work: Workplace,
+    work: OpenProject,
     settings: ServeSettings,
     *,
     on_ready: Callable[[str], None],
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal comes, or `stop` is set."""
-    from graftwork.serve.run import run, serve
+    from graftwork.serve.run import ServedProject, run, serve
 
     with open_store(work).lease() as held:
         job = engine_job(work, held)
@@ -96,18 +102,20 @@ def serve_here(
             serve(
                 settings,
                 engine_job=job,
-                sink=sink,
-                resolve_alias=work.releases.aliases,
+                project=ServedProject(
+                    resolve_aliases=work.releases.aliases,
+                    find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+                    captures=sink,
+                    feedback=sink,
+                ),
                 on_ready=on_ready,
                 stop=stop,
-                find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
-                feedback=sink,
             )
         )
 
 
 @contextmanager
-def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
+def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
     """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
     settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
@@ -118,7 +126,7 @@ def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
         ready.set()
 
     async def main() -> None:
-        from graftwork.serve.run import serve
+        from graftwork.serve.run import ServedProject, serve
 
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
@@ -126,8 +134,7 @@ def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
             await serve(
                 settings,
                 engine_job=engine_job(work, held),
-                sink=StoreSink(work),
-                resolve_alias=work.releases.aliases,
+                project=ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work)),
                 on_ready=answer,
                 stop=stop,
             )
@@ -160,7 +167,7 @@ class _AdapterFinder:
     error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
     """
 
-    def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
+    def __init__(self, work: OpenProject, held: Lease, template: str | None) -> None:
         self._work, self._held, self._template = work, held, template
         self._elsewhere: set[str] = set()
 
@@ -168,18 +175,18 @@ class _AdapterFinder:
         if release_id in self._elsewhere:
             return None
         release = self._work.releases.get(release_id)
-        if not _is_on_same_ground(self._work, release, self._template):
+        if not _fits_base(self._work, release, self._template):
             self._elsewhere.add(release_id)
             return None
         self._held.add(release_id)
         return str(open_store(self._work).get(release_id))
 
 
-def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:
+def _fits_base(work: OpenProject, release: Release, template: str | None) -> bool:
     return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
-def _require_same_ground(work: Workplace, release: Release, template: str) -> None:
+def _require_base(work: OpenProject, release: Release, template: str) -> None:
     """An adapter answers rightly only on the base and the template that it was trained with."""
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
@@ -205,3 +212,78 @@ def _not_ready(failure: list[BaseException]) -> BaseException:
         why=f"it had {READY_SECONDS:.0f} s",
         fix="look at .graft/serving/engine.log",
     )
+
+
+FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
+
+HELD_OUT = "it asks a held-out question of the dataset"
+
+
+class CaptureExport:
+    """Iterate over it once; then `written` and `left_out` hold the counts."""
+
+    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
+        self._work = work
+        self._settings = settings
+        self._feedback = feedback
+        self.written = 0
+        self.left_out: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Capture]:
+        held_out = _held_out_questions(self._work)
+        for capture in self._work.captures.export():
+            reason = self._refuse(capture)
+            if reason is None and _question_of(capture.request.get("messages")) in held_out:
+                reason = HELD_OUT
+            if reason is None:
+                self.written += 1
+                yield capture
+            else:
+                self.left_out[reason] += 1
+
+    def _refuse(self, capture: Capture) -> str | None:
+        origin = CaptureOrigin(
+            id=capture.id,
+            release=capture.release,
+            at=capture.at,
+            feedback=capture.feedback,
+            corrected=capture.correction is not None,
+        )
+        judged = self._feedback in ("not_negative", "positive")
+        refusal = find_refusal(origin, capture.session, self._settings, judged=judged)
+        if refusal is not None:
+            return refusal.reason
+        if self._feedback == "negative" and not is_negative(origin, self._settings):
+            return "nobody said that it is bad"
+        return None
+
+
+def _held_out_questions(work: OpenProject) -> set[str]:
+    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
+    entry = work.ledger.get("prepare")
+    if entry is None:
+        return set()
+    folder = Path(PreparedData.model_validate(entry.output).folder)
+    if not folder.is_dir():
+        return set()
+    from graftwork.files.dataset import iterate_rows
+
+    return {
+        _question_of([message.model_dump() for message in row.messages])
+        for split in ("validation", "test")
+        for row in iterate_rows(folder, split)
+    } - {""}
+
+
+def _question_of(messages: Any) -> str:
+    """All that the user says, but for case, spacing and punctuation."""
+    if not isinstance(messages, list):
+        return ""
+    said = [
+        message["content"]
+        for message in messages
+        if isinstance(message, dict)
+        and message.get("role") == "user"
+        and isinstance(message.get("content"), str)
+    ]
+    return " ".join(word for text in said for word in words(text))

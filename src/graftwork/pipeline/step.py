@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.base import Record, fingerprint
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
-class Made:
+class StepOutputs:
     """The outputs of the steps that ran before, by name."""
 
     outputs: dict[str, Record]
@@ -31,7 +31,7 @@ _NEEDED = "result of "
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StepInputs:
     """What a step depends on: one fingerprint of all, and each part by its name, as text."""
 
     fingerprint: str
@@ -76,26 +76,26 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     name: str
     title: str
     needs: tuple[str, ...]
     makes: type[Record]
-    depends_on: Callable[[Workplace, Made], Any]
+    depends_on: Callable[[OpenProject, StepOutputs], Any]
     """The settings and outside things that, changed, make the step's output wrong."""
-    do: Callable[[Workplace, Made], Record]
+    do: Callable[[OpenProject, StepOutputs], Record]
     identity: Callable[[Any], str] = Record.fingerprint
     """What later steps see of the output: two outputs of one identity are the same to them."""
-    still_there: Callable[[Workplace, Any], bool] = lambda _work, _output: True
+    still_there: Callable[[OpenProject, Any], bool] = lambda _work, _output: True
     input_names: tuple[str, ...] = ()
     """What `depends_on` gives, item by item where it gives a list: the words in which changes are named."""
 
-    def inputs_of(self, work: Workplace, made: Made, identities: dict[str, str]) -> "Inputs":
+    def inputs_of(self, work: OpenProject, made: StepOutputs, identities: dict[str, str]) -> "StepInputs":
         """All that the step's output depends on, as it is now."""
         needed = {name: identities[name] for name in self.needs}
         on = self.depends_on(work, made)
         seen = fingerprint({"step": self.name, "on": on, "needs": needed})
-        return Inputs(
+        return StepInputs(
             seen, {**self._name_inputs(on), **{f"{_NEEDED}{name}": i for name, i in needed.items()}}
         )
 

@@ -1,29 +1,29 @@
-"""Watch a child process to its end: pass on its heartbeat, restart it after a crash, stop it in order.
+"""Supervise a worker at a place to its end: report its heartbeat, restart it after a crash, stop it in order.
 
-In: a job and how often it may be restarted. Out: nothing, or the error that the worker left. A
-worker that was killed is started again and goes on from its own last good point; one that says
-what is wrong is believed; one that ran out of memory gets another job, where the caller knows one.
+In: a task, a place and how often the worker may be restarted. Out: the number of restarts, or the error that
+the worker left. A worker that was killed is started again and continues from its last checkpoint; an expected
+error is passed on; one that ran out of memory gets another job where the caller knows a smaller one.
 """
 
 import json
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from graftwork.files.whole import write_whole
-from graftwork.fleet import local
+from graftwork.files.disk import write_atomic
+from graftwork.fleet import open_place
+from graftwork.fleet.place import LOG_FILE, Place, read_log_tail
 from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
-from graftwork.process.exhausted import killed_for_memory
+from graftwork.process.alert import Alarm
+from graftwork.process.health import Patience, judge
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.memory import kernel_kills
-from graftwork.process.stopping import how_it_ended
-from graftwork.process.worker import ERROR_FILE
+from graftwork.process.memory import killed_for_memory
+from graftwork.process.worker import ERROR_FILE, how_it_ended
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (
@@ -36,213 +36,287 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import AlertKind, Beat, Job
-from graftwork.text.publish import publish_text
+from graftwork.records.job import AlertKind, Beat, Health, Job, JobHandle, JobStatus
+from graftwork.text.redact import publish_text
 
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
 POLL_SECONDS = 0.25
+STALL_CHECK_SECONDS = 2.0
 JOB_FILE = "job.json"
 STOP_SECONDS = 30.0
 FRESH_SECONDS = 60.0
 """A heartbeat older than this says nothing about now; it comes every two seconds, on a busy disk later."""
 SAVING = "checkpoint"
-"""What a heartbeat says is done while a checkpoint is not safe yet, here or at the mirror."""
+"""What a heartbeat names while a checkpoint is not safe yet, here or at the mirror."""
 
 
-class Watching(Protocol):
-    """Who is told of what happens to the worker: a Vigil, over one run or over those of a batch."""
+@dataclass(frozen=True)
+class WorkerTask:
+    """A worker process: its module, its job, and the folder that the two sides share."""
+
+    name: str
+    module: str
+    job: Record
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    """Of the module, instead of the job's file."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the worker needs and no file may hold: secrets."""
+    max_restarts: int = 3
+
+
+class RunWatcher(Protocol):
+    """Watches the health of a worker: a StallWatcher, of one run or of those in a batch."""
 
     @property
     def expected_seconds(self) -> float:
-        """What the plan expected a step to take."""
+        """How long the plan expected a step to take."""
 
-    def look(self, pid: int) -> None: ...
+    def check(self, process_state: str) -> None: ...
 
-    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None: ...
+    def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None: ...
 
-    def ended(self) -> None: ...
+    def worker_ended(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the caller adds to the supervision."""
+
+    on_start: Callable[[], None] = lambda: None
+    on_poll: Callable[[], None] = lambda: None
+    on_out_of_memory: Callable[[OutOfMemory], Record | None] = lambda _exhausted: None
+    """Gives the job to continue with, or None where there is no smaller one."""
+    active_folders: Callable[[], Sequence[Path]] | None = None
+    """The folders whose heartbeats show the worker's progress, where that is not its own folder."""
+    watcher: RunWatcher | None = None
+
+
+@dataclass
+class Restarts:
+    """Whether a crashed worker may be started again. Only crashes without progress in between count."""
+
+    most: int
+    """How often in a row, without progress, a killed worker is started again."""
+    total: int = 0
+    in_a_row: int = 0
+    furthest: float = 0.0
+
+    def after_crash(self, code: int, *, done: float) -> float | None:
+        """Seconds to wait, or None to give up. `code` is negative for a signal; `done` is the progress."""
+        if done > self.furthest:
+            self.furthest, self.in_a_row = done, 0
+        self.in_a_row += 1
+        # A killed worker is started again; a bug of the program would only come again, so once.
+        if self.in_a_row > (self.most if code < 0 else min(self.most, 1)):
+            return None
+        self.total += 1
+        exponent = min(self.in_a_row - 1, 30)
+        return min(FIRST_PAUSE_SECONDS * 2.0**exponent, LONGEST_PAUSE_SECONDS)
+
+
+class StallWatcher:
+    """Sends one alert when a worker stalls and one when it continues. It does not end the worker."""
+
+    def __init__(self, folder: Path, alarm: Alarm, *, expected_seconds: float, patience: Patience) -> None:
+        self.alarm = alarm
+        self.expected_seconds = expected_seconds
+        self._folder = folder
+        self._patience = patience
+        self._stalled_at: float | None = None
+        self._checked = float("-inf")
+
+    def check(self, process_state: str) -> None:
+        """Call it as often as you like: it checks every other second."""
+        now = clock.steady()
+        if now - self._checked < min(STALL_CHECK_SECONDS, self._patience.silent_seconds / 4):
+            return
+        self._checked = now
+        beat = read_beat(self._folder)
+        found = judge(
+            beat,
+            alive=True,
+            age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
+            expected_seconds=self.expected_seconds,
+            process_state=process_state,
+            patience=self._patience,
+        )
+        self.update(found.health, found.reason)
+
+    def update(self, health: Health, reason: str) -> None:
+        """A stall begins when the worker is stuck, and ends only when it works again, not when it is slow."""
+        if health == "stuck" and self._stalled_at is None:
+            self._stalled_at = clock.steady()
+            self.alarm.send(
+                "stalled",
+                "the run is stuck",
+                why=reason,
+                fix="`graft status` says more; `graft stop` ends it",
+            )
+        elif health == "working" and self._stalled_at is not None:
+            still = clock.steady() - self._stalled_at
+            self._stalled_at = None
+            self.alarm.send("recovered", f"the run goes on after {still:.0f} s", why=reason)
+
+    def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        self.alarm.send(kind, what, why=why, fix=fix)
+
+    def worker_ended(self) -> None:
+        """The next stall is another worker's."""
+        self._stalled_at = None
 
 
 def run_job(
-    *,
-    name: str,
-    module: str,
-    job: Record,
-    folder: Path,
-    reporter: Reporter,
-    max_restarts: int = 3,
-    on_poll: Callable[[], None] | None = None,
-    vigil: Watching | None = None,
-    on_out_of_memory: Callable[[OutOfMemory], Record | None] | None = None,
-    arguments: tuple[str, ...] = (),
-    on_start: Callable[[], None] = lambda: None,
-    at_work: Callable[[], Sequence[Path]] | None = None,
-    environment: Mapping[str, str] | None = None,
+    task: WorkerTask, *, reporter: Reporter, hooks: Hooks | None = None, place: Place | None = None
 ) -> int:
-    """Run the worker until it is done; how often it had to be restarted.
-
-    `on_out_of_memory` gives the job to go on with instead, or None where there is no smaller one.
-    `at_work` names the folders whose heartbeats say how far the worker is, where not its own does.
-    `environment` is what the worker needs and no file may hold: secrets.
-    """
-    watcher = _Watcher(name, folder, reporter, on_poll, vigil, at_work or (lambda: (folder,)))
-    order = Job(
-        name=name,
-        module=module,
-        job_file=str(folder / JOB_FILE),
-        folder=str(folder),
-        arguments=arguments,
-        environment=dict(environment or {}),
-    )
-    restarts = Restarts(most=max_restarts)
-    write_whole(folder / JOB_FILE, job.to_json())
+    """Run the worker until it is done; return how often it was restarted."""
+    hooks = hooks or Hooks()
+    supervisor = _Supervisor(task, place or open_place(), reporter, hooks)
+    restarts = Restarts(most=task.max_restarts)
+    write_atomic(task.folder / JOB_FILE, task.job.to_json())
     try:
-        while (code := watcher.attempt(order, on_start)) != errors.EXIT_DONE:
-            smaller = _job_that_fits(watcher.exhaustion(code), on_out_of_memory)
+        while (status := supervisor.attempt()).exit_code != errors.EXIT_DONE:
+            code = status.exit_code or 0
+            exhausted = supervisor.out_of_memory(status)
+            smaller = hooks.on_out_of_memory(exhausted) if exhausted is not None else None
             if smaller is not None:
-                write_whole(folder / JOB_FILE, smaller.to_json())
+                write_atomic(task.folder / JOB_FILE, smaller.to_json())
                 continue
-            _raise_what_it_said(code, folder, name)
-            pause = restarts.after_crash(code, done=watcher.furthest)
+            _raise_reported_error(code, task.folder, task.name)
+            pause = restarts.after_crash(code, done=supervisor.progress)
             if pause is None:
-                raise _given_up(name, code, folder, crashes=restarts.in_a_row)
-            watcher.tell_restart(code, pause)
+                raise _given_up(task.name, code, task.folder, crashes=restarts.in_a_row)
+            supervisor.report_restart(code, pause)
             _wait(pause)
     except (StoppedInOrder, Interrupted):
         raise
     except GraftError as failure:
-        if vigil is not None:
-            vigil.tell("failed", failure.what, why=failure.why, fix=failure.fix)
+        if hooks.watcher is not None:
+            hooks.watcher.alert("failed", failure.what, why=failure.why, fix=failure.fix)
         raise
     return restarts.total
 
 
-class _Watcher:
-    """One worker after the other in the same folder."""
+class _Supervisor:
+    """Runs one worker after the other in the same folder."""
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        reporter: Reporter,
-        on_poll: Callable[[], None] | None,
-        vigil: Watching | None,
-        at_work: Callable[[], Sequence[Path]],
-    ) -> None:
-        self._name, self._folder, self._reporter = name, folder, reporter
-        self._on_poll, self._vigil, self._at_work = on_poll, vigil, at_work
-        self._kills = 0
+    def __init__(self, task: WorkerTask, place: Place, reporter: Reporter, hooks: Hooks) -> None:
+        self._name, self._folder = task.name, task.folder
+        self._place, self._reporter, self._hooks = place, reporter, hooks
+        self._job = Job(
+            name=task.name,
+            module=task.module,
+            job_file=str(task.folder / JOB_FILE),
+            folder=str(task.folder),
+            arguments=task.arguments,
+            environment=dict(task.environment),
+        )
         self._done: dict[Path, float] = {}
 
     @property
-    def furthest(self) -> float:
-        """How far it has ever come, over all that it was at."""
+    def progress(self) -> float:
+        """The furthest that all workers came, over all folders."""
         return sum(self._done.values())
 
-    def attempt(self, order: Job, on_start: Callable[[], None]) -> int:
-        """Start the worker and watch it to its end; its exit code."""
-        self.begin()
+    def attempt(self) -> JobStatus:
+        """Start the worker and watch it to its end."""
+        # From here on a heartbeat is the next worker's.
+        self._begun = clock.now()
         (self._folder / ERROR_FILE).unlink(missing_ok=True)
-        on_start()
-        code = self._watch(local.start(order))
+        self._hooks.on_start()
+        status = self._watch(self._place.submit(self._job))
         self._beats()
-        if self._vigil is not None:
-            self._vigil.ended()
-        return code
+        if self._hooks.watcher is not None:
+            self._hooks.watcher.worker_ended()
+        return status
 
-    def begin(self) -> None:
-        """From here on a heartbeat is the next worker's."""
-        self._begun, self._kills = clock.now(), kernel_kills()
-
-    def exhaustion(self, code: int) -> OutOfMemory | None:
-        """Whether the worker that ended so ran out of memory: by its own words, or by the evidence."""
+    def out_of_memory(self, status: JobStatus) -> OutOfMemory | None:
+        """Whether the worker ran out of memory: by its own error file, or by the evidence."""
+        code = status.exit_code or 0
         said = _read_error(self._folder) if code > 0 else None
         if said is not None and said["error"] == OutOfMemory.__name__:
             return OutOfMemory(
                 said["what"], why=said["why"], fix=said["fix"], where=said["where"], figures=said["figures"]
             )
         beat = self._own_beat()
-        kills = kernel_kills() - self._kills
-        return killed_for_memory(code, kills=kills, vitals=beat.vitals if beat else None)
+        return killed_for_memory(code, kills=status.memory_kills, vitals=beat.vitals if beat else None)
 
-    def tell_restart(self, code: int, pause: float) -> None:
-        words = f"{self._name} {_cause(code)}; starting it again from its last good point"
+    def report_restart(self, code: int, pause: float) -> None:
+        message = f"{self._name} {_cause(code)}; starting it again from its last good point"
         if pause > 2:
-            words += f" in {pause:.0f} s"
-        if self._vigil is not None:
-            self._vigil.tell("restarted", words)
+            message += f" in {pause:.0f} s"
+        if self._hooks.watcher is not None:
+            self._hooks.watcher.alert("restarted", message)
         else:
-            self._reporter.info(words)
+            self._reporter.info(message)
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> int:
+    def _watch(self, handle: JobHandle) -> JobStatus:
         try:
-            while True:
-                try:
-                    return child.wait(timeout=POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self._poll(child.pid)
+            while (status := self._place.poll(handle, seconds=POLL_SECONDS)).running:
+                self._report(status)
+            self._place.fetch(handle)
         except KeyboardInterrupt as interrupt:
             self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
             try:
-                self._stop(child)
+                self._stop(handle)
             except KeyboardInterrupt:
-                local.end(child)
+                self._place.stop(handle, at_once=True)
             raise how_it_ended() from interrupt
+        else:
+            return status
         finally:
-            if child.poll() is None:
-                self._stop(child)
-            if self._on_poll is not None:
-                self._on_poll()
+            if self._place.poll(handle).running:
+                self._stop(handle)
+            self._hooks.on_poll()
 
-    def _stop(self, child: subprocess.Popen[bytes]) -> None:
-        """Ask it to stop, and end it only if it neither does nor writes a checkpoint still."""
-        child.terminate()
-        usual = until = time.monotonic() + self._patience()
-        told = False
+    def _stop(self, handle: JobHandle) -> None:
+        """Ask it to stop, and end it only if it neither does nor still writes a checkpoint."""
+        self._place.stop(handle)
+        usual = until = time.monotonic() + self._stop_seconds()
+        reported = False
         while (now := time.monotonic()) < until or self._is_saving():
             if self._is_saving():
-                # What is saved must still find its way out.
                 until = max(until, now + STOP_SECONDS)
-                if now >= usual and not told:
-                    told = True
+                if now >= usual and not reported:
+                    reported = True
                     self._reporter.info(f"{self._name} is stopping: waiting for its checkpoint to be safe")
-            try:
-                child.wait(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
-            return
-        local.end(child)
+            if not self._place.poll(handle, seconds=POLL_SECONDS).running:
+                self._place.fetch(handle)
+                return
+        self._place.stop(handle, at_once=True)
 
-    def _poll(self, pid: int) -> None:
+    def _report(self, status: JobStatus) -> None:
         self._beats()
         beat = self._own_beat()
         if beat is not None:
             self._reporter.progress(
                 beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=self._detail(beat)
             )
-        if self._vigil is not None:
-            self._vigil.look(pid)
-        if self._on_poll is not None:
-            self._on_poll()
+        if self._hooks.watcher is not None:
+            self._hooks.watcher.check(status.process_state)
+        self._hooks.on_poll()
 
     def _detail(self, beat: Beat) -> dict[str, float | str]:
-        """What a person wants to see beside the bar: memory, and what the plan expected."""
+        """What is shown next to the progress bar: memory, and what the plan expected."""
         detail = dict(beat.detail)
         if beat.doing:
             detail["doing"] = beat.doing
         if beat.vitals is not None:
             used = [device.memory_gib for device in beat.vitals.devices if device.memory_gib is not None]
             detail["memory_gib"] = sum(used) if used else beat.vitals.memory_gib
-        if self._vigil is not None:
-            detail["expected_step_seconds"] = self._vigil.expected_seconds
+        if self._hooks.watcher is not None:
+            detail["expected_step_seconds"] = self._hooks.watcher.expected_seconds
         return detail
 
     def _own_beat(self) -> Beat | None:
         return self._beat_in(self._folder)
 
     def _beats(self) -> list[Beat]:
-        """Of all that is at work; how far each has come is remembered."""
+        """The heartbeats of all active folders; the progress of each is remembered."""
+        active = self._hooks.active_folders
         found = []
-        for folder in self._at_work():
+        for folder in active() if active is not None else (self._folder,):
             beat = self._beat_in(folder)
             if beat is not None:
                 self._done[folder] = max(self._done.get(folder, 0.0), beat.done)
@@ -250,13 +324,13 @@ class _Watcher:
         return found
 
     def _beat_in(self, folder: Path) -> Beat | None:
-        """The heartbeat, if it is not what the worker before this one left."""
+        """The heartbeat, unless an earlier worker left it."""
         beat = read_beat(folder)
         own = beat is not None and clock.seconds_between(self._begun, beat.start) >= 0
         return beat if own else None
 
-    def _patience(self) -> float:
-        """A step must find its end, however long it takes."""
+    def _stop_seconds(self) -> float:
+        """A step must be able to finish, however long it takes."""
         steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
         return STOP_SECONDS + 5 * max(steps, default=0.0)
 
@@ -265,12 +339,6 @@ class _Watcher:
             beat.doing == SAVING and clock.seconds_since(beat.moment) < FRESH_SECONDS
             for beat in self._beats()
         )
-
-
-def _job_that_fits(
-    exhausted: OutOfMemory | None, on_out_of_memory: Callable[[OutOfMemory], Record | None] | None
-) -> Record | None:
-    return on_out_of_memory(exhausted) if exhausted is not None and on_out_of_memory is not None else None
 
 
 def _wait(seconds: float) -> None:
@@ -283,13 +351,13 @@ def _wait(seconds: float) -> None:
 def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:
     return WorkerFailed(
         f"{name} crashed {crashes} time(s) without progress; the last time it {_cause(code)}",
-        why=publish_text(local.last_words(folder)) or "it left no output",
+        why=publish_text(read_log_tail(folder)) or "it left no output",
         fix="look at the log; what was done so far is kept, the same command goes on from there",
-        where=str(folder / local.LOG_FILE),
+        where=str(folder / LOG_FILE),
     )
 
 
-def _raise_what_it_said(code: int, folder: Path, name: str) -> None:
+def _raise_reported_error(code: int, folder: Path, name: str) -> None:
     """An expected error is passed on as it is; a crash is left to the caller."""
     if code == errors.EXIT_RESUME_ME and _read_error(folder) is None:
         raise StoppedInOrder(

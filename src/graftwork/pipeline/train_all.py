@@ -1,27 +1,190 @@
-"""Every model of a project, trained in one go: the main one first, each base loaded once.
+"""Train every model of a project in one process: the main one first, each base loaded once.
 
-In: an open workplace. Out: how each model stands afterwards. All models are planned first; then one
-process trains what is not trained yet, each run in its own folder; then each model's step takes up
-what lies there, as if it had been trained alone. One model that fails does not stop the others.
+In: an open project. Out: the result of each model. All models are planned first; then one worker trains what
+is not trained yet, each run in its own folder; then each model's step continues from there as if it had been
+trained alone. One model that fails does not stop the others.
 """
 
+import json
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.pipeline.batch import RETRIED_ALONE, run_batch
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.reporter import ModelReporter
-from graftwork.pipeline.step import Made
-from graftwork.pipeline.steps.train import enter_run, make_job
-from graftwork.pipeline.workplace import Workplace, now
-from graftwork.process.worker import ERROR_FILE
-from graftwork.records.base import Record
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.model.base import verify_base
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.reporter import ModelReporter, Reporter
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.train import enter_run, make_job, stall_watcher
+from graftwork.pipeline.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
+from graftwork.pipeline.table import run_pipeline
+from graftwork.process import clock
+from graftwork.process.heartbeat import read_beat
+from graftwork.process.worker import ERROR_FILE, hold_lock
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
-from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.files import OUTCOME
-from graftwork.train.settled import failure_of
+from graftwork.records.job import AlertKind
+from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
+from graftwork.train.multi_run import choose_side_by_side
+from graftwork.train.run_folder import ATTEMPTS, MESSAGES, OUTCOME, failure_of, is_settled
+from graftwork.train.run_setup import pass_mirrors
+
+MODULE = "graftwork.pipeline.training_worker"
+BATCHES = "batches"
+RETRIED_ALONE = "OutOfMemory"
+"""The failure that a model's own step can recover from: it plans a smaller run."""
+
+
+def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str, str]) -> None:
+    """Train them all in one process. `names` gives the model of each run's id."""
+    folder = work.project.state / BATCHES / fingerprint([job.run_id for job in jobs])[:12]
+    groups = choose_side_by_side(jobs)
+    batch = TrainBatch(folder=str(folder), begun=clock.now(), jobs=tuple(jobs), side_by_side=groups)
+    many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
+    for job in jobs:
+        # The same file that a run of its own has.
+        write_atomic(Path(job.folder) / JOB_FILE, job.to_json())
+    work.reporter.started("train", f"train {many} in one process")
+    for group in groups:
+        together = ", ".join(names[jobs[at].run_id] for at in group)
+        work.reporter.info(f"side by side: {together}")
+    with hold_lock(work.project.state / "pipeline"), ExitStack() as stack:
+        progress = _BatchProgress(work, batch, names, stack)
+        verify_base(work.base)
+        task = WorkerTask(
+            name="training",
+            module=MODULE,
+            job=batch,
+            folder=folder,
+            environment=_secrets_of(work, names),
+            # Each run counts its own crashes and gives up by itself; this only bounds them all.
+            max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
+        )
+        hooks = Hooks(
+            on_poll=progress.follow,
+            active_folders=lambda: [Path(job.folder) for job in progress.active_jobs()],
+            watcher=progress,
+        )
+        try:
+            run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
+        except (StoppedInOrder, Interrupted) as stopped:
+            progress.stopped(stopped)
+            raise
+        except GraftError as failure:
+            progress.failed(failure)
+
+
+def _secrets_of(work: OpenProject, names: Mapping[str, str]) -> dict[str, str]:
+    own = {run: work.project.settings.of_model(name) for run, name in names.items()}
+    return pass_mirrors({run: settings.train.run.mirror for run, settings in own.items()})
+
+
+class _BatchProgress:
+    """Follows the runs of a batch by the files in their folders; the RunWatcher of the active ones."""
+
+    def __init__(
+        self, work: OpenProject, batch: TrainBatch, names: Mapping[str, str], stack: ExitStack
+    ) -> None:
+        self._work = work
+        self._stack = stack
+        self._watchers: dict[str, StallWatcher] = {}
+        self._batch = batch
+        self._names = names
+        self._entered: set[str] = set()
+        self._failures_reported: set[str] = set()
+        self._read_until = {job.run_id: _end_of(Journal(Path(job.folder) / MESSAGES)) for job in batch.jobs}
+
+    def active_jobs(self) -> list[TrainJob]:
+        """Those that have begun and are not settled."""
+        return [job for job in self._batch.jobs if not is_settled(job) and self._has_begun(job)]
+
+    def follow(self) -> None:
+        """Record runs that have begun; report the progress and messages of active ones, and failures."""
+        for job in self._batch.jobs:
+            if self._has_begun(job):
+                if job.run_id not in self._entered:
+                    self._entered.add(job.run_id)
+                    self._work.runs.update(job.run_id, state="running", when=timestamp())
+                reporter = ModelReporter(self._work.reporter, self._names[job.run_id])
+                self._report_messages(job, reporter)
+                if not is_settled(job):
+                    self._report_beat(job, reporter)
+            self._report_failure(job)
+
+    @property
+    def expected_seconds(self) -> float:
+        return max((self._watcher(job).expected_seconds for job in self.active_jobs()), default=0.0)
+
+    def check(self, process_state: str) -> None:
+        for job in self.active_jobs():
+            self._watcher(job).check(process_state)
+
+    def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        """An alert about the process concerns the active runs, or else the next one."""
+        left = [job for job in self._batch.jobs if not is_settled(job)]
+        for job in self.active_jobs() or left[:1]:
+            self._watcher(job).alert(kind, what, why=why, fix=fix)
+
+    def worker_ended(self) -> None:
+        for watcher in self._watchers.values():
+            watcher.worker_ended()
+
+    def stopped(self, reason: GraftError) -> None:
+        for job in self._batch.jobs:
+            if job.run_id in self._entered and not is_settled(job):
+                self._work.runs.update(job.run_id, state="stopped", when=timestamp(), error=reason.as_json())
+
+    def failed(self, reason: GraftError) -> None:
+        """The process itself gave up: all runs that are not settled have failed with it."""
+        for job in self._batch.jobs:
+            if not is_settled(job):
+                write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
+
+    def _has_begun(self, job: TrainJob) -> bool:
+        if job.run_id in self._entered:
+            return True
+        lines = Journal(Path(job.folder) / ATTEMPTS).read()
+        latest = clock.read_moment(lines[-1]) if lines else None
+        return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
+
+    def _report_beat(self, job: TrainJob, reporter: Reporter) -> None:
+        beat = read_beat(Path(job.folder))
+        if beat is None:
+            return
+        reporter.progress(
+            beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
+        )
+
+    def _report_failure(self, job: TrainJob) -> None:
+        """Once for each run, unless its own step will try again."""
+        said = failure_of(job) if job.run_id not in self._failures_reported else None
+        if said is None:
+            return
+        self._failures_reported.add(job.run_id)
+        if said["error"] != RETRIED_ALONE:
+            self._watcher(job).alert("failed", str(said["what"]), why=str(said["why"]), fix=str(said["fix"]))
+
+    def _watcher(self, job: TrainJob) -> StallWatcher:
+        """Of one run, with the alerts of its own model's settings."""
+        if job.run_id not in self._watchers:
+            name = self._names[job.run_id]
+            own = replace(self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name))
+            self._watchers[job.run_id] = self._stack.enter_context(stall_watcher(own, job))
+        return self._watchers[job.run_id]
+
+    def _report_messages(self, job: TrainJob, reporter: Reporter) -> None:
+        messages = Journal(Path(job.folder) / MESSAGES)
+        for line, offset in messages.follow(self._read_until[job.run_id]):
+            self._read_until[job.run_id] = offset
+            reporter.info(str(line["word"]))
+
+
+def _end_of(journal: Journal) -> int:
+    return max((offset for _, offset in journal.follow(0)), default=0)
+
 
 State = Literal["trained", "unchanged", "failed"]
 
@@ -51,12 +214,12 @@ class TrainedAll(Record):
 
 
 class _Planned(NamedTuple):
-    work: Workplace
+    work: OpenProject
     job: TrainJob
     trained_before: bool
 
 
-def train_all(work: Workplace) -> TrainedAll:
+def train_all(work: OpenProject) -> TrainedAll:
     """Bring every model of the project up to date as far as its adapter."""
     begun = time.perf_counter()
     planned: dict[str, _Planned] = {}
@@ -72,7 +235,7 @@ def train_all(work: Workplace) -> TrainedAll:
             work.reporter.info(f"{name}: {error.what}")
     _train_what_is_left(work, planned)
     results = [
-        _take_up(planned[name]) if name in planned else _failure(name, failed[name].as_json())
+        _finish(planned[name]) if name in planned else _failure(name, failed[name].as_json())
         for name in work.project.settings.all_models
     ]
     return TrainedAll(
@@ -80,14 +243,14 @@ def train_all(work: Workplace) -> TrainedAll:
     )
 
 
-def _plan(work: Workplace) -> _Planned:
-    made: Made = run_pipeline(work, upto="plan")
+def _plan(work: OpenProject) -> _Planned:
+    made: StepOutputs = run_pipeline(work, upto="plan")
     job = make_job(work, made)
     enter_run(work, job)
     return _Planned(work, job, (Path(job.folder) / OUTCOME).exists())
 
 
-def _train_what_is_left(work: Workplace, planned: dict[str, _Planned]) -> None:
+def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None:
     """One process for all; two models that come to the same run share it."""
     left = {
         name: one.job
@@ -98,21 +261,21 @@ def _train_what_is_left(work: Workplace, planned: dict[str, _Planned]) -> None:
     names: dict[str, str] = {}
     for name, job in left.items():
         names.setdefault(job.run_id, name)
-        # What went wrong at an earlier command may go well now.
+        # What failed in an earlier command may succeed now.
         (Path(job.folder) / ERROR_FILE).unlink(missing_ok=True)
     jobs = [left[name] for name in names.values()]
-    # Runs on one base stand together, in the order in which their bases first come.
+    # Runs on one base are trained together, in the order in which their bases first occur.
     bases = list(dict.fromkeys(job.base_folder for job in jobs))
     if jobs:
         run_batch(work, sorted(jobs, key=lambda job: bases.index(job.base_folder)), names=names)
 
 
-def _take_up(planned: _Planned) -> ModelResult:
-    """The model's own step: it finds the run done, or says why it is not."""
+def _finish(planned: _Planned) -> ModelResult:
+    """Run the model's own step, which finds the run done or explains why it is not."""
     work, job = planned.work, planned.job
     said = failure_of(job)
     if said is not None and said["error"] != RETRIED_ALONE:
-        work.runs.update(job.run_id, state="failed", when=now(), error=said)
+        work.runs.update(job.run_id, state="failed", when=timestamp(), error=said)
         return _failure(work.model, said, run_id=job.run_id)
     try:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)

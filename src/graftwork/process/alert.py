@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from graftwork.files.journal import Journal
-from graftwork.process.http_client import HttpClient, NoAnswer
-from graftwork.process.retry import may_pass
+from graftwork.files.disk import Journal
+from graftwork.process.http_client import HttpClient, NoAnswer, may_pass
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Alert, AlertKind
 
@@ -45,14 +44,14 @@ class Alarm:
         project: str = "",
         command: str | None = None,
         webhook: str | None = None,
-        on_word: Callable[[str], None] = lambda _word: None,
+        on_info: Callable[[str], None] = lambda _text: None,
         pauses: tuple[float, ...] = WEBHOOK_PAUSES,
     ) -> None:
         self._log = Journal(folder / ALERTS_FILE)
         self._run, self._project = run, project
         self._command = split_command(command) if command else None
         self._webhook = check_webhook(webhook) if webhook else None
-        self._on_word = on_word
+        self._on_info = on_info
         self._pauses = pauses
         self._left: queue.Queue[Alert | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -64,7 +63,7 @@ class Alarm:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> Alert:
+    def send(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> Alert:
         """Write it down and say it now; deliver it soon."""
         alert = Alert(
             kind=kind,
@@ -77,7 +76,7 @@ class Alarm:
             host=socket.gethostname(),
         )
         self._log.append(alert.model_dump(mode="json"), durable=True)
-        self._on_word(f"{what}: {why}" if why else what)
+        self._on_info(f"{what}: {why}" if why else what)
         if self._command or self._webhook:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._deliver_all, daemon=True, name="alerts")
@@ -93,8 +92,8 @@ class Alarm:
             if self._thread.is_alive():
                 self.undelivered.append("an alert is not delivered yet and will not be")
             self._thread = None
-        for words in self.undelivered:
-            self._on_word(words)
+        for message in self.undelivered:
+            self._on_info(message)
         self.undelivered.clear()
 
     def _deliver_all(self) -> None:

@@ -1,8 +1,8 @@
-"""How the accelerators feel: use, memory, temperature, power.
+"""The accelerators of this machine: utilization, memory, temperature, power.
 
-In: nothing, or what `nvidia-smi` printed. Out: one DeviceVitals a device that this process may use.
-Asks NVML where its Python package is installed, the command `nvidia-smi` where not, and finds no
-device where neither is. Never fails and never waits long: a worker must not suffer from being watched.
+In: nothing, or what `nvidia-smi` printed. Out: one DeviceVitals for each device that this process may use.
+Asks NVML where its Python package is installed, else the command `nvidia-smi`. Never raises and never waits
+long: a worker must not suffer from being monitored.
 """
 
 import csv
@@ -36,10 +36,7 @@ def find_probe() -> Probe | None:
     nvml = _nvml_probe()
     if nvml is not None:
         return _resting(nvml)
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    return _resting(lambda: _ask_command(command))
+    return _resting(_ask_command) if shutil.which("nvidia-smi") else None
 
 
 def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals, ...]:
@@ -82,16 +79,35 @@ def _number(field: str) -> float | None:
         return None
 
 
-def _ask_command(command: str) -> tuple[DeviceVitals, ...]:
-    done = subprocess.run(
-        [command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    return parse_smi(done.stdout, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+def ask_nvidia_smi(fields: Sequence[str], *, seconds: float = PATIENCE_SECONDS) -> str | None:
+    """What `nvidia-smi` prints about these fields, one line a device; None where it is missing or fails.
+
+    The only place that starts it.
+    """
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=seconds, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def list_gpus() -> tuple[DeviceVitals, ...]:
+    """The devices that this process may use; none where there are none to ask."""
+    probe = find_probe()
+    return probe() if probe is not None else ()
+
+
+def _ask_command() -> tuple[DeviceVitals, ...]:
+    printed = ask_nvidia_smi(QUERY)
+    if printed is None:
+        raise OSError("nvidia-smi failed")
+    return parse_smi(printed, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _nvml_probe() -> Probe | None:

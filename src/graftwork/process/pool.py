@@ -9,14 +9,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from graftwork.process.parent import tie_to_parent
+from graftwork.process.worker import tie_to_parent
 from graftwork.records.errors import EnvironmentLacks
 
 Piece = TypeVar("Piece")
@@ -90,3 +92,34 @@ def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[An
     tie_to_parent(parent)
     if prepare is not None:
         prepare(*arguments)
+
+
+T = TypeVar("T")
+
+
+class Apart:
+    """Calls one after the other, all in the same thread."""
+
+    def __init__(self, name: str) -> None:
+        self._left: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True, name=name)
+        self._thread.start()
+
+    def call(self, work: Callable[[], T], *, seconds: float) -> T:
+        future: Future[T] = Future()
+        self._left.put((work, future))
+        try:
+            return future.result(timeout=seconds)
+        except TimeoutError:
+            if future.done():
+                # It is the call's own.
+                raise
+            raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+    def _work(self) -> None:
+        while True:
+            work, future = self._left.get()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)

@@ -4,24 +4,138 @@ In: the job as a file. Out: an exit code of the design and, for an expected fail
 in the job's folder, so that the parent can say what happened without parsing a traceback.
 """
 
+import ctypes
+import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from graftwork.files.private import PRIVATE_UMASK, is_private
-from graftwork.files.whole import write_whole
-from graftwork.process import lock
-from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
-from graftwork.process.parent import stop_with_parent
+from graftwork.files.disk import (
+    PRIVATE_UMASK,
+    append_to,
+    explain_os_error,
+    file_mode,
+    is_private,
+    make_folder,
+    write_atomic,
+)
+from graftwork.process.memory import explain_exhaustion, is_exhaustion
 from graftwork.records.base import Record
-from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError, pip_install
+from graftwork.records.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    Busy,
+    EnvironmentLacks,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    pip_install,
+)
+
+LOCK_FILE = "lock"
+_ASKED_SECONDS, _PAUSE_SECONDS = 10.0, 0.001
+"""Asking who holds a folder shares its lock for a moment. A start waits for that, at most this long."""
+
+
+@contextmanager
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder, or say at once who does."""
+    make_folder(folder)
+    path = folder / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, file_mode(folder))
+    try:
+        if not _take(descriptor):
+            holder = path.read_text().strip() or "unknown"
+            raise Busy(
+                f"another worker (process {holder}) works in this folder",
+                why="two workers on one run would overwrite each other",
+                fix="wait for it (`graft status`), or stop it first",
+                where=str(folder),
+            )
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The process that holds the folder now, or None. Asking disturbs nobody who is about to hold it."""
+    path = folder / LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if not _is_held(descriptor):
+            return None
+        text = path.read_text().strip()
+        return int(text) if text.isdigit() else -1
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    """Take the lock unless another worker has it; one that is only asked about is free in a moment."""
+    deadline = time.monotonic() + _ASKED_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _is_held(descriptor) or time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether a worker has the lock. Those who ask share it, so they do not take each other for one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+PARENT_VARIABLE = "GRAFT_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def stop_with_parent() -> None:
+    """Tie this process to the parent that the environment names; without one, do nothing."""
+    named = os.environ.pop(PARENT_VARIABLE, "")
+    if named:
+        tie_to_parent(int(named))
+
+
+def tie_to_parent(parent: int) -> None:
+    """End this process when the process `parent`, which started it, is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent watch").start()
+    if os.getppid() != parent:
+        # It died before the tie was made.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch(parent: int) -> None:
+    pause = threading.Event()
+    while os.getppid() == parent:
+        pause.wait(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 ERROR_FILE = "error.json"
 
@@ -51,7 +165,7 @@ def run_worker(
     signal.signal(signal.SIGTERM, _ask_to_stop)
     stop_with_parent()
     try:
-        with lock.hold(folder) if first else nullcontext():
+        with hold_lock(folder) if first else nullcontext():
             if first:
                 (folder / ERROR_FILE).unlink(missing_ok=True)
             try:
@@ -76,7 +190,7 @@ def run_worker(
 
 def _leave(folder: Path, error: GraftError) -> int:
     """Say what is wrong where the parent looks for it."""
-    write_whole(folder / ERROR_FILE, json.dumps(error.as_json()))
+    write_atomic(folder / ERROR_FILE, json.dumps(error.as_json()))
     return error.exit_code
 
 
@@ -90,3 +204,79 @@ def _lacks(missing: ModuleNotFoundError) -> GraftError:
 
 def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
     stop_asked.set()
+
+
+_asked = threading.Event()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Around the work of a command, in the main thread; elsewhere it changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _asked.clear()
+    before = signal.signal(signal.SIGTERM, _ask)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if _asked.is_set():
+            raise how_it_ended() from interrupt
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def how_it_ended() -> StoppedInOrder | Interrupted:
+    """The error for work that was broken off: by whoever asked to stop, or by Ctrl-C."""
+    fix = "run the same command again: it goes on from the last good point"
+    if _asked.is_set():
+        return StoppedInOrder("stopped in good order, as asked", fix=fix)
+    return Interrupted("interrupted", fix=fix)
+
+
+def _ask(_signal: int, _frame: FrameType | None) -> None:
+    # Asked twice, it is on its way out already.
+    if not _asked.is_set():
+        _asked.set()
+        raise KeyboardInterrupt
+
+
+WORKER_ENVIRONMENT = {
+    # Threads that wait for each other spin for a moment and then sleep. Without a bound they burn
+    # whole cores on a shared machine (the same generation took three times as long); without any
+    # spinning training on a quiet one takes half as long again. Beside a busy neighbour even this is
+    # too long: `graftwork.model.threads` shortens it while threads wait for a core.
+    "GOMP_SPINCOUNT": "30000",
+    # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
+
+
+def compiled_cache() -> dict[str, str]:
+    """What was compiled once is there for the next run; nothing where no such folder can be had."""
+    try:
+        folder = Path.home() / ".cache" / "graftwork" / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError):
+        return {}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
+
+
+def start_detached(words: list[str], *, log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Start it in `folder`; what it says goes to the end of `log`."""
+    try:
+        make_folder(log.parent)
+        with append_to(log) as output:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # No terminal is this session's: none can hang up on it.
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise explain_os_error(error, log) from error

@@ -5,19 +5,50 @@ duplicate keys are refused, since YAML would silently keep the last.
 """
 
 import difflib
+import logging
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from graftwork.files.config_text import parse_yaml, read_config_text
-from graftwork.project.lists import list_single_texts
+from graftwork.files.disk import STATE_FOLDER, close_to_others, is_private
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
+
+
+def list_single_texts(content: dict[Any, Any], owner: type[BaseModel]) -> dict[Any, Any]:
+    return {
+        key: _wrap_single_texts(value, owner.model_fields[key].annotation)
+        if key in owner.model_fields
+        else value
+        for key, value in content.items()
+    }
+
+
+def _wrap_single_texts(value: Any, annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list_single_texts(value, annotation) if isinstance(value, dict) else value
+    inner = get_args(annotation)
+    if get_origin(annotation) is tuple and inner == (str, ...):
+        return [value] if isinstance(value, str) else value
+    if get_origin(annotation) is tuple and isinstance(value, list):
+        return (
+            [_wrap_single_texts(one, inner[0]) for one in value]
+            if len(inner) == 2 and inner[1] is ...
+            else value
+        )
+    if get_origin(annotation) is dict and isinstance(value, dict):
+        return {key: _wrap_single_texts(one, inner[1]) for key, one in value.items()}
+    # One of several kinds, most often something or nothing: the first that mends it.
+    return next((made for one in inner if (made := _wrap_single_texts(value, one)) is not value), value)
+
 
 PROJECT_FILE = "graft.yaml"
 
@@ -198,3 +229,85 @@ def _describe(key: tuple[str, ...]) -> str:
     owner = _owner(key)
     field = owner.model_fields.get(key[-1]) if owner else None
     return field.description or "" if field else ""
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProjectFolder:
+    """A project's settings and its places on disk."""
+
+    root: Path
+    settings: ProjectSettings
+
+    @property
+    def file(self) -> Path:
+        return self.root / PROJECT_FILE
+
+    @property
+    def state(self) -> Path:
+        return self.root / STATE_FOLDER
+
+    @property
+    def data(self) -> Path:
+        """What was sifted and rendered, so that it is not done again."""
+        return self.state / "data"
+
+    @property
+    def sifted(self) -> Path:
+        return self.data / "sifted"
+
+    @property
+    def datasets(self) -> Path:
+        return self.state / "datasets"
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.state / "evaluations"
+
+    @property
+    def releases(self) -> Path:
+        return self.state / "releases"
+
+    @property
+    def serving(self) -> Path:
+        return self.state / "serving"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def audit_page(self) -> Path:
+        return self.root / "audit.html"
+
+    @property
+    def database_url(self) -> str:
+        """The team's PostgreSQL where one is named, else a file of the project's own."""
+        return os.environ.get("GRAFT_DATABASE_URL") or f"sqlite:///{self.state / 'state.db'}"
+
+
+def find_project() -> Path | None:
+    """The folder that holds the project's file: the working folder, or the nearest one above it."""
+    here = Path().absolute()
+    return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
+
+
+def open_project(root: Path | None = None) -> ProjectFolder:
+    """The project in `root`, or the one that the working folder belongs to.
+
+    The state of one that an earlier version made for everybody to read is closed to all but its owner.
+    """
+    folder = (root or find_project() or Path()).absolute()
+    if root is None and folder != Path().absolute():
+        log.info("project: %s", folder / PROJECT_FILE)
+    project = ProjectFolder(root=folder, settings=load_settings(folder / PROJECT_FILE))
+    # The state folder itself is closed last: once it is private, all below it is.
+    if project.state.is_dir() and not is_private(project.state):
+        close_to_others(project.state)
+    return project

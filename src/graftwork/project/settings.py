@@ -1,20 +1,82 @@
 """The whole of graft.yaml: each stage's settings stand in that stage; here they are put together."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
 from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
-from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings
 from graftwork.serve.settings import ServeSettings
 from graftwork.train.settings import LOSS, TrainSettings
+
+R = TypeVar("R", bound=Record)
+
+
+class Part(Record):
+    """Only what was given is shown: an unset key is none, whatever its class would have made of it."""
+
+    @model_serializer(mode="plain")
+    def _given(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set
+        }
+
+
+def part_of(kind: type[Record]) -> type[Part]:
+    """A class that takes some of the keys of `kind`, and of the settings within it."""
+    fields: dict[str, Any] = {
+        name: _unneeded(info) for name, info in kind.model_fields.items() if info.annotation is not None
+    }
+    made = create_model(f"Part{kind.__name__}", __base__=Part, __doc__=kind.__doc__, **fields)
+    made.model_config = ConfigDict(**{**made.model_config, "title": kind.__name__})
+    return made
+
+
+def merge(whole: R, part: Record) -> R:
+    """`whole` with what `part` gives in its place, checked as if it had been written out."""
+    merged = _over(whole.model_dump(mode="json"), part.model_dump(mode="json"))
+    return type(whole).model_validate(merged)
+
+
+def _unneeded(info: FieldInfo) -> tuple[Any, FieldInfo]:
+    inner = info.annotation
+    field = copy(info)
+    field.default, field.default_factory = None, None
+    # An editor must not offer the class's own default here: what is not given is the project's.
+    field.json_schema_extra = _drop_default
+    if isinstance(inner, type) and issubclass(inner, Record):
+        return part_of(inner), field
+    return inner, field
+
+
+def _drop_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+def _over(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(whole)
+    for key, value in part.items():
+        below = merged.get(key)
+        merged[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names become parts of folders, releases and addresses."""
@@ -25,6 +87,7 @@ THE_ONLY_MODEL = "main"
 
 FROM_MAIN = "main"
 """Of `train.start_from`: the adapter of the main model."""
+
 
 if TYPE_CHECKING:
     PartOfTraining = TrainSettings

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -95,6 +95,13 @@ class Record(BaseModel):
         # What a record holds may be a capture: an error that is logged does not quote it.
         hide_input_in_errors=True,
     )
+
+    notebook_renderer: ClassVar["Callable[[Record], str] | None"] = None
+    """Set by the public API: records know no HTML."""
+
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows the record."""
+        return Record.notebook_renderer(self) if Record.notebook_renderer is not None else None
 
     def to_json(self) -> str:
         """The record as readable JSON, keys in the order of their definition."""

@@ -54,11 +54,26 @@ class Job(Record):
     """What the module is told instead of the job's file alone, where it starts others."""
 
 
-class Place(Record):
-    """Somewhere a job can run."""
+class JobHandle(Record):
+    """A submitted job. It can be written down: whoever reads it can find the job again at its place."""
 
+    place: str
+    id: str
+    """As the place names it: a process id, the id of a pod."""
     name: str
-    kind: Literal["local"]
+    folder: str
+
+
+class JobStatus(Record):
+    """What a place knows of a job now."""
+
+    running: bool
+    exit_code: int | None = None
+    """Negative for the signal that ended it; None while it runs."""
+    process_state: str = ""
+    """The letter that Linux gives the process (R, S, D, T, Z); empty where the place does not know."""
+    memory_kills: int = 0
+    """How often the kernel there has killed for want of memory since the job was submitted."""
 
 
 class Moment(Record):

@@ -14,11 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.files.digest import file_digest
-from graftwork.files.private import create_file, make_folder, read_only_mode
-from graftwork.files.whole import explain_os_error, sync_folder
+from graftwork.files.disk import (
+    create_file,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    read_only_mode,
+    sync_folder,
+)
 from graftwork.records.errors import Damaged
-from graftwork.registry.counting import Count, copy_counted, nobody
+from graftwork.registry.progress import ProgressCounter, copy_with_progress, no_progress
 
 BLOBS = "blobs"
 PART = ".part"
@@ -48,7 +53,7 @@ class BlobStore:
             )
         return self.folder / sha256[:2] / sha256[2:]
 
-    def put(self, source: Path | bytes, sha256: str, *, count: Count | None = None) -> Path:
+    def put(self, source: Path | bytes, sha256: str, *, count: ProgressCounter | None = None) -> Path:
         """Store the bytes, proven to have this hash. A blob that is there and whole stays; a damaged one is
         replaced: releases that were made with it keep the damaged file and are found out by their own hashes.
         """
@@ -58,7 +63,7 @@ class BlobStore:
         temporary = target.with_name(f".{target.name[:12]}.{uuid.uuid4().hex[:8]}{PART}")
         try:
             make_folder(target.parent)
-            _write(temporary, source, count or Count(nobody, "", 0))
+            _write(temporary, source, count or ProgressCounter(no_progress, "", 0))
             found = file_digest(temporary)
             if found != sha256:
                 raise _changed(source, sha256, found)
@@ -100,14 +105,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.chmod(read_only_mode(target.parent))
 
 
-def _write(path: Path, source: Path | bytes, count: Count) -> None:
+def _write(path: Path, source: Path | bytes, count: ProgressCounter) -> None:
     if isinstance(source, bytes):
         with create_file(path) as handle:
             handle.write(source)
         count.add(len(source))
     else:
         # A copy, not a link: nothing that is done to the run can reach the release.
-        copy_counted(source, path, count)
+        copy_with_progress(source, path, count)
     with path.open("rb") as written:
         os.fsync(written.fileno())
 

@@ -5,30 +5,71 @@ adapter, or a model's own weights where those were learned: PEFT, vLLM and the H
 it is. A signature may lie beside the manifest, which it signs.
 """
 
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.adapter import learned_files, require_safetensors
-from graftwork.registry.beside import BESIDE, MANIFEST, MINISIGN, SIGSTORE, is_half_signature
-from graftwork.registry.blobs import BLOBS
-from graftwork.registry.counting import Count, Listener, counted_digest, nobody
+from graftwork.registry.blobs import BLOBS, PART
+from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, require_name
-from graftwork.registry.release import name_by_content
+from graftwork.registry.peft import find_weight_files, require_safetensors
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
 
-__all__ = [
-    "BESIDE",
-    "MANIFEST",
-    "MINISIGN",
-    "SIGSTORE",
-    "files_of",
-    "read_manifest",
-    "release_folder",
-    "verify_release",
-]
+MANIFEST = "manifest.json"
+MINISIGN = f"{MANIFEST}.minisig"
+SIGSTORE = f"{MANIFEST}.sigstore.json"
+SIGNATURES = (MINISIGN, SIGSTORE)
+METADATA_FILES = frozenset({MANIFEST, *SIGNATURES})
+"""What the manifest does not name: itself, and the signatures of it."""
+_HALF_SIGNED = re.compile(rf"\.({re.escape(MINISIGN)}|{re.escape(SIGSTORE)})\.[0-9a-f]{{8}}{re.escape(PART)}")
+
+
+def write_metadata(root: Path, folder: Path, name: str, content: bytes) -> Path:
+    """Give a release a signature, in the place of one that it may have. Hold the store's `adding()`."""
+    temporary = root / f".sign.{uuid.uuid4().hex[:8]}{PART}"
+    target = folder / name
+    try:
+        with create_file(temporary) as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.chmod(read_only_mode(folder))
+        temporary.replace(target)
+        sync_folder(folder)
+    except OSError as error:
+        raise explain_os_error(error, target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def add_missing_signatures(root: Path, folder: Path, signatures: Mapping[str, bytes]) -> None:
+    """Give a release the signatures that it does not have; those that it has stay."""
+    for name in SIGNATURES:
+        if name in signatures and not (folder / name).exists():
+            write_metadata(root, folder, name, signatures[name])
+
+
+def is_partial_signature(path: Path) -> bool:
+    """Whether this is what a killed signer left among the files of a release, as signers once did."""
+    return bool(_HALF_SIGNED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+
+
+def find_partial_signatures(folders: Iterable[Path]) -> Iterator[Path]:
+    """What killed signers left in these folders, for whoever holds the store alone."""
+    for folder in folders:
+        try:
+            yield from sorted(path for path in folder.iterdir() if is_partial_signature(path))
+        except OSError:
+            # Whatever keeps us from looking is said where the release itself is looked at.
+            continue
 
 
 def release_folder(root: Path, release_id: str) -> Path:
@@ -51,41 +92,41 @@ def read_manifest(folder: Path) -> Release:
         raise _damaged("the manifest cannot be read", str(error).splitlines()[0], path) from error
     except OSError as error:
         raise explain_os_error(error, path) from error
-    if release.id != name_by_content(release):
+    if release.id != content_id(release):
         raise _damaged("the manifest was changed", "its id is not the hash of its content", path)
     return release
 
 
-def verify_release(folder: Path, *, tell: Listener = nobody) -> Release:
+def verify_release(folder: Path, *, tell: ProgressCallback = no_progress) -> Release:
     """Check every byte of the folder against its manifest, and that nothing was added."""
     release = read_manifest(folder)
-    count = Count(tell, "check", sum(file.size for file in release.files))
+    count = ProgressCounter(tell, "check", sum(file.size for file in release.files))
     for file in release.files:
-        if not FILE.fullmatch(file.path) or file.path in BESIDE:
+        if not FILE.fullmatch(file.path) or file.path in METADATA_FILES:
             raise _damaged(f"the manifest names {file.path!r}", "that is not a file of a release", folder)
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
         _require_bytes(folder / file.path, file.sha256, count)
-    named = BESIDE | {file.path for file in release.files}
+    named = METADATA_FILES | {file.path for file in release.files}
     strangers = sorted(
-        path.name for path in folder.iterdir() if path.name not in named and not is_half_signature(path)
+        path.name for path in folder.iterdir() if path.name not in named and not is_partial_signature(path)
     )
     if strangers:
         raise _damaged(f"{strangers[0]} does not belong here", "the manifest does not name it", folder)
-    require_safetensors(folder / learned_files(folder)[1])
+    require_safetensors(folder / find_weight_files(folder)[1])
     return release
 
 
-def files_of(folder: Path) -> list[Path]:
+def release_files(folder: Path) -> list[Path]:
     """What belongs to a verified release, by name: not what a killed signer may have left there."""
-    return sorted(path for path in folder.iterdir() if not is_half_signature(path))
+    return sorted(path for path in folder.iterdir() if not is_partial_signature(path))
 
 
-def _require_bytes(path: Path, sha256: str, count: Count) -> None:
+def _require_bytes(path: Path, sha256: str, count: ProgressCounter) -> None:
     if not path.is_file():
         raise _damaged(f"{path.name} is missing", "its manifest names it", path)
     try:
-        found = counted_digest(path, count)
+        found = digest_with_progress(path, count)
     except OSError as error:
         raise explain_os_error(error, path) from error
     if found != sha256:

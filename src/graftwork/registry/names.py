@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 from graftwork.records.errors import UserMistake
+from graftwork.records.release import Release
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 RULE = "1 to 64 of a-z, 0-9, dot, dash and underscore, a letter or digit first"
@@ -49,6 +50,41 @@ def alias_of_model(alias: str, *, model: str, main: str) -> str:
     return alias if model == main or "/" in alias else f"{model}/{alias}"
 
 
-def take_apart(alias: str) -> AliasParts:
+def split_alias(alias: str) -> AliasParts:
     model, slash, name = require_alias(alias).rpartition("/")
     return AliasParts(model if slash else None, name)
+
+
+FIRST = "1.0.0"
+VERSION = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
+
+
+def require_version(text: str) -> str:
+    if not VERSION.fullmatch(text):
+        raise UserMistake(
+            f"{text!r} is not a version",
+            why="a version is three numbers with dots between them",
+            fix="write it like 1.4.0",
+        )
+    return text
+
+
+def sort_key(version: str) -> tuple[int, int, int]:
+    major, minor, patch = (int(part) for part in version.split("."))
+    return major, minor, patch
+
+
+def next_version(newest: str | None, *, before: Release | None, now: Release) -> str:
+    """The version behind `newest`; `before` is the release that has it."""
+    if newest is None or before is None:
+        return FIRST
+    major, minor, patch = sort_key(newest)
+    same_ground = (before.base_fingerprint, before.template_fingerprint) == (
+        now.base_fingerprint,
+        now.template_fingerprint,
+    )
+    if not same_ground:
+        return f"{major + 1}.0.0"
+    if before.dataset_hash != now.dataset_hash:
+        return f"{major}.{minor + 1}.0"
+    return f"{major}.{minor}.{patch + 1}"

@@ -1,74 +1,186 @@
-"""From a trained and judged adapter to a release: checked, named by its content, written, indexed.
+"""Publish an evaluated adapter: check it, write its model card, name it by its content, store and index it.
 
-In: the adapter's folder and the records behind it. Out: the release, on disk and in the index.
-Repeated with the same content it changes nothing. Does not decide whether the release goes live.
+Publishing the same content again changes nothing. Does not decide whether the release goes live. The card is
+one of the files that the release id is made of: it contains neither the id nor the time, and its wording is
+part of the format.
 """
 
-import hashlib
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from graftwork.records.dataset import Dataset
-from graftwork.records.plan import Plan
-from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.report import Report
+from graftwork.model.base import loadable_name, note_on_weights
+from graftwork.records.release import Release
+from graftwork.records.report import Metric, Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import inspect_adapter
-from graftwork.registry.card import write_card
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.release import Lineage, make_release
+from graftwork.registry.index import ReleaseIndex
+from graftwork.registry.manifest import Lineage, ReleaseContext, make_release
+from graftwork.registry.peft import describe_text, inspect_adapter
 from graftwork.registry.store import ReleaseStore
 
 
+def write_card(lineage: Lineage, context: ReleaseContext) -> str:
+    """README.md in the form that the Hugging Face Hub shows as a model card."""
+    base, licence = context.base, context.licence
+    sections = (
+        _front_matter(base, licence),
+        f"# {context.project}: a LoRA adapter on {base}",
+        "Made by Graftwork. `manifest.json` names every file with its hash, and the data, plan, run, "
+        "report and verdict behind them.",
+        "## May it be served?",
+        _verdict_lines(lineage.verdict),
+        "## What was measured",
+        _metric_table(lineage.report),
+        "## How it was trained",
+        _training_lines(lineage.outcome),
+        "## What it was trained on",
+        _data_lines(lineage),
+        "## Where it comes from",
+        f"- parent release: {context.parent or 'none'}\n- run: {lineage.outcome.run_id}\n"
+        f"- model: {lineage.dataset.model}\n"
+        f"- adapter hash: `{lineage.outcome.adapter_hash}`\n"
+        f"- template: `{lineage.dataset.template_fingerprint}`\n"
+        f"- tokenizer: `{lineage.dataset.tokenizer_fingerprint}`",
+        "## How far the plan was off",
+        _residual_lines(lineage.outcome),
+        "## Licence and versions",
+        _licence_lines(base, licence, context.versions),
+        "## How to load it",
+        _usage(base),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(base: str, licence: str | None) -> str:
+    # JSON strings are YAML strings, so a colon in a model name cannot break the header.
+    stated = f"license: {json.dumps(licence)}\n" if licence else ""
+    named = json.dumps(loadable_name(base))
+    return f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
+
+
+def _verdict_lines(verdict: Verdict) -> str:
+    lines = [f"**{verdict.decision.replace('_', ' ')}**: {verdict.reason}", ""]
+    lines += [f"- {rule.outcome}: {rule.sentence}" for rule in verdict.rules]
+    return "\n".join(lines)
+
+
+def _metric_table(report: Report) -> str:
+    lines = [
+        f"{report.cases} held-out cases; base and adapter answered the same ones. "
+        f"Look number {report.looks} at this test set.",
+        "",
+        f"| metric | {_cell(report.baseline.subject)} | {_cell(report.candidate.subject)} |",
+        "|---|---|---|",
+    ]
+    for name, metric in report.candidate.metrics.items():
+        before = report.baseline.metrics.get(name)
+        lines.append(f"| {_cell(name)} | {_show(before)} | {_show(metric)} |")
+    return "\n".join(lines)
+
+
+def _show(metric: Metric | None) -> str:
+    if metric is None or not metric.n:
+        return "not measured"
+    if metric.kind == "rate":
+        return f"{metric.value:.1%} ({metric.low:.1%} to {metric.high:.1%}, n = {metric.n})"
+    unit = f" {metric.unit}" if metric.unit else ""
+    return f"{metric.value:.4g}{unit} ({metric.low:.4g} to {metric.high:.4g}, n = {metric.n})"
+
+
+def _training_lines(outcome: TrainOutcome) -> str:
+    lines = [
+        f"- {outcome.trainable_parameters:,} trainable parameters, {outcome.steps} steps, "
+        f"{outcome.epochs:g} epochs",
+        f"- loss {outcome.first_loss:.4f} at the first step, {outcome.final_loss:.4f} at the last",
+    ]
+    if outcome.validation_loss_before is not None and outcome.validation_loss_after is not None:
+        lines.append(
+            f"- validation loss {outcome.validation_loss_before:.4f} before, "
+            f"{outcome.validation_loss_after:.4f} after"
+        )
+    lines.append(
+        f"- {outcome.seconds:.0f} s, {outcome.tokens_per_second:.0f} tokens/s, "
+        f"peak memory {outcome.peak_memory_gib:.2f} GiB, {outcome.restarts} restarts"
+    )
+    lines.append(f"- base weights unchanged: sha256 `{outcome.base_hash_after}` before and after")
+    return "\n".join(lines)
+
+
+def _residual_lines(outcome: TrainOutcome) -> str:
+    if not outcome.residuals:
+        return "Not measured."
+    rows = [
+        f"| {_cell(figure.name)} | {figure.planned.value:.4g} "
+        f"({figure.planned.low:.4g} to {figure.planned.high:.4g}) | {figure.actual:.4g} |"
+        for figure in outcome.residuals
+    ]
+    return "\n".join(("| figure | planned | came out |", "|---|---|---|", *rows))
+
+
+def _licence_lines(base: str, licence: str | None, versions: Mapping[str, str]) -> str:
+    lines = [f"- licence of the base {base}: {licence or 'its files do not state one; look it up'}"]
+    lines += [f"- {name} {number}" for name, number in sorted(versions.items())]
+    return "\n".join(lines)
+
+
+def _data_lines(lineage: Lineage) -> str:
+    dataset = lineage.dataset
+    lines = [f"- content hash `{dataset.content_hash}`"]
+    lines += [
+        f"- {name}: {split.rows} rows, {split.trained_tokens:,} trained tokens"
+        for name, split in dataset.splits.items()
+    ]
+    left_out, redacted = sum(dataset.dropped.values()), sum(dataset.redactions.values())
+    lines.append(f"- {left_out} rows left out, {redacted} values redacted")
+    lines += [f"- from {file.file}: {file.rows} rows, sha256 `{file.sha256}`" for file in dataset.inputs]
+    return "\n".join(lines)
+
+
+def _usage(base: str) -> str:
+    # The name is written as a Python string, so that it cannot end the example early.
+    note, where = note_on_weights(base), repr(base)
+    said = ""
+    if note:
+        said = f"**The base is not the official one:** {note}.\n\n"
+        where = '"path/to/base"  # written by `graft release export --base path/to/base`'
+    name, _, comment = where.partition("  # ")
+    return (
+        f"{said}```python\n"
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM\n\n"
+        f"base = AutoModelForCausalLM.from_pretrained({name}){'  # ' + comment if comment else ''}\n"
+        'model = PeftModel.from_pretrained(base, "path/to/this/folder")\n'
+        "```"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")
+
+
 def publish(
-    *,
-    folder: Path | ReleaseStore,
+    store: ReleaseStore,
     index: ReleaseIndex,
-    project: str,
-    base: str,
-    base_fingerprint: str,
-    template_fingerprint: str,
+    *,
+    lineage: Lineage,
+    context: ReleaseContext,
     adapter_folder: Path,
-    dataset: Dataset,
-    plan: Plan,
-    outcome: TrainOutcome,
-    report: Report,
-    verdict: Verdict,
-    parent: str | None,
-    created_at: str,
-    settings: Mapping[str, Any],
-    versions: Mapping[str, str],
-    licence: str | None = None,
     version: str | None = None,
 ) -> Release:
-    """Make the release in the store and enter it in the index; the store comes first.
-
-    `version` is given to it in the index; without one it gets the next by rule.
-    """
-    store = folder if isinstance(folder, ReleaseStore) else ReleaseStore.open(folder)
-    lineage = Lineage(dataset=dataset, plan=plan, outcome=outcome, report=report, verdict=verdict)
-    adapter_files = inspect_adapter(adapter_folder, expected_hash=outcome.adapter_hash)
-    card = write_card(lineage, project=project, base=base, parent=parent, licence=licence, versions=versions)
-    texts = _texts(lineage, card=card)
+    """Make the release in the store, then add it to the index, with `version` or the next one by rule."""
+    adapter_files = inspect_adapter(adapter_folder, expected_hash=lineage.outcome.adapter_hash)
+    texts = _texts(lineage, card=write_card(lineage, context))
     release = make_release(
         lineage,
-        project=project,
-        base=base,
-        base_fingerprint=base_fingerprint,
-        template_fingerprint=template_fingerprint,
-        parent=parent,
-        created_at=created_at,
-        files=(*adapter_files, *(_describe(name, text) for name, text in texts.items())),
-        settings=settings,
-        versions=versions,
-        licence=licence,
+        context,
+        files=(*adapter_files, *(describe_text(name, text) for name, text in texts.items())),
     )
     sources: dict[str, Path | bytes] = {file.path: adapter_folder / file.path for file in adapter_files}
     sources |= {name: text.encode() for name, text in texts.items()}
-    # Between the store and the index nobody may take the new folder for one that nobody wants.
-    with store.adding():
+    # The lock covers both, so that garbage collection never sees the new folder without its index entry.
+    with store.shared_lock():
         written = store.put(release, sources=sources)
         index.add(written, version=version)
     return written
@@ -85,6 +197,75 @@ def _texts(lineage: Lineage, *, card: str) -> dict[str, str]:
     }
 
 
-def _describe(name: str, text: str) -> ReleaseFile:
-    data = text.encode()
-    return ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+_CARDS = ("README.md", "MODEL_CARD.md")
+_TEXTS = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING")
+_KNOWN = (
+    ("apache license", "apache-2.0"),
+    ("mit license", "mit"),
+    ("gnu affero general public license", "agpl-3.0"),
+    ("gnu lesser general public license", "lgpl-3.0"),
+    ("gnu general public license", "gpl-3.0"),
+    ("mozilla public license", "mpl-2.0"),
+)
+_MAX_NAME = 80
+_MAX_READ = 65536
+
+
+def find_licence(folder: Path) -> str | None:
+    """The licence of a base model as its card, its config or a licence file states it.
+
+    None where no file states one: it is never guessed from the name of the model.
+    """
+    for find in (_from_cards, _from_config, _from_texts):
+        found = find(folder)
+        if found:
+            return found[:_MAX_NAME]
+    return None
+
+
+def _from_cards(folder: Path) -> str | None:
+    for name in _CARDS:
+        head = re.match(r"---\n(.*?)\n---", _read(folder / name), re.DOTALL)
+        stated = dict(
+            re.findall(r"^(license(?:_name)?):[ \t]*(\S[^\n]*)$", head[1] if head else "", re.MULTILINE)
+        )
+        licence = _plain(stated.get("license", ""))
+        # "other" means that the next key has the name.
+        named = _plain(stated.get("license_name", ""))
+        if licence:
+            return named if licence == "other" and named else licence
+    return None
+
+
+def _from_config(folder: Path) -> str | None:
+    try:
+        config = json.loads(_read(folder / "config.json") or "{}")
+    except ValueError:
+        return None
+    stated = config.get("license") if isinstance(config, dict) else None
+    return _plain(stated) if isinstance(stated, str) and stated.strip() else None
+
+
+def _from_texts(folder: Path) -> str | None:
+    for name in _TEXTS:
+        text = _read(folder / name)
+        beginning = " ".join(text[:2000].lower().split())
+        for phrase, licence in _KNOWN:
+            if phrase in beginning:
+                return licence
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        if first:
+            return first
+    return None
+
+
+def _plain(value: str) -> str:
+    return value.strip().strip("\"'").strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as handle:
+            return handle.read(_MAX_READ).decode("utf-8", "replace").replace("\r\n", "\n")
+    except OSError:
+        return ""

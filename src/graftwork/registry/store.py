@@ -8,37 +8,45 @@ is live is not known here: the index knows.
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from graftwork.files.private import read_only_mode
-from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    make_folder,
+    read_only_mode,
+    sync_folder,
+    write_atomic,
+)
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
-from graftwork.registry import guard
-from graftwork.registry.adapter import choose_learned, require_safetensors
-from graftwork.registry.beside import SIGNATURES, add_missing, half_signatures, put_beside
+from graftwork.registry import locks
 from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
-from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
-    BESIDE,
     MANIFEST,
+    METADATA_FILES,
     MINISIGN,
+    SIGNATURES,
+    add_missing_signatures,
+    find_partial_signatures,
     read_manifest,
     release_folder,
     verify_release,
+    write_metadata,
 )
-from graftwork.registry.leases import Lease, lease, leased
+from graftwork.registry.locks import Lease, find_manifest_locks, lease, leased_releases, lock_manifest
+from graftwork.registry.manifest import content_id, write_manifest
 from graftwork.registry.names import FILE, NAME
-from graftwork.registry.readers import find_readers, taken_away
-from graftwork.registry.release import name_by_content, write_manifest
-from graftwork.registry.signature import is_signed_by, require_signature
+from graftwork.registry.peft import choose_weight_files, require_safetensors
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
+from graftwork.registry.signatures import is_signed_by, require_signature
 
 TRASH = ".trash"
 
 
-class Stock(NamedTuple):
+class StoreContents(NamedTuple):
     """What lies in the store: the ids of its releases, those that running servers hold, and those of which
     nobody can say whether one does: these stay, too."""
 
@@ -47,7 +55,7 @@ class Stock(NamedTuple):
     doubtful: frozenset[str] = frozenset()
 
 
-InUse = Collection[str] | Callable[[Stock], Collection[str]]
+InUse = Collection[str] | Callable[[StoreContents], Collection[str]]
 """The releases that must stay; asked for under the lock where it is a function."""
 
 
@@ -84,7 +92,7 @@ class ReleaseStore:
         *,
         sources: Mapping[str, Path | bytes],
         signatures: Mapping[str, bytes] | None = None,
-        tell: Listener = nobody,
+        tell: ProgressCallback = no_progress,
     ) -> Release:
         """Store the release: its files, then its folder, which is checked before it gets its name.
 
@@ -94,14 +102,14 @@ class ReleaseStore:
         """
         target = self.folder(release.id)
         _require_sound(release, sources, where=target)
-        with self.adding():
+        with self.shared_lock():
             if target.exists():
                 return self.complete(release, signatures=signatures or {}, tell=tell)
-            count = Count(tell, "store", sum(file.size for file in release.files))
+            count = ProgressCounter(tell, "store", sum(file.size for file in release.files))
             for file in release.files:
                 self.blobs.put(sources[file.path], file.sha256, count=count)
             count.finish()
-            with folder_made_whole(target) as folder:
+            with atomic_folder(target) as folder:
                 self._fill(folder, release, signatures or {})
                 # Before it has its name: what is refused here was never a release of this store.
                 stored = verify_release(folder, tell=tell)
@@ -112,7 +120,7 @@ class ReleaseStore:
             return self.complete(release, signatures=signatures or {}, tell=tell)
 
     def complete(
-        self, release: Release, *, signatures: Mapping[str, bytes], tell: Listener = nobody
+        self, release: Release, *, signatures: Mapping[str, bytes], tell: ProgressCallback = no_progress
     ) -> Release:
         """Check a release that is here, and take over the signatures that it lacks.
 
@@ -121,15 +129,15 @@ class ReleaseStore:
         not hold, with the manifest that it covers: whatever arrived first, it does not block the true one.
         """
         target = self.folder(release.id)
-        with self.adding():
+        with self.shared_lock():
             there = verify_release(target, tell=tell)
             trusted = signatures.get(MINISIGN)
             if trusted is not None and self._is_better(target, release, trusted):
                 if there == release or self._replace_manifest(target, release):
-                    put_beside(self.root, target, MINISIGN, trusted)
+                    write_metadata(self.root, target, MINISIGN, trusted)
                     there = release
             elif there == release:
-                add_missing(self.root, target, signatures)
+                add_missing_signatures(self.root, target, signatures)
         return there
 
     def _is_better(self, folder: Path, release: Release, signature: bytes) -> bool:
@@ -147,12 +155,12 @@ class ReleaseStore:
 
     def _replace_manifest(self, folder: Path, release: Release) -> bool:
         """Put a manifest with another time in the place of this one, unless a reader holds it locked."""
-        with taken_away(folder / MANIFEST) as hold:
+        with lock_manifest(folder / MANIFEST) as hold:
             if hold == "free":
-                put_beside(self.root, folder, MANIFEST, write_manifest(release).encode())
+                write_metadata(self.root, folder, MANIFEST, write_manifest(release).encode())
         return hold == "free"
 
-    def verify(self, release_id: str, *, tell: Listener = nobody) -> Release:
+    def verify(self, release_id: str, *, tell: ProgressCallback = no_progress) -> Release:
         """Check every byte of a release, and its signature where the store has a key."""
         folder = self.folder(release_id)
         release = verify_release(folder, tell=tell)
@@ -174,18 +182,18 @@ class ReleaseStore:
 
     def sign(self, release_id: str, signature: bytes) -> Path:
         """Put a signature of the manifest beside it."""
-        with self.adding():
+        with self.shared_lock():
             # Together: of a release that was taken away in between nothing but a signature would be there.
             self.verify_unsigned(release_id)
-            return put_beside(self.root, self.folder(release_id), MINISIGN, signature)
+            return write_metadata(self.root, self.folder(release_id), MINISIGN, signature)
 
-    def verify_unsigned(self, release_id: str, *, tell: Listener = nobody) -> Release:
+    def verify_unsigned(self, release_id: str, *, tell: ProgressCallback = no_progress) -> Release:
         """Check every byte, whoever signed it or not."""
         return ReleaseStore(self.root).verify(release_id, tell=tell)
 
-    def adding(self) -> AbstractContextManager[None]:
+    def shared_lock(self) -> AbstractContextManager[None]:
         """Nothing is collected while the block runs: hold it while a release is made, entered or promoted."""
-        return guard.adding(self.root)
+        return locks.shared_lock(self.root)
 
     def lease(self) -> AbstractContextManager[Lease]:
         """Hold releases for as long as this process needs them."""
@@ -201,11 +209,13 @@ class ReleaseStore:
         anybody else can change the store, which releases are still there: one that was wanted gone may have
         come to be held in the last moment.
         """
-        with guard.alone(self.root):
+        with locks.exclusive_lock(self.root):
             ids = self.ids()
-            readers = find_readers(self.root, ids)
-            stock = Stock(
-                ids, leased(self.root, tidy=not dry_run) | readers.held, readers.unseen | readers.unreadable
+            readers = find_manifest_locks(self.root, ids)
+            stock = StoreContents(
+                ids,
+                leased_releases(self.root, tidy=not dry_run) | readers.held,
+                readers.unseen | readers.unreadable,
             )
             wanted = in_use(stock) if callable(in_use) else in_use
             kept = (set(wanted) | stock.leased | stock.doubtful) & set(ids)
@@ -239,9 +249,9 @@ class ReleaseStore:
             self.blobs.place(file.sha256, folder / file.path)
         for name in SIGNATURES:
             if name in signatures:
-                write_whole(folder / name, signatures[name])
+                write_atomic(folder / name, signatures[name])
                 (folder / name).chmod(read_only_mode(folder))
-        write_whole(folder / MANIFEST, write_manifest(release))
+        write_atomic(folder / MANIFEST, write_manifest(release))
         (folder / MANIFEST).chmod(read_only_mode(folder))
 
     def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
@@ -260,7 +270,7 @@ class ReleaseStore:
         yield from self.root.glob(f".*{PART}")
         yield from self.root.glob(f"{TRASH}.*")
         yield from self.blobs.leftovers()
-        yield from half_signatures(self.folder(one) for one in sorted(kept))
+        yield from find_partial_signatures(self.folder(one) for one in sorted(kept))
 
     def _weigh(self, paths: Iterable[Path]) -> int:
         # What is linked elsewhere is freed with its last name, and counted there.
@@ -277,7 +287,7 @@ class ReleaseStore:
         try:
             for one in doomed:
                 trash = self.root / f"{TRASH}.{uuid.uuid4().hex[:8]}"
-                with taken_away(self.folder(one) / MANIFEST) as hold:
+                with lock_manifest(self.folder(one) / MANIFEST) as hold:
                     if hold != "free":
                         spared.add(one)
                         continue
@@ -313,13 +323,15 @@ def _is_own_folder(path: Path) -> bool:
 def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, where: Path) -> None:
     """A manifest that does not name itself rightly, or files that it may not name, are not let in."""
     names = [file.path for file in release.files]
-    if release.id != name_by_content(release):
+    if release.id != content_id(release):
         why = "its id is not the hash of its content"
-    elif any(not FILE.fullmatch(name) or name in BESIDE for name in names) or len(set(names)) < len(names):
+    elif any(not FILE.fullmatch(name) or name in METADATA_FILES for name in names) or len(set(names)) < len(
+        names
+    ):
         why = "it names a file that no release may have"
     elif missing := sorted(set(names) - set(sources)):
         why = f"{missing[0]} is not given"
-    elif (weights := choose_learned(names)[1]) not in names:
+    elif (weights := choose_weight_files(names)[1]) not in names:
         why = "it names no weights"
     else:
         # Looked at before anything is stored: a pickle leaves no trace.
@@ -332,3 +344,18 @@ def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, whe
         fix="get the release again from where it was made",
         where=str(where),
     )
+
+
+@contextmanager
+def staging_folder(root: Path) -> Iterator[Path]:
+    """Nothing is collected while the block runs."""
+    with locks.shared_lock(root):
+        folder = root / f".incoming.{uuid.uuid4().hex[:8]}{PART}"
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise explain_os_error(error, folder) from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

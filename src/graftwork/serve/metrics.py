@@ -1,7 +1,4 @@
-"""Counters of the gateway, as Prometheus reads them.
-
-In: what happened. Out: the text of `/metrics`. Used from the event loop only.
-"""
+"""Counters of the gateway and their Prometheus text. Used from the event loop only, so nothing is locked."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,25 +10,25 @@ _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
 class Metrics:
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
-    dealt: Counter[tuple[str, str]] = field(default_factory=Counter)
+    assigned: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Requests by experiment and arm."""
-    dealt_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of these, those that got no answer."""
+    assigned_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Those of them that got no answer."""
     disconnects: int = 0
     in_flight: int = 0
     _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
     _seconds: float = 0.0
 
     def count_request(self, model: str, status: int) -> None:
-        """`model` must be one of the known names: callers must not be able to make up labels."""
+        """`model` must be a known name: clients must not be able to create labels."""
         self.requests[model, status] += 1
 
     def count_answer(self, model: str, *, prompt_tokens: int, reply_tokens: int, seconds: float) -> None:
         self.tokens[model, "prompt"] += prompt_tokens
         self.tokens[model, "reply"] += reply_tokens
         self._seconds += seconds
-        place = next((i for i, bound in enumerate(_BUCKETS) if seconds <= bound), len(_BUCKETS))
-        self._slots[place] += 1
+        bucket = next((i for i, bound in enumerate(_BUCKETS) if seconds <= bound), len(_BUCKETS))
+        self._slots[bucket] += 1
 
     def render(self, gauges: dict[str, float]) -> str:
         lines = ["# TYPE graft_requests_total counter"]
@@ -46,7 +43,7 @@ class Metrics:
             total += count
             lines.append(f'graft_answer_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"graft_answer_seconds_sum {self._seconds:.6f}", f"graft_answer_seconds_count {total}"]
-        for name, arms in (("requests", self.dealt), ("failures", self.dealt_failures)):
+        for name, arms in (("requests", self.assigned), ("failures", self.assigned_failures)):
             if arms:
                 lines.append(f"# TYPE graft_split_{name}_total counter")
             for (experiment, arm), count in sorted(arms.items()):

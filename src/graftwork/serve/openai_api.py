@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from graftwork.records.interaction import Role
-from graftwork.serve.messages import ApiError
+from graftwork.serve.http_messages import ApiError
 
 T = TypeVar("T")
 

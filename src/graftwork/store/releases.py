@@ -8,26 +8,110 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, or_, select
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.registry.names import require_alias, require_name
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import is_way_back, needed
-from graftwork.registry.refusals import (
-    is_collected,
-    moved_meanwhile,
-    not_one_release,
-    version_taken,
-    wrong_project,
+from graftwork.registry.index import (
+    ReleaseIndex,
+    alias_moved_error,
+    collected_release_error,
+    matches_rollback,
+    reachable_releases,
+    release_not_found_error,
+    version_taken_error,
+    wrong_project_error,
 )
-from graftwork.registry.versions import next_version, require_version, sort_key
+from graftwork.registry.names import next_version, require_alias, require_name, require_version, sort_key
 from graftwork.store.database import Database
-from graftwork.store.release_entries import select_entries, select_entry, select_tags
 from graftwork.store.schema import alias_moves, aliases, release_notes, release_tags, releases
 
+_COLUMNS = (
+    releases.c.id,
+    releases.c.model,
+    releases.c.version,
+    releases.c.base,
+    releases.c.decision,
+    releases.c.run_id,
+    releases.c.dataset_hash,
+    releases.c.parent,
+    releases.c.created_at,
+    releases.c.collected_at,
+)
 
-class Releases(ReleaseIndex):
+
+def select_entries(connection: Connection, project: str, query: ReleaseQuery) -> tuple[ReleaseEntry, ...]:
+    """The entries that the query asks for, the newest first."""
+    statement = select(*_COLUMNS).where(releases.c.project == project, *_conditions(project, query))
+    statement = statement.order_by(releases.c.seq.desc())
+    if query.limit is not None:
+        statement = statement.limit(query.limit)
+    return _entries(connection, project, statement)
+
+
+def select_entry(connection: Connection, project: str, release_id: str) -> ReleaseEntry | None:
+    statement = select(*_COLUMNS).where(releases.c.project == project, releases.c.id == release_id)
+    return next(iter(_entries(connection, project, statement)), None)
+
+
+def select_tags(connection: Connection, project: str, release_id: str) -> tuple[str, ...]:
+    here = (release_tags.c.project == project) & (release_tags.c.release_id == release_id)
+    return tuple(connection.scalars(select(release_tags.c.tag).where(here).order_by(release_tags.c.tag)))
+
+
+def _entries(connection: Connection, project: str, statement: Select[Any]) -> tuple[ReleaseEntry, ...]:
+    tags, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    found = connection.execute(statement).mappings().all()
+    tagged = select(release_tags.c.release_id, release_tags.c.tag).where(release_tags.c.project == project)
+    for row in connection.execute(tagged.order_by(release_tags.c.tag)):
+        tags[row.release_id].append(row.tag)
+    pointing = select(aliases.c.release_id, aliases.c.name).where(aliases.c.project == project)
+    for row in connection.execute(pointing.order_by(aliases.c.name)):
+        names[row.release_id].append(row.name)
+    return tuple(
+        ReleaseEntry(**row, tags=tuple(tags.get(row["id"], ())), aliases=tuple(names.get(row["id"], ())))
+        for row in found
+    )
+
+
+def _conditions(project: str, query: ReleaseQuery) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    for column, wanted in (
+        (releases.c.decision, query.decision),
+        (releases.c.model, query.model),
+        (releases.c.base, query.base),
+    ):
+        if wanted is not None:
+            found.append(column == wanted)
+    if query.since is not None:
+        found.append(releases.c.created_at >= query.since)
+    if not query.collected:
+        found.append(releases.c.collected_at.is_(None))
+    if query.tag is not None:
+        found.append(releases.c.id.in_(_tagged(project).where(release_tags.c.tag == query.tag)))
+    if query.search:
+        found.append(_says(project, query.search))
+    return found
+
+
+def _says(project: str, text: str) -> ColumnElement[bool]:
+    def holds(column: Any) -> ColumnElement[bool]:
+        found: ColumnElement[bool] = func.lower(column).contains(text.lower(), autoescape=True)
+        return found
+
+    noted = select(release_notes.c.release_id).where(release_notes.c.project == project)
+    columns = (releases.c.id, releases.c.version, releases.c.base, releases.c.run_id, releases.c.model)
+    return or_(
+        *(holds(column) for column in columns),
+        releases.c.id.in_(_tagged(project).where(holds(release_tags.c.tag))),
+        releases.c.id.in_(noted.where(holds(release_notes.c.text))),
+    )
+
+
+def _tagged(project: str) -> Select[Any]:
+    return select(release_tags.c.release_id).where(release_tags.c.project == project)
+
+
+class ReleaseTable(ReleaseIndex):
     """The releases of one project, in the database."""
 
     def __init__(self, database: Database, *, project: str) -> None:
@@ -36,7 +120,7 @@ class Releases(ReleaseIndex):
 
     def add(self, release: Release, *, version: str | None = None) -> None:
         if release.project != self._project:
-            raise wrong_project(release, self._project, where=self._database.name)
+            raise wrong_project_error(release, self._project, where=self._database.name)
         require_name(release.id, kind="release id")
         with self._database.write() as connection:
             known = connection.execute(select(releases.c.seq).where(self._is(release.id))).first()
@@ -67,7 +151,7 @@ class Releases(ReleaseIndex):
             found = connection.execute(query).all()
         if len(found) == 1 or (found and found[0].id == id_or_prefix):
             return Release.model_validate(found[0].body)
-        raise not_one_release(id_or_prefix, several=bool(found), where=self._database.name)
+        raise release_not_found_error(id_or_prefix, several=bool(found), where=self._database.name)
 
     def list(self) -> tuple[Release, ...]:
         query = (
@@ -84,7 +168,7 @@ class Releases(ReleaseIndex):
         with self._database.read() as connection:
             found = select_entry(connection, self._project, require_name(release_id, kind="release id"))
         if found is None:
-            raise not_one_release(release_id, several=False, where=self._database.name)
+            raise release_not_found_error(release_id, several=False, where=self._database.name)
         return found
 
     def find_version(self, version: str, *, model: str | None = None) -> str | None:
@@ -133,7 +217,7 @@ class Releases(ReleaseIndex):
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._database.write() as connection:
-            spared = needed(self._logs(connection).values())
+            spared = reachable_releases(self._logs(connection).values())
             marked = tuple(sorted(set(release_ids) - spared))
             for one in marked:
                 connection.execute(
@@ -152,48 +236,26 @@ class Releases(ReleaseIndex):
         with self._database.read() as connection:
             return {row.name: row.release_id for row in connection.execute(query)}
 
-    def move_alias(
-        self,
-        alias: str,
-        to: str,
-        *,
-        expected_previous: str | None,
-        who: str,
-        when: str,
-        why: str,
-        forced: bool = False,
-        rollback: bool = False,
-        verdict_hash: str | None = None,
-    ) -> AliasMove:
-        require_alias(alias)
-        release_id = self.get(to).id
-        move = AliasMove(
-            alias=alias,
-            release_id=release_id,
-            previous=expected_previous,
-            who=who,
-            when=when,
-            why=why,
-            forced=forced,
-            rollback=rollback,
-            verdict_hash=verdict_hash,
-        )
+    def move_alias(self, move: AliasMove) -> AliasMove:
+        alias = require_alias(move.alias)
+        move = move.model_copy(update={"release_id": self.get(move.release_id).id})
+        release_id = move.release_id
         here = (aliases.c.project == self._project) & (aliases.c.name == alias)
         with self._database.write() as connection:
             # There is one writer at a time, so what is compared here is still so when it is changed.
             current = connection.scalar(select(aliases.c.release_id).where(here))
-            log = self._logs(connection, alias=alias).get(alias, ()) if rollback else ()
-            if current != expected_previous or (rollback and not is_way_back(log, move)):
-                raise moved_meanwhile(move, current, where=self._database.name)
+            log = self._logs(connection, alias=alias).get(alias, ()) if move.rollback else ()
+            if current != move.previous or (move.rollback and not matches_rollback(log, move)):
+                raise alias_moved_error(move, current, where=self._database.name)
             collected = self._require(connection, release_id).collected_at
             if collected is not None:
-                raise is_collected(release_id, collected, where=self._database.name)
+                raise collected_release_error(release_id, collected, where=self._database.name)
             if current is None:
                 new = {"project": self._project, "name": alias, "release_id": release_id}
                 connection.execute(aliases.insert().values(**new))
             else:
                 connection.execute(aliases.update().where(here).values(release_id=release_id))
-            row = {**move.model_dump(exclude={"when"}), "moved_at": when, "project": self._project}
+            row = {**move.model_dump(exclude={"when"}), "moved_at": move.when, "project": self._project}
             connection.execute(alias_moves.insert().values(**row))
         return move
 
@@ -221,7 +283,7 @@ class Releases(ReleaseIndex):
         columns = (releases.c.model, releases.c.version, releases.c.collected_at)
         found = connection.execute(select(*columns).where(self._is(release_id))).first()
         if found is None:
-            raise not_one_release(release_id, several=False, where=self._database.name)
+            raise release_not_found_error(release_id, several=False, where=self._database.name)
         return found
 
     def _free_version(self, connection: Connection, release: Release, given: str | None) -> str:
@@ -242,7 +304,7 @@ class Releases(ReleaseIndex):
         of_model = (releases.c.project == self._project) & (releases.c.model == model)
         holder = connection.scalar(select(releases.c.id).where(of_model, releases.c.version == version))
         if holder is not None and holder != but:
-            raise version_taken(version, holder, where=self._database.name)
+            raise version_taken_error(version, holder, where=self._database.name)
 
 
 def _as_move(row: RowMapping) -> AliasMove:

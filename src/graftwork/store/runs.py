@@ -4,6 +4,8 @@ In: a run's id, folder and plan, then its changes of state. Out: entries, newest
 outcome and error are kept as JSON, so that an old run can be listed by a newer version.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, select
@@ -11,9 +13,10 @@ from sqlalchemy.exc import IntegrityError
 
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.plan import Residual
 from graftwork.records.run import RunState
 from graftwork.store.database import Database
-from graftwork.store.schema import runs
+from graftwork.store.schema import residuals, runs, steps
 
 
 class RunEntry(Record):
@@ -94,3 +97,115 @@ class RunStore:
 
 def _entry(row: RowMapping) -> RunEntry:
     return RunEntry(**{name: row[name] for name in RunEntry.model_fields})
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """The last time a step came to its end."""
+
+    step: str
+    fingerprint: str
+    output: dict[str, Any]
+    finished_at: str
+    seconds: float
+
+
+class StepLedger:
+    """The ledger of one project."""
+
+    def __init__(self, database: Database, *, project: str) -> None:
+        self._database = database
+        self._project = project
+
+    def get(self, step: str) -> StepEntry | None:
+        query = select(steps).where(self._is(step))
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().one_or_none()
+        return (
+            None if row is None else StepEntry(**{field.name: row[field.name] for field in fields(StepEntry)})
+        )
+
+    def put(
+        self, step: str, *, fingerprint: str, output: dict[str, Any], finished_at: str, seconds: float
+    ) -> None:
+        """Remember what the step did; what it did before is forgotten."""
+        with self._database.write() as connection:
+            connection.execute(steps.delete().where(self._is(step)))
+            connection.execute(
+                steps.insert().values(
+                    project=self._project,
+                    step=step,
+                    fingerprint=fingerprint,
+                    output=output,
+                    finished_at=finished_at,
+                    seconds=seconds,
+                )
+            )
+
+    def forget(self, step: str) -> None:
+        """The step has to be done again, whatever its inputs."""
+        with self._database.write() as connection:
+            connection.execute(steps.delete().where(self._is(step)))
+
+    def _is(self, step: str) -> ColumnElement[bool]:
+        return (steps.c.project == self._project) & (steps.c.step == step)
+
+
+STAGE = "stage:"
+"""Begins the base of entries that are about a stage's time and not about a training run."""
+
+
+class PastRun(Record):
+    """The residuals of one run."""
+
+    run_id: str
+    device: str
+    recorded_at: str
+    residuals: tuple[Residual, ...]
+
+
+class ResidualStore:
+    """What plans said beside what came of it, by device and base model."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, run_id: str, *, device: str, base: str, found: Sequence[Residual], when: str) -> None:
+        """Keep the residuals of a run. Said again for the same run, the last word counts."""
+        body = [residual.model_dump(mode="json") for residual in found]
+        with self._database.write() as connection:
+            connection.execute(residuals.delete().where(residuals.c.run_id == run_id))
+            connection.execute(
+                residuals.insert().values(
+                    run_id=run_id, device=device, base=base, recorded_at=when, body=body
+                )
+            )
+
+    def recent(self, *, device: str, base: str, runs: int = 10) -> tuple[Residual, ...]:
+        """The residuals of the latest runs on this device with this base, the newest run first."""
+        query = (
+            select(residuals.c.body)
+            .where(residuals.c.device == device, residuals.c.base == base)
+            .order_by(residuals.c.seq.desc())
+            .limit(runs)
+        )
+        with self._database.read() as connection:
+            bodies = tuple(connection.scalars(query))
+        return tuple(Residual.model_validate(one) for body in bodies for one in body)
+
+    def past(self, *, runs: int = 50) -> tuple[PastRun, ...]:
+        """The latest training runs of all kinds and machines, the newest first."""
+        columns = (residuals.c.run_id, residuals.c.device, residuals.c.recorded_at, residuals.c.body)
+        training = residuals.c.base.not_like(f"{STAGE}%")
+        query = select(*columns).where(training).order_by(residuals.c.seq.desc()).limit(runs)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            PastRun(
+                run_id=row.run_id,
+                device=row.device,
+                recorded_at=row.recorded_at,
+                residuals=tuple(Residual.model_validate(one) for one in row.body),
+            )
+            for row in rows
+        )

@@ -1,7 +1,9 @@
-"""One model that learns, on one device or as one of a crew: gradients, update, state.
+"""What an engine is: it computes the gradient of a batch, applies updates and saves its state.
 
-In: rows and a rate. Out: what was measured, and the state by names. The loop knows nothing of
-torch beyond this. Between `backward` and `apply` the gradient can still be refused.
+In: rows and a learning rate. Out: what the step measured, and the state by names. This engine runs any causal
+decoder of transformers eagerly in PyTorch, alone or under a distributed strategy; `cpu/` speeds up its
+forward pass, `gpu/engine.py` replaces its step. The loss comes from the objective. The gradient of `backward`
+can still be refused before `apply`.
 """
 
 import math
@@ -11,150 +13,278 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from graftwork.model.aside import set_aside
-from graftwork.model.learn import learned_digest, learned_tensors
-from graftwork.model.load import tensors_digest
+from graftwork.model.adapters.trainable import trained_digest, trained_tensors
+from graftwork.model.load import eval_mode, tensors_digest
+from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
 from graftwork.records.units import GIB
-from graftwork.train.chance import random_states, restore_random
-from graftwork.train.crew import Alone, Crew
-from graftwork.train.host_copy import HostCopies
-from graftwork.train.loss import Batch, mean_loss, summed_loss
-from graftwork.train.recompute import recompute_blocks
-from graftwork.train.scaler import Scaler
+from graftwork.train.checkpoints.store import HostCopies
+from graftwork.train.distributed.strategies import DistributedStrategy, SingleProcess
+from graftwork.train.loss import (
+    Logits,
+    TokenBatch,
+    eager_logits,
+    mean_loss,
+    token_losses,
+    weighted_loss,
+)
+from graftwork.train.objectives import Objective, make_objective
+from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
+
+HOST_RANDOM = "random/torch"
+DEVICE_RANDOM = "random/cuda"
+
+
+def random_states() -> dict[str, Tensor]:
+    states = {HOST_RANDOM: torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states[DEVICE_RANDOM] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors[HOST_RANDOM])
+    if DEVICE_RANDOM in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors[DEVICE_RANDOM])
+
+
+FIRST_SCALE = 2.0**16
+SMALLEST_SCALE, LARGEST_SCALE = 1.0, 2.0**24
+GROW_EVERY = 200
+
+
+class LossScaler:
+    """`on` is False for types with a range like that of float32: then the factor is always 1."""
+
+    def __init__(self, *, on: bool, first: float = FIRST_SCALE, grow_every: int = GROW_EVERY) -> None:
+        self.factor = first if on else 1.0
+        self._on = on
+        self._good = 0
+        self._grow_every = grow_every
+
+    @property
+    def can_fall(self) -> bool:
+        """An overflow is the factor's fault as long as it can still become smaller."""
+        return self._on and self.factor > SMALLEST_SCALE
+
+    def overflowed(self) -> None:
+        self.factor, self._good = max(self.factor / 2, SMALLEST_SCALE), 0
+
+    def went_well(self) -> None:
+        if not self._on:
+            return
+        self._good += 1
+        if self._good == self._grow_every:
+            self.factor, self._good = min(self.factor * 2, LARGEST_SCALE), 0
+
+    def state(self) -> dict[str, Tensor]:
+        if not self._on:
+            return {}
+        return {
+            "scaler/factor": torch.tensor(self.factor, dtype=torch.float64),
+            "scaler/good": torch.tensor(self._good),
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if self._on and "scaler/factor" in tensors:
+            self.factor, self._good = float(tensors["scaler/factor"]), int(tensors["scaler/good"])
+
+
+_CHECKPOINTED = "_graft_recomputes"
+
+
+def checkpoint_activations(model: Any) -> int:
+    """From now on the blocks of this model compute again; how many there are. Twice is as once."""
+    blocks = decoder_parts(model).blocks
+    for block in blocks:
+        if not getattr(block, _CHECKPOINTED, False):
+            block.forward = _checkpointed(block, block.forward)
+            setattr(block, _CHECKPOINTED, True)
+    return len(blocks)
+
+
+def _checkpointed(block: Any, forward: Any) -> Any:
+    def compute(*given: Any, **named: Any) -> Any:
+        # Who only reads, keeps nothing; and a cache would be filled a second time.
+        filled = any(hasattr(one, "get_seq_length") for one in (*given, *named.values()))
+        if filled or not torch.is_grad_enabled():
+            return forward(*given, **named)
+        # A block in evaluation mode draws nothing by chance: there is no state to be brought back.
+        return checkpoint(
+            forward, *given, use_reentrant=False, preserve_rng_state=bool(block.training), **named
+        )
+
+    return compute
+
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What the backward pass of one step found, over all of the crew."""
+class StepResult:
+    """What the backward pass of one step measured, over all processes."""
 
     loss: float
     gradient_norm: float
     tokens: int
     trained_tokens: int
     overflowed: bool = False
-    """Too large for float16: the step is passed over, and the next loss is scaled less."""
+    """Too large for float16: the step is skipped, and the next loss is scaled less."""
 
 
-class Engine:
+@dataclass(frozen=True)
+class StepOptions:
+    """How the eager step is carried out."""
+
+    micro_rows: int | None = None
+    """Rows of one forward and backward pass (gradient accumulation); None: all rows of the step."""
+    activation_checkpointing: bool = False
+    logits: Logits | None = None
+    """A faster forward pass; None: the model's own."""
+    objective: Objective | None = None
+    """None: supervised fine-tuning."""
+
+
+class TrainingEngine:
     def __init__(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        crew: Crew | None = None,
-        pulse: Callable[..., None] = lambda *_: None,
-        micro_rows: int | None = None,
-        loss: Callable[[Batch], Tensor] | None = None,
-        checkpointing: bool = False,
+        strategy: DistributedStrategy | None = None,
+        progress: Callable[..., None] = lambda *_: None,
+        step: StepOptions | None = None,
     ) -> None:
         self.model = model
-        self.crew = crew or Alone()
+        self.strategy = strategy or SingleProcess()
         self._settings = settings
-        self._pulse = pulse
-        self._micro_rows = micro_rows
-        self._given_loss = loss
-        # Where no process holds the whole model, all must call it equally often: no extra reading. And a
-        # block that computes again would fill the beginning's cache once more.
-        self._share_beginning = not self.crew.shards and not checkpointing
+        self._progress = progress
+        self._step = step or StepOptions()
+        self._objective = self._step.objective or make_objective()
+        checkpointing = self._step.activation_checkpointing
+        # A sharded model must be called equally often by all processes, and a block that is recomputed would
+        # fill the prefix's cache a second time: both read the prefix with every row.
+        self._share_beginning = not self.strategy.shards and not checkpointing
         if checkpointing:
-            recompute_blocks(model)
-        self._scaler = Scaler(on=getattr(model, "dtype", None) == torch.float16)
+            checkpoint_activations(model)
+        self._scaler = LossScaler(on=getattr(model, "dtype", None) == torch.float16)
         self._overflowed = False
         self._copies = HostCopies()
-        self._device = self.crew.device or str(next(model.parameters()).device)
-        self._names = _places(learned_tensors(model), parameters)
+        self._device = self.strategy.device or str(next(model.parameters()).device)
+        self._names = _parameter_indices(trained_tensors(model), parameters)
         self.trainable = sum(parameter.numel() for parameter in parameters)
         optimizer = torch.optim.AdamW(
             parameters,
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             # One pass over memory instead of ten.
-            fused=True if not self.crew.shards else None,
+            fused=True if not self.strategy.shards else None,
         )
-        self.parameters = self.crew.join(model, parameters, optimizer, self._loss)
+        self.parameters = self.strategy.prepare(model, parameters, optimizer, self._loss)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        return summed_loss(self.model, batch) if self._given_loss is None else self._given_loss(batch)
+    def _logits(self, batch: TokenBatch) -> Tensor:
+        return eager_logits(self.model, batch) if self._step.logits is None else self._step.logits(batch)
 
-    def backward(self, rows: Sequence[Row]) -> Measured:
-        """The gradient of the mean loss a trained token over `rows`, shortened where it is too long."""
-        trained = sum(len(row.tokens) - row.trained_from for row in rows)
+    def _loss(self, batch: TokenBatch) -> Tensor:
+        return weighted_loss(self._logits(batch), batch.targets, batch.weights)
+
+    def backward(self, rows: Sequence[Row]) -> StepResult:
+        """Compute the gradient of the objective over `rows`, accumulated over micro-batches and clipped."""
+        normalizer = self._objective.normalizer(rows)
         total = 0.0
-        for portion in self.crew.share(rows, self._micro_rows):
-            self._pulse("data")
-            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
-            self._pulse("forward")
-            loss = self.crew.loss(batch) / trained * portion.counts
-            self._pulse("backward")
-            self.crew.backward(loss * self._scaler.factor, last=portion.last)
+        for micro_batch in self.strategy.micro_batches(rows, self._step.micro_rows):
+            self._progress("data")
+            batch = self._batch(micro_batch.rows)
+            self._progress("forward")
+            loss = self.strategy.loss(batch) / normalizer * micro_batch.counts
+            self._progress("backward")
+            self.strategy.backward(loss * self._scaler.factor, last=micro_batch.last)
             total += float(loss.detach())
-        self._pulse("update")
-        total = self.crew.sum_up(total)
-        self._lower(1 / self._scaler.factor)
-        norm = self.crew.shorten(self._settings.max_gradient_norm)
+        self._progress("update")
+        total = self.strategy.sum(total)
+        self._unscale_gradients()
+        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         self._overflowed = self._scaler.can_fall and math.isfinite(total) and not math.isfinite(norm)
         if self._overflowed:
             self._scaler.overflowed()
             norm = 0.0
         tokens = sum(len(row.tokens) for row in rows)
-        return Measured(total, norm, tokens, trained, overflowed=self._overflowed)
+        return StepResult(total, norm, tokens, count_trained(rows), overflowed=self._overflowed)
+
+    def weights_of(self, rows: Sequence[Row]) -> list[Tensor] | None:
+        """The objective's weight for each trained token; None if every token weighs 1."""
+        return self._objective.weights(rows, lambda: self.log_probabilities(rows))
+
+    @torch.no_grad()
+    def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The log-probabilities of the trained tokens, one tensor for each row. Not for sharded models."""
+        batch = TokenBatch(rows, device=self._device, share_beginning=self._share_beginning)
+        return batch.by_row(-token_losses(self._logits(batch), batch.targets))
+
+    def _batch(self, rows: Sequence[Row]) -> TokenBatch:
+        return TokenBatch(
+            rows,
+            device=self._device,
+            share_beginning=self._share_beginning,
+            weights=self.weights_of(rows),
+        )
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
-        """The loss a trained token over `rows`, shared by the crew; None where there are none."""
-        with set_aside(self.model):
-            if not rows or self.crew.size == 1:
+        """The mean cross entropy per trained token over `rows`; None without rows."""
+        with eval_mode(self.model):
+            if not rows or self.strategy.size == 1:
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
             return self._shared_loss(rows, batch_rows)
 
     def _shared_loss(self, rows: Sequence[Row], batch_rows: int) -> float:
         ordered = sorted(rows, key=lambda row: len(row.tokens))
-        total, trained = 0.0, sum(len(row.tokens) - row.trained_from for row in rows)
-        for portion in self.crew.share(ordered, batch_rows):
-            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
-            total += float(self.crew.loss(batch)) * portion.counts
-        return self.crew.sum_up(total) / trained
+        total = 0.0
+        for portion in self.strategy.micro_batches(ordered, batch_rows):
+            batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
+            total += float(self.strategy.loss(batch)) * portion.counts
+        return self.strategy.sum(total) / count_trained(rows)
 
-    def _lower(self, factor: float) -> None:
-        """Take the scale of the loss out of the gradient."""
+    def _unscale_gradients(self) -> None:
+        factor = 1 / self._scaler.factor
         if factor != 1:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
     def apply(self, rate: float) -> None:
-        """Take the step that the last gradient points to, if it points anywhere."""
+        """Update the weights with the last gradient, unless it overflowed."""
         if self._overflowed:
             self.forget()
             return
-        self.crew.step(rate)
+        self.strategy.step(rate)
         self._scaler.went_well()
 
     def forget(self) -> None:
-        """Drop the gradient."""
-        self.crew.forget()
+        """Drop the last gradient."""
+        self.strategy.zero_grad()
 
     def learned(self) -> dict[str, Tensor]:
-        """What training has changed, by the names that it is saved under."""
-        if not self.crew.shards:
-            return learned_tensors(self.model)
-        return {name: self.crew.whole(self.parameters[place]).detach() for name, place in self._names.items()}
+        """The trained tensors, by the names they are saved under."""
+        if not self.strategy.shards:
+            return trained_tensors(self.model)
+        return {
+            name: self.strategy.gather(self.parameters[place]).detach() for name, place in self._names.items()
+        }
 
     def digest(self) -> str:
-        return tensors_digest(self.learned()) if self.crew.shards else learned_digest(self.model)
+        return tensors_digest(self.learned()) if self.strategy.shards else trained_digest(self.model)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later process needs to go on to the same bytes."""
+        """Everything a later process needs to continue to the same bytes."""
         tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
         for place, parameter in enumerate(self.parameters):
-            held = self.crew.held(parameter)
+            held = self.strategy.optimizer_state(parameter)
             if held:
                 tensors |= {f"optimizer/{place}/{key}": held[key] for key in OPTIMIZER_STATES}
         return {**self._copies.take(tensors), **self._scaler.state(), **random_states()}
@@ -164,24 +294,26 @@ class Engine:
         for place, parameter in enumerate(self.parameters):
             keys = {key: f"optimizer/{place}/{key}" for key in OPTIMIZER_STATES}
             if keys["step"] in tensors:
-                self.crew.hold(parameter, {key: tensors[name] for key, name in keys.items()})
+                self.strategy.load_optimizer_state(
+                    parameter, {key: tensors[name] for key, name in keys.items()}
+                )
         self._scaler.restore(tensors)
-        restore_random(tensors)
+        restore_random_states(tensors)
 
     def peak_memory_gib(self) -> float:
-        """The most that this process took: of a card's memory where it works on one."""
+        """Peak memory of this process: GPU memory if it trains on a GPU."""
         if torch.device(self._device).type == "cuda":
             return torch.cuda.max_memory_reserved(self._device) / GIB
         return peak_memory_gib()
 
     @torch.no_grad()
     def restore_learned(self, tensors: dict[str, Tensor]) -> None:
-        """The weights alone: for the best model at the end of a run."""
+        """Restore the weights alone, for the best checkpoint at the end of a run."""
         for name, place in self._names.items():
-            self.crew.put(self.parameters[place], tensors[f"adapter/{name}"])
+            self.strategy.assign(self.parameters[place], tensors[f"adapter/{name}"])
 
 
-def _places(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
-    """Which parameter stands behind each name: a crew may hold them as something else later."""
+def _parameter_indices(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+    """The parameter of each name, by index: a strategy may replace the parameters later."""
     places = {parameter.data_ptr(): place for place, parameter in enumerate(parameters)}
     return {name: places[tensor.data_ptr()] for name, tensor in learned.items()}

@@ -1,26 +1,32 @@
-"""The loss on reply tokens only.
+"""The loss, written once: weighted cross entropy over the trained tokens, by autograd and written out.
 
-In: a decoder and rows. Out: the summed loss and how many tokens it covers. Two things are not
-computed because nobody needs them: the head where no reply token is predicted, so that the full
-logits are never built; and the beginning that all rows of a batch share (the system prompt), which
-is read once a batch and not once a row. Both leave the gradient what it is.
+In: rows and, from the objective, a weight for each trained token. Out: the weighted loss, summed. The head
+runs only where a reply token is predicted, so full logits are never built; the prefix that all rows of a
+batch share (the system prompt) is read once for the batch. Neither changes the gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.parts import reader_of
+from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
-from graftwork.train.order import shared_tokens
+from graftwork.train.objectives.epochs import shared_tokens
 
 
-class Batch:
-    """Rows padded on the right, without their common beginning, and where reply tokens are predicted."""
+class TokenBatch:
+    """Rows padded on the right, without their common prefix, and the positions that predict reply tokens."""
 
-    def __init__(self, rows: Sequence[Row], *, device: str, share_beginning: bool = True) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        device: str,
+        share_beginning: bool = True,
+        weights: Sequence[Tensor] | None = None,
+    ) -> None:
         self.rows = rows
         shared = shared_tokens(rows) if share_beginning else 0
         width = max(len(row.tokens) for row in rows)
@@ -38,20 +44,61 @@ class Batch:
         self.attended = attended.to(device)
         self.predicts = predicts[:, shared:].to(device)
         self.targets = tokens.roll(-1, dims=1)[predicts].to(device)
-        self.count = sum(len(row.tokens) for row in rows)
+        self.weights = None if weights is None else torch.cat(list(weights)).to(device)
         self.trained = int(self.targets.numel())
 
+    def by_row(self, values: Tensor) -> list[Tensor]:
+        """Values of all trained tokens, split by row."""
+        return list(torch.split(values, [len(row.tokens) - row.trained_from for row in self.rows]))
 
-def summed_loss(model: Any, batch: Batch) -> Tensor:
-    """Cross entropy over the trained tokens, summed."""
-    reader = reader_of(model)
+
+Logits = Callable[[TokenBatch], Tensor]
+"""Computes the logits of a batch's trained tokens, in the order of `TokenBatch.targets`."""
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p of each target."""
+    return nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of weight · -log p over the targets; without weights every target weighs 1."""
+    if weights is None:
+        return nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+    return (token_losses(logits, targets) * weights).sum()
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The weighted loss and its gradient by the logits, written out; a negative target counts nothing."""
+    counted = targets >= 0
+    weight = counted if weights is None else weights * counted
+    place = targets.clamp(min=0)[:, None]
+    level = torch.logsumexp(logits, dim=1, keepdim=True)
+    losses = (level - logits.gather(1, place))[:, 0]
+    columns = torch.arange(logits.shape[1], device=logits.device)[None]
+    d = (torch.exp(logits - level) - (columns == place).float()) * weight[:, None]
+    return (losses * weight).sum(), d
+
+
+def loss_without_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed loss of the counted targets, each of weight 1."""
+    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return ((torch.logsumexp(logits, dim=1) - taken) * (targets >= 0)).sum()
+
+
+def summed_loss(model: Any, batch: TokenBatch) -> Tensor:
+    return weighted_loss(eager_logits(model, batch), batch.targets, batch.weights)
+
+
+def eager_logits(model: Any, batch: TokenBatch) -> Tensor:
+    """The logits of the trained tokens by the model's own forward pass."""
+    reader = logits_reader(model)
     hidden = _hidden_states(reader.decoder, batch)
-    logits = reader.logits(hidden[batch.predicts])
-    return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
+    return reader.logits(hidden[batch.predicts])
 
 
-def _hidden_states(decoder: Any, batch: Batch) -> Tensor:
-    """The last hidden state of every token behind the common beginning."""
+def _hidden_states(decoder: Any, batch: TokenBatch) -> Tensor:
+    """The last hidden state of every token after the common prefix."""
     shared = batch.shared.shape[1]
     if not shared:
         whole: Tensor = decoder(
@@ -60,7 +107,7 @@ def _hidden_states(decoder: Any, batch: Batch) -> Tensor:
         return whole
     from transformers import DynamicCache
 
-    # Keys and values of the beginning carry their gradient into every row that looks at them.
+    # The prefix's keys and values carry gradients back from every row that attends to them.
     cache = DynamicCache(config=decoder.config)
     decoder(input_ids=batch.shared, past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(batch.tokens.shape[0])
@@ -77,13 +124,13 @@ def _hidden_states(decoder: Any, batch: Batch) -> Tensor:
 
 @torch.inference_mode()
 def mean_loss(model: Any, rows: Sequence[Row], *, batch_rows: int, device: str) -> float | None:
-    """The loss a trained token over `rows`, or None where there are none."""
+    """The mean cross entropy per trained token over `rows`; None without rows."""
     if not rows:
         return None
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     total, tokens = 0.0, 0
     for at in range(0, len(ordered), batch_rows):
-        batch = Batch(ordered[at : at + batch_rows], device=device)
+        batch = TokenBatch(ordered[at : at + batch_rows], device=device)
         total += float(summed_loss(model, batch))
         tokens += batch.trained
     return total / tokens

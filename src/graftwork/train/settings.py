@@ -13,7 +13,7 @@ Strategy = Literal["single", "ddp", "fsdp", "zero2", "zero3"]
 Switch = Literal["auto", "on", "off"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
-CREW = ("strategy", "processes", "offload")
+DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
 LOSS = "loss"
 """The metric of a look that needs no answers."""
@@ -153,7 +153,7 @@ class TrainSettings(Record):
 
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
-        return self.model_dump(mode="json", exclude={"run", *CREW, *KEEPING})
+        return self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING})
 
     def keeping(self) -> dict[str, Any]:
         """How often it is saved, and how a card is made faster: of what is learned, at most the last bits.
@@ -162,6 +162,6 @@ class TrainSettings(Record):
         """
         return self.model_dump(mode="json", include=set(KEEPING))
 
-    def crew(self) -> dict[str, Any]:
-        """Who shares the work. It changes no loss, so a run may go on with another crew."""
-        return self.model_dump(mode="json", include=set(CREW))
+    def distribution(self) -> dict[str, Any]:
+        """How processes share the work. It changes no loss, so a run may resume with another strategy."""
+        return self.model_dump(mode="json", include=set(DISTRIBUTION))

@@ -1,9 +1,9 @@
 """Several runs on one frozen base, each step of theirs in one batch: every row goes through its own adapter.
 
-In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last
-bits of its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is
-trained by the same loop, in a thread of its own, of which only one works at any time. Where the loop
-asks for a loss, it waits for the others; the last to come computes for all.
+In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last bits of
+its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is trained by the
+same loop, in a thread of its own, of which only one works at any time. Where the loop asks for a loss, it
+waits for the others; the last to come computes for all.
 """
 
 import copy
@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.lora import LoraLinear
-from graftwork.model.parts import reader_of
+from graftwork.model.adapters.lora import LoraLinear
 from graftwork.records.dataset import Row
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.deal import Portion
-from graftwork.train.loss import Batch
+from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
+from graftwork.train.loss import TokenBatch, eager_logits, token_losses
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 
 Work = Callable[[dict[int, Any]], dict[int, Any]]
 """Takes what each run has brought, and gives each what is made of it."""
@@ -37,7 +35,7 @@ def share_weights(model: Any) -> Any:
 class GroupedLinear(nn.Module):
     """One product with the frozen weight for all rows, then each group's own adapter."""
 
-    def __init__(self, layers: dict[int, LoraLinear], groups: "list[Group]") -> None:
+    def __init__(self, layers: dict[int, LoraLinear], groups: "list[RowRange]") -> None:
         super().__init__()
         # Outside the module tree: the weights belong to the runs.
         object.__setattr__(self, "_layers", layers)
@@ -49,17 +47,17 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         layers: dict[int, LoraLinear] = self._layers  # type: ignore[assignment]
-        groups: list[Group] = self._groups  # type: ignore[assignment]
+        groups: list[RowRange] = self._groups  # type: ignore[assignment]
         parts = []
         for group in groups:
             rows = slice(group.first, group.behind)
             layer = layers.get(group.run)
-            parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER))
+            parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER_NAME))
         return torch.cat(parts)
 
 
 @dataclass(frozen=True)
-class Group:
+class RowRange:
     """The rows of one run within a common batch."""
 
     run: int
@@ -68,14 +66,14 @@ class Group:
 
 
 @dataclass
-class _Meeting:
+class _Rendezvous:
     """What has been brought so far, and what was made of it for each."""
 
     brought: dict[int, Any] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)
 
 
-class Party:
+class SharedSteps:
     """The runs that share their steps. `turn` is held by whoever works."""
 
     def __init__(self, base: Any, count: int) -> None:
@@ -84,9 +82,12 @@ class Party:
         self._models: dict[int, Any] = {}
         self._here = set(range(count))
         self._lead: Any = None
-        self._groups: list[Group] = []
+        self._groups: list[RowRange] = []
         self._losses: dict[int, Tensor] = {}
-        self._meetings: dict[Work, _Meeting] = {self._forward: _Meeting(), self._backward: _Meeting()}
+        self._meetings: dict[Work, _Rendezvous] = {
+            self._forward: _Rendezvous(),
+            self._backward: _Rendezvous(),
+        }
         self.passes = 0
         """Common batches so far."""
 
@@ -102,9 +103,9 @@ class Party:
             if meeting.brought and set(meeting.brought) >= self._here:
                 self._hold(work, meeting)
 
-    def losses(self, run: int, rows: Sequence[Row]) -> Tensor:
+    def losses(self, run: int, batch: TokenBatch) -> Tensor:
         """This run's summed loss, from a pass over the rows of all; a leaf whose gradient is its weight."""
-        loss: Tensor = self._meet(self._forward, run, rows)
+        loss: Tensor = self._meet(self._forward, run, batch)
         return loss
 
     def go_back(self, run: int, weight: Tensor) -> None:
@@ -123,7 +124,7 @@ class Party:
             raise made
         return made
 
-    def _hold(self, work: Work, meeting: _Meeting) -> None:
+    def _hold(self, work: Work, meeting: _Rendezvous) -> None:
         brought, meeting.brought = dict(sorted(meeting.brought.items())), {}
         try:
             meeting.made.update(work(brought))
@@ -133,20 +134,16 @@ class Party:
         self.turn.notify_all()
 
     def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
-        rows = [row for own in brought.values() for row in own]
-        self._groups[:] = _groups_of({run: len(own) for run, own in brought.items()})
+        rows = [row for own in brought.values() for row in own.rows]
+        self._groups[:] = _row_ranges({run: len(own.rows) for run, own in brought.items()})
         model = self._lead_model()
-        batch = Batch(rows, device=str(next(model.parameters()).device), share_beginning=False)
-        reader = reader_of(model)
-        hidden = reader.decoder(
-            input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
-        ).last_hidden_state
-        each = nn.functional.cross_entropy(
-            reader.logits(hidden[batch.predicts]).float(), batch.targets, reduction="none"
-        )
-        trained = [sum(len(row.tokens) - row.trained_from for row in own) for own in brought.values()]
-        sums = [part.sum() for part in torch.split(each, trained)]
-        self._losses = dict(zip(brought, sums, strict=True))
+        batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
+        each = token_losses(eager_logits(model, batch), batch.targets)
+        parts = torch.split(each, [own.trained for own in brought.values()])
+        self._losses = {
+            run: (part if own.weights is None else part * own.weights).sum()
+            for (run, own), part in zip(brought.items(), parts, strict=True)
+        }
         self.passes += 1
         return {run: loss.detach().requires_grad_() for run, loss in self._losses.items()}
 
@@ -172,20 +169,20 @@ class Party:
         return self._lead
 
 
-class Abreast(Alone):
-    """A crew of one process that shares its passes with other runs."""
+class SideBySide(SingleProcess):
+    """A strategy of one process that shares its passes with other runs."""
 
-    def __init__(self, party: Party, run: int) -> None:
+    def __init__(self, party: SharedSteps, run: int) -> None:
         self._party = party
         self._run = run
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
-        return (Portion(rows),)
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return (MicroBatch(rows),)
 
     def loss(self, batch: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return super().loss(batch)
-        self._leaf = self._party.losses(self._run, batch.rows)
+        self._leaf = self._party.losses(self._run, batch)
         return self._leaf
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -194,15 +191,15 @@ class Abreast(Alone):
         self._party.go_back(self._run, self._leaf.grad)
 
 
-def train_abreast(base: Any, works: Sequence[Callable[[Any, Abreast], None]]) -> Party:
-    """Do each work in a thread of its own, with a model on `base` and a crew that knows the others."""
-    party = Party(base, len(works))
+def train_side_by_side(base: Any, works: Sequence[Callable[[Any, SideBySide], None]]) -> SharedSteps:
+    """Do each work in a thread of its own, with a model on `base` and a strategy that knows the others."""
+    party = SharedSteps(base, len(works))
     ended: list[BaseException] = []
 
-    def take_part(run: int, work: Callable[[Any, Abreast], None]) -> None:
+    def take_part(run: int, work: Callable[[Any, SideBySide], None]) -> None:
         with party.turn:
             try:
-                work(lambda _job: party.model_for(run), Abreast(party, run))
+                work(lambda _job: party.model_for(run), SideBySide(party, run))
             except BaseException as error:
                 ended.append(error)
             finally:
@@ -218,9 +215,9 @@ def train_abreast(base: Any, works: Sequence[Callable[[Any, Abreast], None]]) ->
     return party
 
 
-def _groups_of(counts: dict[int, int]) -> list[Group]:
+def _row_ranges(counts: dict[int, int]) -> list[RowRange]:
     groups, at = [], 0
     for run, count in counts.items():
-        groups.append(Group(run, at, at + count))
+        groups.append(RowRange(run, at, at + count))
         at += count
     return groups

@@ -1,7 +1,8 @@
 """The training process: `python -m graftwork.train.worker JOB_FILE`.
 
-In: a TrainJob. Out: `adapter/` and `outcome.json` in the run's folder, and on the way a heartbeat,
-a journal of steps, checkpoints. Runs with torch, transformers, safetensors and pydantic alone.
+In: a TrainJob. Out: `adapter/` and `outcome.json` in the run's folder; during the run a heartbeat, a journal
+of steps and checkpoints. Needs torch, transformers, safetensors and pydantic, and imports them when it
+trains.
 """
 
 import os
@@ -9,103 +10,122 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.files.digest import folder_digest
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.onlookers import onlookers
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.attend.rehearsal import Rehearsal
-from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REPLANNED, WORDS
-from graftwork.train.launch import QuietHeart, is_first, threads_each
-from graftwork.train.log import read_steps
-from graftwork.train.looks import find_best, read_looks
-from graftwork.train.order import choose_training_rows
-from graftwork.train.ports import Examiner
-from graftwork.train.proof import prove_base, require_unchanged
-from graftwork.train.safety import deadline_of, guards, made_for, open_vault, pulse_that_stops
+from graftwork.text.redact import hide_in_tracebacks
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
+from graftwork.train.callbacks.guards import CrashRehearsal
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
+from graftwork.train.objectives.epochs import EpochOrder, choose_training_rows
+from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
+from graftwork.train.run_setup import (
+    deadline_of,
+    guard_callbacks,
+    open_checkpoint_store,
+    reporting_callbacks,
+    run_inputs,
+    stoppable_progress,
+)
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.train.crew import Crew
-    from graftwork.train.engine import Engine
-    from graftwork.train.log import Replay
-    from graftwork.train.loop import Loop
+    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.engine import TrainingEngine
+    from graftwork.train.loop import TrainingLoop
+    from graftwork.train.run_folder import Replay
+
+LoadBase = Callable[[TrainJob], Any]
 
 
 def load_for(job: TrainJob) -> Any:
-    """The base that this run is about, freshly loaded."""
+    """Load the base of a run from disk."""
     from graftwork.model.load import load_base
 
     settings = job_settings(job)
     method = settings.method
-    # What is cut up into parts is read into host memory first: no device need hold all of it.
+    # What is sharded or quantized is read into host memory first: no device has to hold all of it.
     tuning = job.plan.tuning
-    aside = settings.strategy in ("fsdp", "zero3") or tuning is not None
+    on_host = settings.strategy in ("fsdp", "zero3") or tuning is not None
     model = load_base(
         Path(job.base_folder),
-        # Weights that are learned themselves need their small steps kept.
+        # Full fine-tuning makes updates too small for 16 bits.
         dtype="float32" if method == "full" else job.plan.dtype,
-        device="cpu" if aside else job.plan.device.kind,
+        device="cpu" if on_host else job.plan.device.kind,
         four_bits=method == "qlora" and tuning is None,
     )
     if tuning is not None:
-        from graftwork.train.gpu.furnish import furnish
+        from graftwork.train.gpu.load import load_quantized
 
-        furnish(model, tuning, device=job.plan.device.kind)
+        load_quantized(model, tuning, device=job.plan.device.kind)
     return model
 
 
 def train(
     job: TrainJob,
     *,
-    load: Callable[[TrainJob], Any] = load_for,
-    examiner: Examiner | None = None,
-    crew: "Crew | None" = None,
+    load: LoadBase = load_for,
+    evaluator: TrainingEvaluator | None = None,
+    strategy: "DistributedStrategy | None" = None,
 ) -> None:
-    """Train the run to its end. `crew` is given where runs share their steps with others."""
+    """Train the run to its end. `strategy` is given where several runs share their steps."""
     folder = Path(job.folder)
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
         return
-    if not is_first():
-        _train(job, QuietHeart(), lambda _word: None, restarts=0, load=load, examiner=examiner)
+    if not is_main_process():
+        _train(job, SilentHeartbeat(), lambda _message: None, load=load, evaluator=evaluator)
         return
-    attempts, words = Journal(folder / ATTEMPTS), Journal(folder / WORDS)
+    attempts, messages = Journal(folder / ATTEMPTS), Journal(folder / MESSAGES)
     attempts.append({"pid": os.getpid(), **clock.now().model_dump()}, durable=True)
 
-    def say(word: str) -> None:
+    def report(message: str) -> None:
         try:
-            words.append({"at": time.time(), "word": word})
+            messages.append({"at": time.time(), "word": message})
         except EnvironmentLacks:
-            # A full disk takes no words either; that is no reason to end the run.
-            print(word, file=sys.stderr)
+            # A full disk must not end the run.
+            print(message, file=sys.stderr)
 
     with Heart(folder, vitals=True) as heart:
-        outcome = _train(
-            job, heart, say, restarts=len(attempts.read()) - 1, load=load, examiner=examiner, given_crew=crew
-        )
+        outcome = _train(job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy)
         if outcome is not None:
-            write_whole(outcome_file, outcome.to_json())
+            outcome = outcome.model_copy(update={"restarts": len(attempts.read()) - 1})
+            write_atomic(outcome_file, outcome.to_json())
             heart.beat("done", outcome.steps, outcome.steps)
 
 
-class _Begun(NamedTuple):
+@dataclass(frozen=True)
+class _Setting:
+    """What every phase of a run needs."""
+
+    job: TrainJob
+    settings: TrainSettings
+    strategy: "DistributedStrategy"
+    heart: Heart | SilentHeartbeat
+    report: Callable[[str], None]
+    load: LoadBase
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.job.folder)
+
+
+class _Prepared(NamedTuple):
     """A run that is ready for its first step."""
 
-    engine: "Engine"
+    engine: "TrainingEngine"
     rows: list[Row]
     checks: list[Row]
     shape: "AdapterShape"
@@ -115,196 +135,212 @@ class _Begun(NamedTuple):
 
 def _train(
     job: TrainJob,
-    heart: Heart | QuietHeart,
-    say: Callable[[str], None],
+    heart: Heart | SilentHeartbeat,
+    report: Callable[[str], None],
     *,
-    restarts: int,
-    load: Callable[[TrainJob], Any],
-    examiner: Examiner | None,
-    given_crew: "Crew | None" = None,
+    load: LoadBase,
+    evaluator: TrainingEvaluator | None,
+    shared_strategy: "DistributedStrategy | None" = None,
 ) -> TrainOutcome | None:
-    """What became of the run; None behind the first process, which tells it for all."""
-    from graftwork.train.crew.assemble import assemble
+    """The outcome of the run; None in all processes but the first."""
+    from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
-    crew = given_crew or assemble(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
-    looking_on = onlookers(
+    strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
+    run = _Setting(job, settings, strategy, heart, report, load)
+    reporting = reporting_callbacks(
         job,
         settings,
-        examiner=examiner,
-        crew=crew,
-        pulse=heart.move,
-        on_word=say,
+        evaluator=evaluator,
+        strategy=strategy,
+        progress=heart.move,
+        report=report,
         stop_asked=stop_asked.is_set,
     )
     heart.beat("loading the base model", 0, 1)
-    _make_exact(job, settings)
-    ready = _begin(job, heart, say, settings=settings, crew=crew, load=load, shares=given_crew is not None)
-    loop = _make_loop(job, ready, heart, say, settings=settings, crew=crew, looking_on=looking_on)
-    loaded = time.perf_counter() - begun
+    _make_deterministic(job, settings)
+    prepared = _prepare(run, shares_steps=shared_strategy is not None)
+    loop = _make_loop(run, prepared, reporting)
+    load_seconds = time.perf_counter() - begun
     replay = loop.run()
     heart.beat("loss after training", loop.steps, loop.steps)
-    return _finish(job, ready, replay, crew=crew, load=load, restarts=restarts, loaded=loaded)
+    return _finish(run, prepared, replay, load_seconds=load_seconds)
 
 
-def _begin(
-    job: TrainJob,
-    heart: Heart | QuietHeart,
-    say: Callable[[str], None],
-    *,
-    settings: TrainSettings,
-    crew: "Crew",
-    load: Callable[[TrainJob], Any],
-    shares: bool,
-) -> _Begun:
-    """Load the base, prove it, attach what is learned, measure the loss before."""
+def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
+    """Load and hash the base, attach what is trained, measure the loss before training."""
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.learn import begin_learning
-    from graftwork.train.assemble import make_engine
-    from graftwork.train.crew.alone import Alone
+    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.train.distributed.strategies import SingleProcess
+    from graftwork.train.engine_choice import EngineInputs, make_engine
     from graftwork.train.loss import mean_loss
 
-    model = load(job)
-    before = prove_base(job, model, Alone(), first=crew.rank == 0)
+    job, settings, strategy = run.job, run.settings, run.strategy
+    model = run.load(job)
+    before = hash_base(job, model, SingleProcess(), first=strategy.rank == 0)
     rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
-    heart.beat("loss before training", 0, 1)
-    bare = crew.size == 1 and job.plan.tuning is None
+    run.heart.beat("loss before training", 0, 1)
+    bare = strategy.size == 1 and job.plan.tuning is None
     loss_before = None
     if bare:
         device = job.plan.device.kind
-        loss_before = _once(job, lambda: mean_loss(model, checks, batch_rows=8, device=device), crew)
+        loss_before = _once(run, lambda: mean_loss(model, checks, batch_rows=8, device=device))
     shape = AdapterShape.model_validate(job.plan.train["adapter"])
     start = Path(job.start_adapter) if job.start_adapter else None
-    learned = begin_learning(model, shape, seed=settings.seed, start=start)
-    pulse = pulse_that_stops(heart.move, stop_asked.is_set) if crew.size == 1 else heart.move
+    parameters = make_trainable(model, shape, seed=settings.seed, start=start)
+    move = run.heart.move
     engine = make_engine(
-        job, model, learned, rows, settings=settings, crew=crew, shares=shares, pulse=pulse, say=say
+        EngineInputs(job, settings, model, parameters, rows),
+        strategy=strategy,
+        shares_steps=shares_steps,
+        progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
+        report=run.report,
     )
     if not bare:
-        # A fresh adapter changes nothing yet; what it starts from is what the loss is measured on.
-        loss_before = _once(job, lambda: engine.mean_loss(checks, batch_rows=8), crew)
-    return _Begun(engine, rows, checks, shape, before, loss_before)
+        # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
+        loss_before = _once(run, lambda: engine.mean_loss(checks, batch_rows=8))
+    return _Prepared(engine, rows, checks, shape, before, loss_before)
 
 
-def _make_loop(
-    job: TrainJob,
-    ready: _Begun,
-    heart: Heart | QuietHeart,
-    say: Callable[[str], None],
-    *,
-    settings: TrainSettings,
-    crew: "Crew",
-    looking_on: Sequence[Attendant],
-) -> "Loop":
-    from graftwork.train.crew.follow import reading_vault
-    from graftwork.train.loop import Loop
+def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
+    from graftwork.train.checkpoints.store import open_read_only_store
+    from graftwork.train.loop import RunContext, TrainingLoop
 
-    folder = Path(job.folder)
-    # The first process alone watches the clock and writes; the others stop when it does.
-    deadline = None if crew.rank else deadline_of(job, settings)
-    vault = reading_vault(folder, settings) if crew.rank else open_vault(job, settings, deadline=deadline)
-    beside = _attendants(settings, folder, heart) if isinstance(heart, Heart) else []
-    return Loop(
-        ready.engine,
-        ready.rows,
-        settings=settings,
-        folder=folder,
-        attendants=[*guards(settings, vault, deadline=deadline, on_word=say), *beside, *looking_on],
-        on_word=say,
-        stop_asked=stop_asked.is_set,
-        vault=vault,
-        made_for=made_for(job),
+    job, settings = run.job, run.settings
+    # Only the first process watches the clock and writes; the others stop when it does.
+    follows = run.strategy.rank > 0
+    deadline = None if follows else deadline_of(job, settings)
+    store = (
+        open_read_only_store(run.folder, settings)
+        if follows
+        else open_checkpoint_store(job, settings, deadline=deadline)
+    )
+    context = RunContext(
+        settings,
+        run.folder,
+        report=run.report,
+        stop_requested=stop_asked.is_set,
+        made_for=run_inputs(job),
         versions=_versions(),
     )
+    callbacks = guard_callbacks(settings, store, deadline=deadline, report=run.report)
+    if isinstance(run.heart, Heart):
+        callbacks.append(HeartbeatCallback(run.heart, run.folder))
+        if settings.run.rehearse_crash:
+            callbacks.append(CrashRehearsal(run.folder, checkpoint_every=settings.checkpoint_every))
+    source = EpochOrder(prepared.rows, settings=settings)
+    return TrainingLoop(prepared.engine, source, context, callbacks=[*callbacks, *reporting], store=store)
 
 
 def _finish(
-    job: TrainJob,
-    ready: _Begun,
-    replay: "Replay | None",
-    *,
-    crew: "Crew",
-    load: Callable[[TrainJob], Any],
-    restarts: int,
-    loaded: float,
+    run: _Setting, prepared: _Prepared, replay: "Replay | None", *, load_seconds: float
 ) -> TrainOutcome | None:
-    """Prove the base again, save the adapter, say what came of it."""
+    """Check that the base is unchanged, save what was trained, and describe the outcome."""
+    from graftwork.model.adapters.trainable import save_trained
     from graftwork.model.base import loadable_name
-    from graftwork.model.learn import save_learned
-    from graftwork.train.crew.follow import whole_model
 
-    engine, folder = ready.engine, Path(job.folder)
-    loss_after = engine.mean_loss(ready.checks, batch_rows=8)
-    after = prove_base(job, engine.model, crew, first=crew.rank == 0)
-    model = whole_model(job, engine, load=load, shape=ready.shape)
-    crew.part()
-    if crew.rank:
+    job, engine, folder, strategy = run.job, prepared.engine, run.folder, run.strategy
+    loss_after = engine.mean_loss(prepared.checks, batch_rows=8)
+    after = hash_base(job, engine.model, strategy, first=strategy.rank == 0)
+    model = gather_model(job, engine, load=run.load, shape=prepared.shape)
+    strategy.finish()
+    if strategy.rank:
         return None
-    require_unchanged(ready.base_hash, after, where=job.folder)
+    require_base_unchanged(prepared.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
-    save_learned(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
-    steps, looks = read_steps(folder), read_looks(folder)
+    save_trained(model, adapter, shape=prepared.shape, base=loadable_name(job.plan.base))
+    steps, evaluations = read_steps(folder), read_evaluations(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(
         run_id=job.run_id,
         adapter_folder=str(adapter),
         adapter_hash=folder_digest(adapter),
-        base_hash_before=ready.base_hash,
+        base_hash_before=prepared.base_hash,
         base_hash_after=after,
-        base_proof="files" if ready.shape.kind == "full" else "memory",
+        base_proof="files" if prepared.shape.kind == "full" else "memory",
         steps=steps[-1].step,
-        epochs=job_settings(job).epochs,
+        epochs=run.settings.epochs,
         first_loss=steps[0].loss,
         final_loss=steps[-1].loss,
-        validation_loss_before=ready.loss_before,
+        validation_loss_before=prepared.loss_before,
         validation_loss_after=loss_after,
         seconds=busy,
-        load_seconds=loaded,
+        load_seconds=load_seconds,
         tokens_per_second=sum(step.tokens for step in steps) / busy,
         peak_memory_gib=engine.peak_memory_gib(),
         trainable_parameters=engine.trainable,
-        restarts=restarts,
+        restarts=0,
         replayed_steps=replay.steps if replay else 0,
-        # Fewer rows at a time add up to the same gradient, not to the same last bit of it.
+        # Fewer rows at a time add up to the same gradient, but not to its last bit.
         replay_identical=replay.identical if replay and not (folder / REPLANNED).exists() else None,
-        rows=len(ready.rows),
+        rows=len(prepared.rows),
         started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
-        looks=looks,
-        best_step=find_best(looks),
+        looks=evaluations,
+        best_step=find_best_step(evaluations),
         versions=_versions(),
         settings=job.plan.train,
     )
 
 
-def _make_exact(job: TrainJob, settings: TrainSettings) -> None:
-    """The same sums in the same order, every time; on a card, as near as its fast kernels come to it."""
+def hash_base(job: TrainJob, model: Any, strategy: "DistributedStrategy", *, first: bool) -> str:
+    """A hash of the base: of its weights in memory, or of its files if those in memory are trained."""
+    from graftwork.model.load import base_digest, base_files_digest
+
+    full = job.plan.method == "full"
+    if not first and (full or not strategy.shards):
+        return ""
+    return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=strategy.gather)
+
+
+def require_base_unchanged(before: str, after: str, *, where: str) -> None:
+    if after != before:
+        raise EnvironmentLacks(
+            "the base weights changed during training",
+            why="an adapter trained on changing weights cannot be served",
+            fix="this is a bug: please report it with the run's folder",
+            where=where,
+        )
+
+
+def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, shape: "AdapterShape") -> Any:
+    """The trained model; if it is sharded, a fresh one in host memory with the trained tensors."""
+    import torch
+
+    from graftwork.model.adapters.trainable import make_trainable, trained_tensors
+
+    if not engine.strategy.shards:
+        return engine.model
+    with torch.no_grad():
+        trained = engine.learned()
+        if engine.strategy.rank:
+            return None
+        fresh = load(job)
+        make_trainable(fresh, shape, seed=0)
+        for name, tensor in trained_tensors(fresh).items():
+            tensor.copy_(trained[name])
+    return fresh
+
+
+def _make_deterministic(job: TrainJob, settings: TrainSettings) -> None:
+    """Sum in the same order every time; on a GPU as far as its fast kernels allow it."""
     import torch
 
     from graftwork.model.threads import guard_spinning, use_threads
 
     torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
-    # Nothing here reads memory that it did not write: filling it first is work for nobody.
+    # Nothing here reads memory that it did not write, so filling it first is wasted work.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    guard_spinning(use_threads(settings.threads or threads_each()))
+    guard_spinning(use_threads(settings.threads or threads_per_process()))
 
 
 def job_settings(job: TrainJob) -> TrainSettings:
-    """What is learned stands in the plan; how the run is kept stands beside it in the job."""
-    beside = {**job.keeping, **job.crew, "run": job.run}
-    return TrainSettings.model_validate({**job.plan.train["settings"], **beside})
-
-
-def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[Attendant]:
-    """Who stands beside the loop, in the order in which they are asked."""
-    attendants: list[Attendant] = [Pulse(heart, folder)]
-    if settings.run.rehearse_crash:
-        attendants.append(Rehearsal(folder, checkpoint_every=settings.checkpoint_every))
-    return attendants
+    """The settings of a job: the plan holds what changes the result, the job the rest."""
+    rest = {**job.keeping, **job.crew, "run": job.run}
+    return TrainSettings.model_validate({**job.plan.train["settings"], **rest})
 
 
 def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
-    """The rows of the training split that weigh anything and that the budget allows."""
     rows = choose_training_rows(read_rows(Path(job.dataset_folder), "train"), settings=settings)
     if not rows:
         raise EnvironmentLacks(
@@ -313,14 +349,14 @@ def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
     return rows
 
 
-def _once(job: TrainJob, compute: Callable[[], float | None], crew: "Crew") -> float | None:
-    """A figure that a resumed run need not compute again."""
-    path = Path(job.folder) / "loss_before"
-    if not crew.tell(path.exists()):
+def _once(run: _Setting, compute: Callable[[], float | None]) -> float | None:
+    """A figure that a resumed run reads instead of computing it again."""
+    strategy, path = run.strategy, run.folder / "loss_before"
+    if not strategy.broadcast(path.exists()):
         figure = repr(compute())
-        if crew.rank == 0:
-            write_whole(path, figure)
-    text = crew.tell(path.read_text() if crew.rank == 0 else "")
+        if strategy.rank == 0:
+            write_atomic(path, figure)
+    text = strategy.broadcast(path.read_text() if strategy.rank == 0 else "")
     return None if text == "None" else float(text)
 
 
@@ -340,4 +376,4 @@ def _versions() -> dict[str, str]:
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_first()))
+    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_main_process()))

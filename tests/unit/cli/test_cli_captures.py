@@ -7,13 +7,13 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.data import app
-from graftwork.pipeline import captures as exporting
+from graftwork.pipeline import serving as exporting
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 NAMES = {
     name: f"{number:032x}" for number, name in enumerate(("plain", "good", "bad", "mended", "tried", "late"))
@@ -47,7 +47,7 @@ def export(tmp_path):
     def run(*options, section=None):
         data = {"logs": ["x.jsonl"], "captures": section or {}}
         (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": data}))
-        with open_workplace(open_project(tmp_path), NullReporter()) as work:
+        with use_project(open_project(tmp_path), NullReporter()) as work:
             work.captures.add(
                 [
                     *(captured(name) for name in ("plain", "good", "bad", "mended")),

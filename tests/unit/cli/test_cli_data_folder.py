@@ -7,13 +7,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 
-from graftwork.cli.data import add_to
+from graftwork.cli.data import app
 from graftwork.cli.show.data import show_rows
-from graftwork.data.show_tokens import TokenizerDecoder
-from graftwork.data.show_tokens import show_rows as shown_rows
+from graftwork.data.inspect.rows import TokenizerDecoder
+from graftwork.data.inspect.rows import show_rows as shown_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -28,11 +27,9 @@ LINE = b'{"prompt": "Where is the fern?", "completion": "By the pond."}'
 @pytest.fixture
 def data(capsys):
     """Run a verb; gives back what it printed, read as JSON where that was asked for."""
-    app = typer.Typer()
-    add_to(app)
 
     def run(*arguments):
-        app([str(one) for one in arguments], standalone_mode=False)
+        app([str(argument) for argument in arguments], standalone_mode=False)
         out = capsys.readouterr().out
         return json.loads(out) if "--json" in arguments else out
 
@@ -72,13 +69,13 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
+    from graftwork.pipeline.open_project import timestamp, use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import now, open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         work.ledger.put(
-            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=now(), seconds=1.0
+            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=timestamp(), seconds=1.0
         )
     return project
 
@@ -110,7 +107,7 @@ def test_a_dataset_that_is_not_there_is_a_mistake(data, project, dataset, name):
 def test_a_project_without_a_dataset_is_told_to_prepare(data, project):
     with pytest.raises(UserMistake) as caught:
         data("show", "-C", project)
-    assert caught.value.fix == "graft data prepare"
+    assert caught.value.fix == "run `graft data prepare`"
 
 
 def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
@@ -121,7 +118,7 @@ def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
 
 def test_a_trace_in_words_says_file_line_split_and_text(data, prepared):
     out = data("trace", "train:0:0", "-C", prepared)
-    for word in ("log.jsonl:1", "the log still says the same", "train", "only read", "<|user|>"):
+    for word in ("log.jsonl:1", "the log still says the same", "train", "not trained", "<|user|>"):
         assert word in out
 
 
@@ -173,7 +170,7 @@ def test_show_as_json_holds_pieces_with_flags(data, prepared, dataset):
 
 def test_show_refuses_a_base_model_that_is_not_the_datasets(data, prepared):
     (prepared / "base" / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(EnvironmentLacks, match="another than"):
+    with pytest.raises(EnvironmentLacks, match="another version"):
         data("show", "-C", prepared)
 
 

@@ -14,9 +14,9 @@ from graftwork.cli.show.evaluation import show_evaluated
 from graftwork.evaluate.cases import write_cases
 from graftwork.pipeline.evaluation import Evaluated, put_page
 from graftwork.pipeline.evaluation_commands import last_evaluation
+from graftwork.pipeline.open_project import current_user, use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace, who
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -39,7 +39,7 @@ def evaluated(tmp_path, monkeypatch):
     monkeypatch.delenv("GRAFT_DATABASE_URL", raising=False)
     (tmp_path / "graft.yaml").write_text(PROJECT)
     made = make_evaluation()
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         folder = work.project.evaluations
         folder.mkdir(parents=True)
         write_cases(folder / "cases.jsonl", cases=made.cases)
@@ -75,7 +75,7 @@ def test_what_goes_out_comes_back_in_pairs_and_graded_by_our_own_metrics(evaluat
     read = call("eval", "import", *files[:2], "-C", evaluated, "--json")
     assert read["same_cases"]
     pair = next(one for one in read["report"]["comparisons"] if one["metric"] == "says_six")
-    with open_workplace(open_project(evaluated), NullReporter()) as work:
+    with use_project(open_project(evaluated), NullReporter()) as work:
         ours = next(c for c in last_evaluation(work).report.comparisons if c.metric == "says_six")
     assert (pair["wins"], pair["losses"], pair["n"]) == (ours.wins, ours.losses, ours.n)
     page = Path(read["page"]).read_text()
@@ -98,9 +98,9 @@ def test_an_import_of_this_projects_cases_is_a_look_at_them(evaluated):
         read = call("eval", "import", *files, "-C", evaluated, "--json")
         assert (read["report"]["looks"], read["report"]["wear"]["candidates"]) == (looks, candidates)
     call("eval", "import", INSPECT, "-C", evaluated, "--json")
-    with open_workplace(open_project(evaluated), NullReporter()) as work:
+    with use_project(open_project(evaluated), NullReporter()) as work:
         assert work.looks.count(read["report"]["cases_hash"]) == 3
-        assert {look.who for look in work.looks.history(read["report"]["cases_hash"])} == {who()}
+        assert {look.who for look in work.looks.history(read["report"]["cases_hash"])} == {current_user()}
 
 
 def test_one_subject_can_be_exported_alone_and_an_unknown_one_is_refused(evaluated):
@@ -123,7 +123,7 @@ def test_without_an_evaluation_there_is_nothing_to_export(tmp_path, monkeypatch)
 
 
 def test_the_page_of_an_evaluation_lies_beside_the_project_and_is_named(evaluated):
-    with open_workplace(open_project(evaluated), NullReporter()) as work:
+    with use_project(open_project(evaluated), NullReporter()) as work:
         shown = put_page(work, last_evaluation(work))
         asked = put_page(work, last_evaluation(work), beside=True)
     assert shown.page == str(evaluated / "evaluation.html")

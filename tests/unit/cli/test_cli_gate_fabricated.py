@@ -12,14 +12,14 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.pipeline import freshness, pipeline
+from graftwork.pipeline import status, table
 from graftwork.pipeline.gate import find_verdict
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.step import Step
+from graftwork.pipeline.step import PipelineStep
 from graftwork.pipeline.steps import gate
 from graftwork.pipeline.steps.evaluate import Evaluated
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome
 
@@ -42,13 +42,15 @@ class Bench:
         self.outcome = None
         self.trainings = 0
         monkeypatch.setattr(
-            pipeline,
+            table,
             "STEPS",
             (
-                Step(
+                PipelineStep(
                     "train", "train", (), TrainOutcome, lambda _w, _m: self.outcome.adapter_hash, self._train
                 ),
-                Step("evaluate", "evaluate", ("train",), Evaluated, lambda _w, _m: None, self._evaluate),
+                PipelineStep(
+                    "evaluate", "evaluate", ("train",), Evaluated, lambda _w, _m: None, self._evaluate
+                ),
                 gate.STEP,
             ),
         )
@@ -184,7 +186,7 @@ def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
     assert (found["adapter_hash"], found["adapter_folder"]) == (ONE, str(bench.folder / "adapter-1"))
     said = bench.graft("--session")
     assert said.exit_code == 1
-    assert "GO BACK TO THE ONE BEFORE" in said.stdout
+    assert "START FROM THE PREVIOUS CHECKPOINT" in said.stdout
     assert f"train.start_from: {bench.folder / 'adapter-1'}" in said.stdout
 
 
@@ -206,7 +208,7 @@ def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
     code, found = bench.measured(worse, adapter_hash=ONE).json("--session")
     assert (code, found["start"], found["adapter_folder"]) == (1, "before", "")
     said = bench.graft("--session").stdout
-    assert "train.start_from: leave it out; the session began at the base itself" in said
+    assert "train.start_from: omit it; the session started from the base" in said
 
 
 def test_a_session_that_began_at_an_adapter_nobody_judged_is_told_what_to_do(bench):
@@ -251,7 +253,7 @@ def test_without_update_it_judges_what_is_up_to_date_by_new_rules_and_names_what
 def test_a_step_that_goes_stale_after_the_check_is_not_done_either(bench, monkeypatch):
     bench.write(**TEAM)
     bench.measured(tried(295, 20.0))
-    monkeypatch.setattr(freshness, "require_fresh", lambda *_, **__: None)
+    monkeypatch.setattr(status, "require_fresh", lambda *_, **__: None)
     assert isinstance(CliRunner().invoke(app, ["gate", "-C", str(bench.folder)]).exception, Stale)
     assert bench.trainings == 0
 
@@ -263,6 +265,6 @@ def test_an_abort_is_remembered_by_the_content_of_the_weights(bench, tmp_path):
     code, _ = bench.measured(tried(270, 25.0)).json()
     assert code == 11
     copy = hashlib.sha256(b"weights that were refused").hexdigest()
-    with open_workplace(open_project(bench.folder), NullReporter()) as work:
+    with use_project(open_project(bench.folder), NullReporter()) as work:
         assert find_verdict(work, copy).decision == "abort"
         assert find_verdict(work, "0" * 64) is None

@@ -18,7 +18,7 @@ from graftwork.cli.show.training import (
     sparkline,
     to_markup,
 )
-from graftwork.pipeline.events import Event
+from graftwork.pipeline.runs import Event
 
 DETAIL = {
     "loss": 1.25,
@@ -54,19 +54,19 @@ def test_the_trend_counts_a_step_once_and_forgets_nothing_of_its_shape():
 
 def test_the_line_below_the_bar_says_loss_speed_gradient_memory_and_the_plan():
     text = describe_detail(DETAIL, LossTrend(), total=100)
-    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.50 s a step"):
+    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.50 s per step"):
         assert part in text
-    assert "plan: 0.40 s, 40 s in all" in text
+    assert "plan: 0.40 s, 40 s in total" in text
 
 
 def test_a_terminal_gets_the_bar_and_one_line_below_it():
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True)
-    with RichReporter(console) as narrator:
-        narrator.started("train", "train the adapter")
+    with RichReporter(console) as reporter:
+        reporter.started("train", "train the adapter")
         for step in range(1, 5):
-            narrator.progress("training", step, 9, seconds_left=61, detail={**DETAIL, "loss": 2.0 / step})
-        narrator._bar.refresh()
+            reporter.progress("training", step, 9, seconds_left=61, detail={**DETAIL, "loss": 2.0 / step})
+        reporter._bar.refresh()
     text = out.getvalue()
     assert "4/9" in text
     assert "1 min 01 s left" in text
@@ -76,10 +76,10 @@ def test_a_terminal_gets_the_bar_and_one_line_below_it():
 def test_a_file_gets_one_plain_line_in_a_while():
     out, moment = io.StringIO(), [0.0]
     console = Console(file=out, width=80, force_terminal=False)
-    with RichReporter(console, clock=lambda: moment[0]) as narrator:
+    with RichReporter(console, clock=lambda: moment[0]) as reporter:
         for step in range(100):
             moment[0] += PLAIN_SECONDS / 10
-            narrator.progress("training", step, 100, seconds_left=5, detail=DETAIL)
+            reporter.progress("training", step, 100, seconds_left=5, detail=DETAIL)
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) == 9
     assert lines[0].startswith("  training 10/100, 5.0 s left, loss 1.250")
@@ -88,8 +88,8 @@ def test_a_file_gets_one_plain_line_in_a_while():
 
 def test_what_is_quick_says_nothing_of_its_progress():
     out = io.StringIO()
-    with RichReporter(Console(file=out, force_terminal=False), clock=lambda: 0.0) as narrator:
-        narrator.progress("training", 1, 2, seconds_left=None, detail={})
+    with RichReporter(Console(file=out, force_terminal=False), clock=lambda: 0.0) as reporter:
+        reporter.progress("training", 1, 2, seconds_left=None, detail={})
     assert out.getvalue().strip() == ""
 
 
@@ -119,7 +119,7 @@ def test_durations_read_as_people_say_them(seconds, text):
         (
             "look",
             {"step": 4, "metric": "loss", "value": 0.5, "better": True},
-            "loss 0.5000 (the best so far)",
+            "loss 0.5000 (best so far)",
         ),
         ("alert", {"what": "it is stuck", "why": "[b]swap"}, "it is stuck: [b]swap"),
         ("word", {"word": "\x1b[2J"}, "␛[2J"),

@@ -90,7 +90,7 @@ def test_old_prices_are_flagged_from_the_day_that_is_named():
 def test_hours_without_their_card_are_a_mistake():
     result = ask("compare", *RUN, "--hours", "2")
     assert isinstance(result.exception, UserMistake)
-    assert "belong together" in result.exception.what
+    assert "must be given together" in result.exception.what
 
 
 def test_a_purchase_says_what_is_best_and_what_it_assumes():

@@ -13,7 +13,7 @@ from graftwork.records.base import Figure
 from graftwork.records.fit import ProbeFacts, ProductRate
 from graftwork.records.plan import Residual
 from graftwork.store.database import open_database
-from graftwork.store.residuals import Residuals
+from graftwork.store.runs import ResidualStore
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def add_runs(project, *actuals):
             Residual(name="minutes", planned=planned, actual=actual),
             Residual(name="minutes.load", planned=planned, actual=actual / 2),
         ]
-        Residuals(database).add(f"run{at}", device="d", base="b", found=found, when="2026-11-15T12:00:00")
+        ResidualStore(database).add(f"run{at}", device="d", base="b", found=found, when="2026-11-15T12:00:00")
     database.close()
 
 

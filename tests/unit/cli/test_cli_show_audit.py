@@ -9,7 +9,7 @@ from rich.console import Console
 from graftwork.cli.progress import RichReporter
 from graftwork.cli.show import show
 from graftwork.cli.show.releases import show_try_out
-from graftwork.data.rules.length import BUT_FOR_LENGTH
+from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.records.audit import Audit, Finding, LengthSummary, NotLookedFor
 from graftwork.records.interaction import Origin
 
@@ -131,10 +131,10 @@ def test_a_placeholder_is_no_emoji_and_a_terminal_obeys_nothing_of_a_log():
     assert "␛[31m␇" in text
 
 
-def test_what_a_narrator_says_is_text_too():
+def test_what_a_reporter_says_is_text_too():
     out = io.StringIO()
-    narrator = RichReporter(Console(file=out, width=100))
-    narrator.info("role: no kept row has '[red]:smile:\x1b[2J'")
+    reporter = RichReporter(Console(file=out, width=100))
+    reporter.info("role: no kept row has '[red]:smile:\x1b[2J'")
     assert "[red]:smile:␛[2J" in out.getvalue()
 
 

@@ -74,7 +74,7 @@ MANY = (
 def test_the_parts_that_matter_are_shown_and_the_others_are_counted(report, width):
     text = shown(report.model_copy(update={"slices": MANY}), width=width)
     lines = text.splitlines()
-    head = next(at for at, line in enumerate(lines) if line.startswith("part of the cases"))
+    head = next(at for at, line in enumerate(lines) if line.startswith("slice"))
     body = "\n".join(lines[head + 2 : lines.index("", head + 2)])
     rows = [line for line in body.splitlines() if "/" in line]
     assert len(rows) == 8
@@ -83,20 +83,20 @@ def test_the_parts_that_matter_are_shown_and_the_others_are_counted(report, widt
     assert places == sorted(places)
     assert "tiny" not in body
     assert "same" not in body
-    assert "16 more figures of parts are on the page and in --json" in text.replace("\n", " ")
+    assert "16 more figures of slices are on the page and in --json" in text.replace("\n", " ")
     assert all(len(line) <= width for line in lines)
     assert ("(30–70)" in body) == (width == 120)
 
 
 def test_parts_that_do_not_differ_are_told_in_one_line(report):
     text = shown(report.model_copy(update={"slices": (figure("same", 0.5, 0.5),)}))
-    assert "no part of 5 cases and more differs; the 1 figure of all parts is on the page" in text
-    assert "part of the cases" not in text
+    assert "no slice with 5 cases or more differs; 1 figure of slices is on the page" in text
+    assert not any(line.startswith("slice") for line in text.splitlines())
 
 
 def test_parts_that_are_all_too_small_are_not_said_to_be_alike(report):
     text = shown(report.model_copy(update={"slices": (figure("tiny", 0.0, 1.0, n=4),)}))
-    assert "no part has 5 cases or more; the 1 figure of all parts is on the page" in text
+    assert "no slice has 5 cases or more; 1 figure of slices is on the page" in text
     assert "differs" not in text
 
 
@@ -171,7 +171,7 @@ def test_a_metric_without_a_figure_has_no_row_and_no_p_but_is_named(report, widt
         width=width,
     )
     assert [line for line in text.splitlines() if "polite" in line] == [
-        "without a figure, for no case could be graded by it: polite"
+        "no figure, because no case could be graded: polite"
     ]
 
 
@@ -230,7 +230,7 @@ def test_one_of_anything_is_not_many(report):
     text = shown(report.model_copy(update={"candidate": candidate, "cases": 1}), width=200)
     assert text.splitlines()[0] == "1 case"
     assert "adapter: 1 answer, 1 token/s" in text
-    assert "the grader failed on 1 case of which nothing is known (a bug)" in text
+    assert "the grader failed on 1 case without a result (a bug)" in text
 
 
 def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.show import data as shown
-from graftwork.files.dataset_folder import read_manifest
+from graftwork.files.dataset import read_manifest
 from graftwork.records.dataset import Drop
 from graftwork.records.interaction import Origin
 

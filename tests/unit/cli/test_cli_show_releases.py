@@ -11,7 +11,7 @@ from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log
 from graftwork.cli.show.tables import fit_words, table
 from graftwork.evaluate.ab import ABResult
-from graftwork.pipeline.health import RunStanding
+from graftwork.pipeline.status import RunStanding
 from graftwork.records.release import AliasMove, ReleaseEntry
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
@@ -71,7 +71,7 @@ def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
     assert "81cb995c" not in text
     assert "evidence" in text.split()
     assert text.split().count(OTHER[:12]) == 2
-    assert "not known" in " ".join(printed(show_log, "champion", (move,), width=120).split())
+    assert "unknown" in " ".join(printed(show_log, "champion", (move,), width=120).split())
 
 
 def run_standing(**fields):
@@ -156,17 +156,17 @@ def said_of(**fields):
 def test_a_comparison_names_what_it_counted_and_how_much_evidence_decides():
     text = said_of()
     assert "A right 3, wrong 1; B right 2.5, wrong 1.5; ungraded 6" in text
-    assert "evidence 0.81 of the 20 that decide it" in text
+    assert "e-value 0.81, decided at 20" in text
 
 
 def test_a_comparison_on_cases_says_which_of_the_two_was_better():
     text = said_of(traffic="cases", asked=6, counts={"wins": 3, "losses": 1, "ties": 2})
-    assert "B better 3, A better 1, tied 2; ungraded 6; cases asked 6" in text
+    assert "B better 3, A better 1, tied 2; ungraded 6; cases answered 6" in text
 
 
 @pytest.mark.parametrize(
     ("evidence", "said"),
-    [(20.4, "evidence 20; 20 decide it"), (1e300, "evidence over 1,000,000; 20 decide it")],
+    [(20.4, "e-value 20, decided at 20"), (1e300, "e-value over 1,000,000, decided at 20")],
 )
 def test_a_decided_comparison_says_what_decided_it(evidence, said):
     assert said in said_of(winner="B", e_value=evidence)

@@ -41,7 +41,7 @@ def project(tmp_path, monkeypatch):
 def test_named_files_are_audited_with_the_settings_of_the_project(graft, project):
     _, out, err = graft("data", "audit", "../other.jsonl", "--json")
     assert json.loads(out)["readable"] == 1
-    assert f"with the data settings of {project / 'graft.yaml'}" in err.replace("\n", "")
+    assert f"using the data settings of {project / 'graft.yaml'}" in err.replace("\n", "")
     _, out, err = graft("data", "audit", "log.jsonl", "-C", project, "--json")
     assert json.loads(out)["readable"] == 1
     assert "data settings" in err
@@ -81,14 +81,14 @@ def test_ctrl_c_says_what_to_do(graft, project, monkeypatch):
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("graftwork.data.audit.audit", interrupt)
+    monkeypatch.setattr("graftwork.data.prepare.audit_logs", interrupt)
     try:
         code, out, err = graft("data", "audit", "log.jsonl")
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 130
     assert out == ""
-    assert "interrupted; run the same command again: what was finished is kept" in " ".join(err.split())
+    assert "interrupted; finished work is kept: run the same command again" in " ".join(err.split())
 
 
 def test_a_real_ctrl_c_while_rows_come_in_says_so_too(project):
@@ -114,5 +114,5 @@ def test_a_real_ctrl_c_while_rows_come_in_says_so_too(project):
     guard.cancel()
     assert "data settings" in first
     assert said.returncode == 130
-    assert "what was finished is kept" in rest
+    assert "finished work is kept" in rest
     assert "Traceback" not in rest

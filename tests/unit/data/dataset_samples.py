@@ -3,16 +3,9 @@
 import codecs
 from pathlib import Path
 
-from graftwork.data.log_line import hash_line
-from graftwork.files.dataset_folder import (
-    DROPS,
-    MANIFEST,
-    drops_table,
-    hash_manifest,
-    rows_table,
-    write_table,
-)
-from graftwork.files.digest import file_digest
+from graftwork.data.inspect.trace import hash_line
+from graftwork.files.dataset import DROPS, MANIFEST, drops_table, hash_manifest, rows_table, write_table
+from graftwork.files.disk import file_digest
 from graftwork.records.dataset import Dataset, InputFile, Row, Shard, SplitSummary
 from graftwork.records.interaction import Message, Origin
 

@@ -2,7 +2,8 @@
 
 from statistics import median
 
-from graftwork.evaluate.score import compare, make_metric
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.statistics.intervals import quantile_interval
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import Look, TrainOutcome, TrainStep

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in_engine import StandInEngine
 
 from graftwork.evaluate.ask import runner as pacing
-from graftwork.evaluate.ask.runner import Asker, Pace
-from graftwork.inference.engine import Timing
+from graftwork.evaluate.ask.runner import CaseRunner, Pace
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob
 
@@ -88,31 +88,7 @@ def test_whatever_comes_nobody_is_told_of_a_negative_time(batches, left, longest
         assert (pace.seconds_left() or 0.0) >= 0
 
 
-class Reply:
-    tokens = (65,)
-    finish_reason = "stop"
-
-
-class Model:
-    """Tells every token of a batch, as a generator does."""
-
-    def __init__(self):
-        self.on_token = None
-
-    def prompt(self, messages):
-        return [len(messages[-1].content)]
-
-    def decode(self, tokens):
-        return bytes(tokens).decode()
-
-    def generate(self, prompts):
-        for _ in range(5):
-            for row in range(len(prompts)):
-                assert self.on_token(row, 65)
-        return [Reply() for _ in prompts]
-
-
-def make_asker(tmp_path, *, timings=()):
+def make_runner(tmp_path, *, timings=()):
     job = EvalJob(
         subject="base",
         folder=str(tmp_path),
@@ -123,18 +99,9 @@ def make_asker(tmp_path, *, timings=()):
         batch_size=4,
         latency_cases=len(timings),
     )
-    model, progress, seconds = Model(), Beats(), iter(timings)
-    asker = Asker(
-        job,
-        turns=model,
-        generate=model.generate,
-        progress=progress,
-        peak_memory_gib=lambda: 0.5,
-        stop_asked=lambda: False,
-        time_one=lambda _prompt: Timing(None, next(seconds)),
-    )
-    model.on_token = asker.hear
-    return asker, progress
+    progress = Beats()
+    engine = StandInEngine(tokens_told=5, timings=timings)
+    return CaseRunner(job, engine=engine, progress=progress, stop_asked=lambda: False), progress
 
 
 def make_cases(n):
@@ -151,8 +118,8 @@ def make_cases(n):
 
 def test_the_first_batch_is_told_of_while_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(pacing, "BEAT_SECONDS", 0.0)
-    asker, progress = make_asker(tmp_path)
-    asker.ask_all(make_cases(8))
+    runner, progress = make_runner(tmp_path)
+    runner.ask_all(make_cases(8))
     unfinished = [left for done, left in progress.of("answering") if done == 0]
     assert len(unfinished) > 2
     assert any(left is not None for left in unfinished)
@@ -160,7 +127,7 @@ def test_the_first_batch_is_told_of_while_it_is_written(tmp_path, monkeypatch):
 
 
 def test_single_requests_tell_the_time_left_by_those_that_are_done(tmp_path):
-    asker, progress = make_asker(tmp_path, timings=(2.0, 4.0, 3.0))
-    asker.ask_all(make_cases(4))
-    asker.time_requests(make_cases(4))
+    runner, progress = make_runner(tmp_path, timings=(2.0, 4.0, 3.0))
+    runner.ask_all(make_cases(4))
+    runner.time_requests(make_cases(4))
     assert progress.of("timing single requests") == [(0, None), (1, 4.0), (2, 3.0), (3, 0.0)]

@@ -1,7 +1,7 @@
 """What reviewers said of a reply goes with it from the log to the case."""
 
 from graftwork.evaluate.cases import choose_cases, hash_cases
-from graftwork.files.dataset_folder import row_from_values, rows_table
+from graftwork.files.dataset import row_from_values, rows_table
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 

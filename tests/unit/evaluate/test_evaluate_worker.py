@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in_engine import StandInEngine
 
-from graftwork.evaluate.ask.runner import ANSWERS_FILE, Asker, cut_batches, read_answers
+from graftwork.evaluate.ask.answers import ANSWERS_FILE, cut_missing, read_answers
+from graftwork.evaluate.ask.runner import CaseRunner
 from graftwork.evaluate.ask.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
 from graftwork.evaluate.cases import (
     choose_cases,
@@ -70,32 +71,6 @@ def make_job(folder, **changes):
     return EvalJob(**{**values, **changes})
 
 
-@dataclass
-class Reply:
-    tokens: list[int]
-    finish_reason: str = "stop"
-
-
-class Letters:
-    """A stand-in for template and model: a prompt is its bytes, an answer their length."""
-
-    def __init__(self, *, fail_at_batch=None):
-        self.batches = []
-        self.fail_at_batch = fail_at_batch
-
-    def prompt(self, messages):
-        return list("\n".join(m.content for m in messages).encode())
-
-    def decode(self, tokens):
-        return bytes(tokens).decode()
-
-    def generate(self, prompts):
-        self.batches.append(len(prompts))
-        if len(self.batches) == self.fail_at_batch:
-            raise RuntimeError("killed")
-        return [Reply(list(str(len(prompt)).encode())) for prompt in prompts]
-
-
 class Silent:
     def __init__(self):
         self.beats = []
@@ -104,15 +79,8 @@ class Silent:
         self.beats.append((phase, done, total))
 
 
-def make_asker(job, model, *, stop=lambda: False, progress=None):
-    return Asker(
-        job,
-        turns=model,
-        generate=model.generate,
-        progress=progress or Silent(),
-        peak_memory_gib=lambda: 0.5,
-        stop_asked=stop,
-    )
+def make_runner(job, model, *, stop=lambda: False, progress=None):
+    return CaseRunner(job, engine=model, progress=progress or Silent(), stop_asked=stop)
 
 
 def texts(folder):
@@ -120,26 +88,26 @@ def texts(folder):
 
 
 def test_all_cases_are_answered_in_batches(tmp_path):
-    cases, model, progress = make_cases(10), Letters(), Silent()
-    asker = make_asker(make_job(tmp_path), model, progress=progress)
-    asker.ask_all(cases)
+    cases, model, progress = make_cases(10), StandInEngine(), Silent()
+    runner = make_runner(make_job(tmp_path), model, progress=progress)
+    runner.ask_all(cases)
     assert model.batches == [4, 4, 2]
-    assert texts(tmp_path) == {c.id: str(len(model.prompt(c.messages))) for c in cases}
+    assert texts(tmp_path) == {c.id: str(len(model.render(c.messages).tokens)) for c in cases}
     assert progress.beats[-1] == ("answering", 10, 10)
-    seconds = tuple(timing.total for timing in asker.time_requests(cases))
+    seconds = tuple(timing.total for timing in runner.time_requests(cases))
     assert len(seconds) == 3
-    generation = asker.summarise(single_latency_seconds=seconds)
+    generation = runner.summarise(single_latency_seconds=seconds)
     assert (generation.answers, generation.peak_memory_gib) == (10, 0.5)
 
 
 def test_a_killed_worker_repeats_nothing(tmp_path):
     cases, job = make_cases(10), make_job(tmp_path)
     with pytest.raises(RuntimeError):
-        make_asker(job, Letters(fail_at_batch=2)).ask_all(cases)
+        make_runner(job, StandInEngine(fail_at_batch=2)).ask_all(cases)
     first = (tmp_path / ANSWERS_FILE).read_bytes()
     assert len(first.splitlines()) == 4
-    model = Letters()
-    make_asker(job, model).ask_all(cases)
+    model = StandInEngine()
+    make_runner(job, model).ask_all(cases)
     assert model.batches == [4, 2]
     assert (tmp_path / ANSWERS_FILE).read_bytes().startswith(first)
     assert len(texts(tmp_path)) == 10
@@ -147,20 +115,20 @@ def test_a_killed_worker_repeats_nothing(tmp_path):
 
 def test_a_batch_torn_in_the_middle_is_asked_whole_and_kept_once(tmp_path):
     cases, job = make_cases(8), make_job(tmp_path)
-    make_asker(job, Letters()).ask_all(cases)
+    make_runner(job, StandInEngine()).ask_all(cases)
     whole = texts(tmp_path)
     lines = (tmp_path / ANSWERS_FILE).read_bytes().splitlines(keepends=True)
     (tmp_path / ANSWERS_FILE).write_bytes(b"".join(lines[:5]) + lines[5][:20])
-    model = Letters()
-    make_asker(job, model).ask_all(cases)
+    model = StandInEngine()
+    make_runner(job, model).ask_all(cases)
     assert model.batches == [4]
     assert texts(tmp_path) == whole
 
 
 def test_a_stop_ends_at_the_next_batch(tmp_path):
-    cases, job, model = make_cases(10), make_job(tmp_path), Letters()
+    cases, job, model = make_cases(10), make_job(tmp_path), StandInEngine()
     with pytest.raises(StoppedInOrder, match="4 of 10"):
-        make_asker(job, model, stop=lambda: len(model.batches) >= 1).ask_all(cases)
+        make_runner(job, model, stop=lambda: len(model.batches) >= 1).ask_all(cases)
     assert len(texts(tmp_path)) == 4
 
 
@@ -179,10 +147,12 @@ def test_answers_of_another_job_are_not_taken_up(tmp_path):
 
 @given(st.dictionaries(st.text(min_size=1), st.lists(st.just(0), max_size=9)), st.integers(1, 5))
 def test_batches_hold_every_case_once_whatever_their_order(prompts, size):
-    batches = cut_batches(prompts, size=size)
+    lengths = {case: len(tokens) for case, tokens in prompts.items()}
+    batches = [batch.cases for batch in cut_missing(lengths, set(), size=size, repeats=1)]
     assert sorted(i for batch in batches for i in batch) == sorted(prompts)
     assert all(1 <= len(batch) <= size for batch in batches)
-    assert cut_batches(dict(reversed(prompts.items())), size=size) == batches
+    again = cut_missing(dict(reversed(lengths.items())), set(), size=size, repeats=1)
+    assert [batch.cases for batch in again] == batches
 
 
 def test_cases_survive_the_file_and_their_choice_is_stable(tmp_path):
@@ -273,7 +243,7 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
 def test_the_worker_speaks_with_the_adapter_it_is_given(tmp_path, tiny_base):
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)

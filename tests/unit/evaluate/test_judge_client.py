@@ -7,8 +7,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from graftwork.evaluate.judge.client import ChatClient, Unanswered
-from graftwork.evaluate.judge.judge import REPLIES_FILE, Budget, BudgetSpent, open_judge
+from graftwork.evaluate.judge.judge import (
+    REPLIES_FILE,
+    BudgetSpent,
+    JudgeBudget,
+    JudgeClient,
+    JudgeUnavailable,
+    open_judge,
+)
 from graftwork.evaluate.judge.tally import count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.grading.grade import grade
@@ -105,7 +111,7 @@ def settings_for(url, **more):
 
 
 def client_for(url, pauses=None, **more):
-    return ChatClient(settings_for(url, **more), wait=(pauses if pauses is not None else []).append)
+    return JudgeClient(settings_for(url, **more), wait=(pauses if pauses is not None else []).append)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_a_server_that_asks_for_time_gets_it_within_reason(endpoint, url):
 
 def test_after_all_attempts_the_question_is_unanswered(endpoint, url):
     endpoint.faults = [status(500)] * 9
-    with pytest.raises(Unanswered, match="status 500, 3 times"):
+    with pytest.raises(JudgeUnavailable, match=r"status 500 \{\}, 3 times"):
         client_for(url, attempts=3).say(CHAT)
     assert len(endpoint.requests) == 3
 
@@ -308,7 +314,7 @@ def test_a_wrong_key_stops_those_that_wait_for_a_busy_server_too(endpoint, url):
 
 def test_a_budget_of_seconds_ends_by_the_clock():
     now = [100.0]
-    budget = Budget(settings_for("http://localhost:1/v1", max_seconds=5), clock=lambda: now[0])
+    budget = JudgeBudget(settings_for("http://localhost:1/v1", max_seconds=5), clock=lambda: now[0])
     budget.require()
     now[0] = 104.9
     budget.require()

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from graftwork.evaluate.ask import endpoint
+from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.endpoint import ask_endpoint
-from graftwork.evaluate.ask.runner import read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
-from graftwork.inference.endpoint import EndpointClient, Settings, TryAgain
+from graftwork.inference.endpoint import EndpointEngine, TryAgain
+from graftwork.inference.engine import DecodingSettings
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation
@@ -165,7 +166,7 @@ def ask(job, cases, stop=None):
 
 
 def client(stand, **fields):
-    return EndpointClient(Endpoint(url=stand.url, model="m", **fields), Settings(16))
+    return EndpointEngine(Endpoint(url=stand.url, model="m", **fields))
 
 
 def texts(job):
@@ -173,7 +174,7 @@ def texts(job):
 
 
 def test_an_answer_is_streamed_and_timed_to_its_first_token(stand):
-    reply = client(stand).ask(make_cases(1)[0].messages)
+    reply = client(stand).ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert reply.text == "answer to question 0"
     assert (reply.tokens, reply.prompt_tokens, reply.finish_reason) == (11, 5, "stop")
     assert 0 < reply.first_token_seconds <= reply.seconds
@@ -183,7 +184,9 @@ def test_an_answer_is_streamed_and_timed_to_its_first_token(stand):
 
 def test_an_endpoint_that_does_not_stream_is_understood(stand):
     stand.faults = ["plain"]
-    assert client(stand).ask(make_cases(1)[0].messages).text == "answer to question 0"
+    assert (
+        client(stand).ask_once(make_cases(1)[0].messages, DecodingSettings(16)).text == "answer to question 0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,13 +198,13 @@ def test_what_may_pass_is_asked_again(stand, tmp_path, fault):
     asked = ask(job, make_cases(1))
     assert texts(job) == {"c0": "answer to question 0"}
     assert len(stand.requests) == 3
-    assert asked.described["asked_again"] == 2
+    assert asked.details["asked_again"] == 2
 
 
 def test_an_endpoint_that_dribbles_for_ever_is_given_up(stand):
     stand.faults = ["slow"]
     with pytest.raises(TryAgain):
-        client(stand, timeout_seconds=0.3).ask(make_cases(1)[0].messages)
+        client(stand, timeout_seconds=0.3).ask_once(make_cases(1)[0].messages, DecodingSettings(16))
 
 
 def test_an_endpoint_that_stays_broken_ends_the_job_and_what_was_answered_stays(stand, tmp_path):
@@ -234,7 +237,7 @@ def test_an_endpoint_with_other_words_is_asked_in_them(stand, tmp_path):
     assert "max_tokens" not in last
     assert "seed" not in last
     assert last["max_completion_tokens"] == 16
-    assert asked.described["left_out"] == ["seed"]
+    assert asked.details["left_out"] == ["seed"]
 
 
 def test_the_first_cases_are_asked_alone_the_rest_some_at_a_time(stand, tmp_path):
@@ -286,7 +289,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(stand, tmp_path, monkeypa
         assert not path.is_file() or b"sk-very-secret" not in path.read_bytes(), path
     stand.faults = ["status 401 the key sk-very-secret is not valid"]
     with pytest.raises(EnvironmentLacks) as refused:
-        client(stand, key_variable="ACME_KEY").ask(make_cases(1)[0].messages)
+        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert "sk-very-secret" not in json.dumps(refused.value.as_json())
 
 
@@ -294,13 +297,13 @@ def test_a_redirect_does_not_carry_the_key_away(stand, monkeypatch):
     monkeypatch.setenv("ACME_KEY", "sk-very-secret")
     stand.faults = ["redirect"]
     with pytest.raises(UserMistake, match="307"):
-        client(stand, key_variable="ACME_KEY").ask(make_cases(1)[0].messages)
+        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
 
 
-def test_a_key_that_is_not_there_is_said_before_anything_is_asked(stand, monkeypatch):
+def test_a_missing_key_is_reported_before_anything_is_sent(stand, monkeypatch):
     monkeypatch.delenv("ACME_KEY", raising=False)
     with pytest.raises(EnvironmentLacks, match="ACME_KEY"):
-        client(stand, key_variable="ACME_KEY")
+        client(stand, key_variable="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert stand.requests == []
 
 

@@ -1,14 +1,19 @@
 """Answers are kept by what was asked: the same question to the same subject is never paid for twice."""
 
-from dataclasses import dataclass, field
-
 import pytest
+from stand_in_engine import StandInEngine
 
-from graftwork.evaluate.ask.answers import Batch, KeptAnswers, forget_answers, key_of, repeats_of
-from graftwork.evaluate.ask.runner import Asker, read_answers, seed_of
+from graftwork.evaluate.ask.answers import (
+    CaseBatch,
+    KeptAnswers,
+    forget_answers,
+    key_of,
+    read_answers,
+    repeats_of,
+)
+from graftwork.evaluate.ask.runner import CaseRunner, seed_of
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.subjects import answers_of_log, generation_of_log
-from graftwork.inference.engine import Timing
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 
@@ -39,57 +44,15 @@ def make_job(root, **changes):
     return EvalJob(**{**values, **changes})
 
 
-@dataclass
-class Said:
-    tokens: list[int]
-    finish_reason: str = "stop"
-
-
-@dataclass
-class Model:
-    """Says the length of its prompt, or the seed where it is asked to sample."""
-
-    asked: list[list[list[int]]] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
-
-    def prompt(self, messages):
-        return list("\n".join(m.content for m in messages).encode())
-
-    def decode(self, tokens):
-        return bytes(tokens).decode()
-
-    def generate(self, prompts):
-        self.asked.append(prompts)
-        return [Said(list(str(len(prompt)).encode())) for prompt in prompts]
-
-    def sample(self, prompts, seed):
-        self.asked.append(prompts)
-        self.seeds.append(seed)
-        return [Said(list(f"{seed}".encode())) for prompt in prompts]
-
-    def weigh(self, conversations):
-        return [float(len(reply)) for _, reply in conversations]
-
-
 class Silent:
     def beat(self, *_arguments, **_detail): ...
 
 
 def ask(job, cases, model=None):
-    model = model or Model()
-    asker = Asker(
-        job,
-        turns=model,
-        generate=model.generate,
-        sample=model.sample,
-        weigh=model.weigh,
-        time_one=lambda prompt: Timing(0.1, 0.2),
-        progress=Silent(),
-        peak_memory_gib=lambda: 0.5,
-        stop_asked=lambda: False,
-    )
-    asker.ask_all(cases)
-    return model, asker
+    model = model or StandInEngine()
+    runner = CaseRunner(job, engine=model, progress=Silent(), stop_asked=lambda: False)
+    runner.ask_all(cases)
+    return model, runner
 
 
 def texts(job):
@@ -205,7 +168,7 @@ def test_repeats_are_drawn_apart_and_the_same_every_time(tmp_path):
     )
     ask(other, cases)
     assert texts(other) == texts(job)
-    assert seed_of(7, Batch(0, ("a",))) != seed_of(8, Batch(0, ("a",)))
+    assert seed_of(7, CaseBatch(0, ("a",))) != seed_of(8, CaseBatch(0, ("a",)))
 
 
 def test_greedy_answers_are_asked_for_once(tmp_path):
@@ -214,8 +177,8 @@ def test_greedy_answers_are_asked_for_once(tmp_path):
 
 def test_the_report_names_sampling_seed_and_repeats(tmp_path):
     job = make_job(tmp_path, temperature=0.5, top_p=0.9, seed=3, repeats=2, perplexity=True)
-    _, asker = ask(job, [make_case(1)])
-    made = asker.summarise(single_latency_seconds=(0.2,), first_token_seconds=(0.1,))
+    _, runner = ask(job, [make_case(1)])
+    made = runner.summarise(single_latency_seconds=(0.2,), first_token_seconds=(0.1,))
     expected = {"decoding": "sampled", "temperature": 0.5, "top_p": 0.9, "seed": 3, "repeats": 2}
     assert expected.items() <= made.settings.items()
     assert (made.answers, made.first_token_seconds) == (2, (0.1,))

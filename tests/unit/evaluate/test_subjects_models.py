@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask.answers import Batch
-from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
-from graftwork.inference.embedded import OwnModel
+from graftwork.inference.embedded import EmbeddedEngine
+from graftwork.inference.engine import DecodingSettings
+from graftwork.inference.selection import settle, source_of
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob, Generation
 
@@ -111,7 +112,7 @@ def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base):
 
 def test_shares_hold_every_batch_once_and_no_process_is_idle(tmp_path, tiny_base):
     job = make_job(tmp_path, tiny_base, shards=5, threads=4, device="cuda")
-    batches = [Batch(0, (f"c{i}",)) for i in range(3)]
+    batches = [CaseBatch(0, (f"c{i}",)) for i in range(3)]
     shares = share_out(job, batches, cards=2)
     assert [share.device for share in shares] == ["cuda:0", "cuda:1", "cuda:0"]
     assert sorted(b for share in shares for b in share.batches) == [(0, (f"c{i}",)) for i in range(3)]
@@ -124,9 +125,9 @@ def test_the_recorded_reply_is_weighed_as_transformers_weighs_it(tmp_path, tiny_
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = OwnModel(make_job(tmp_path, tiny_base, perplexity=True))
+    model = EmbeddedEngine(source_of(settle(make_job(tmp_path, tiny_base, perplexity=True))))
     conversations = [(case.messages, "because " * (1 + n)) for n, case in enumerate(make_cases(6))]
-    found = model.weigh(conversations)
+    found = model.reply_losses(conversations)
     peer = AutoModelForCausalLM.from_pretrained(tiny_base)
     for (messages, reply), loss in zip(conversations, found, strict=True):
         row = model.template.render(messages, reply)
@@ -148,3 +149,13 @@ def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_load
         a.reference_loss is not None and math.isfinite(a.reference_loss)
         for a in read_answers(Path(job.folder))
     )
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_a_streamed_answer_is_the_answer_of_the_batch_in_pieces(tmp_path, tiny_base):
+    engine = EmbeddedEngine(source_of(settle(make_job(tmp_path, tiny_base))))
+    prompt, decoding = engine.render(make_cases(1)[0].messages), DecodingSettings(12)
+    (reply,) = engine.answer([prompt], decoding)
+    pieces = list(engine.stream(prompt, decoding))
+    assert "".join(pieces) == reply.text
+    assert next(engine.stream(prompt, decoding)) == pieces[0]

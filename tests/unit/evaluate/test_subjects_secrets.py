@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from graftwork.evaluate.judge.client import ChatClient, Unanswered
+from graftwork.evaluate.judge.judge import JudgeClient, JudgeUnavailable
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.inference.endpoint import LONGEST_WORDS, EndpointClient, Settings, TryAgain, mask, tell
+from graftwork.inference.endpoint import LONGEST_REASON, EndpointEngine, TryAgain
+from graftwork.inference.engine import DecodingSettings
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
@@ -79,14 +80,14 @@ def stream(*events):
 def ask(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
     made = Endpoint(url=url, model="m", key_variable="SOME_KEY", timeout_seconds=5)
-    return EndpointClient(made, Settings(max_new_tokens=4)).ask(QUESTION)
+    return EndpointEngine(made).ask_once(QUESTION, DecodingSettings(max_new_tokens=4))
 
 
 def pieces_of(key, size=8):
     return [key[at : at + size] for at in range(len(key) - size + 1)]
 
 
-PADDED = "x" * (LONGEST_WORDS - 10)
+PADDED = "x" * (LONGEST_REASON - 10)
 """The key behind it would be cut in the middle by making the words short first."""
 
 
@@ -156,7 +157,7 @@ def test_a_stream_of_another_shape_is_asked_again_not_a_crash(parrot, monkeypatc
 def judge(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
     made = JudgeSettings(url=url, model="m", key_variable="SOME_KEY", attempts=1, timeout_seconds=5)
-    return ChatClient(made).say([{"role": "user", "content": "hello"}])
+    return JudgeClient(made).say([{"role": "user", "content": "hello"}])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def judge(url, monkeypatch, key=KEY):
     ids=["no HTTP", "long", "short"],
 )
 def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, said):
-    with pytest.raises((Unanswered, EnvironmentLacks)) as caught:
+    with pytest.raises((JudgeUnavailable, EnvironmentLacks)) as caught:
         judge(parrot(said).url, monkeypatch)
     told = f"{caught.value} {getattr(caught.value, 'why', '')}"
     assert not [part for part in pieces_of(KEY) if part in told]
@@ -179,9 +180,3 @@ def test_what_the_judge_said_is_kept_without_the_key(parrot, monkeypatch):
     reply = {"choices": [{"message": {"content": f"your key is {KEY}"}}]}
     said = judge(parrot(http(200, json.dumps(reply).encode(), "application/json")).url, monkeypatch)
     assert said.text == "your key is …"
-
-
-def test_the_key_is_hidden_before_the_words_are_made_short():
-    assert tell(f"aaaa {KEY}", key=KEY, longest=8) == "aaaa …"
-    assert mask(json.dumps({"k": KEY}), KEY) == '{"k": "…"}'
-    assert mask("plain", None) == "plain"

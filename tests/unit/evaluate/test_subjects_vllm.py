@@ -12,13 +12,20 @@ import torch
 from safetensors.torch import save_file
 
 from graftwork.evaluate.ask import worker
-from graftwork.evaluate.ask.answers import Batch
-from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
 from graftwork.inference import selection
-from graftwork.inference.selection import agree_on_engine, can_use_vllm, lora_rank, settle
-from graftwork.inference.vllm_engine import KEEPS_TO_ITSELF, NOT_COMPILED, VllmModel
+from graftwork.inference.engine import DecodingSettings, RenderedPrompt
+from graftwork.inference.selection import (
+    ADAPTER,
+    agree_on_engine,
+    can_use_vllm,
+    open_engine,
+    settle,
+    source_of,
+)
+from graftwork.inference.vllm_engine import KEEPS_TO_ITSELF, NOT_COMPILED, VllmEngine, lora_rank
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation
@@ -180,7 +187,7 @@ def test_a_vllm_that_does_not_start_is_told_with_its_own_words_and_a_way_round(v
 
     vllm.LLM = refuse
     with pytest.raises(EnvironmentLacks, match=r"vllm 0\.32\.0 could not be started") as told:
-        VllmModel(make_job(tmp_path, tiny_base))
+        open_engine("vllm 0.32.0", source_of(settle(make_job(tmp_path, tiny_base))))
     assert "generation_config" in told.value.why
     assert "GRAFT_VLLM=0" in told.value.fix
 
@@ -195,7 +202,7 @@ def test_vllm_lays_out_the_next_rank_that_it_knows(tmp_path):
 @pytest.mark.usefixtures("vllm")
 def test_vllm_is_asked_in_tokens_with_the_adapter_on_every_request(tmp_path, tiny_base):
     adapter = write_adapter(tmp_path / "adapter")
-    model = VllmModel(make_job(tmp_path, tiny_base, adapter_folder=str(adapter), temperature=0.5, top_p=0.9))
+    model = VllmEngine(source_of(make_job(tmp_path, tiny_base, adapter_folder=str(adapter))))
     (engine,) = StandInEngine.made
     assert engine.model == str(tiny_base)
     expected = {
@@ -206,28 +213,28 @@ def test_vllm_is_asked_in_tokens_with_the_adapter_on_every_request(tmp_path, tin
         "lora_target_modules": ["q_proj"],
     }
     assert expected.items() <= engine.options.items()
-    (reply,) = model.generate([[1, 2, 3]])
-    assert (reply.tokens, reply.finish_reason) == ([*b"ok"], "stop")
+    (reply,) = model.answer([RenderedPrompt((), [1, 2, 3])], DecodingSettings(6), adapter=ADAPTER)
+    assert (reply.tokens, reply.finish_reason, reply.prompt_tokens) == (2, "stop", 3)
     (params,), lora, tqdm = engine.asked[0]
     assert (params.given["temperature"], params.given["max_tokens"], tqdm) == (0.0, 6, False)
     assert lora.args == ("adapter-tiny", 1, str(adapter))
-    model.sample([[1], [1]], 9)
+    model.answer([RenderedPrompt((), [1])] * 2, DecodingSettings(6, 0.5, 0.9, 9))
     assert [params.given["seed"] for params in engine.asked[1][0]] == [9, 10]
-    assert model.weigh([(make_cases(1)[0].messages, "yes")]) == [pytest.approx(0.5)]
+    assert model.reply_losses([(make_cases(1)[0].messages, "yes")]) == [pytest.approx(0.5)]
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_request_is_timed_without_what_the_engine_remembers_of_it(tmp_path, tiny_base):
-    model = VllmModel(make_job(tmp_path, tiny_base))
-    timing = model.time_one([1])
+    model = VllmEngine(source_of(make_job(tmp_path, tiny_base)))
+    timing = model.time_one(RenderedPrompt((), [1]), DecodingSettings(6))
     (engine,) = StandInEngine.made
     assert (engine.resets, timing.first_token) == (1, 1e-9)
 
 
 @pytest.mark.usefixtures("vllm")
 def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
-    model = VllmModel(make_job(tmp_path, tiny_base))
-    model.generate([[1]])
+    model = VllmEngine(source_of(make_job(tmp_path, tiny_base)))
+    model.answer([RenderedPrompt((), [1])], DecodingSettings(6))
     (engine,) = StandInEngine.made
     assert "enable_lora" not in engine.options
     assert engine.asked[0][1] is None
@@ -237,7 +244,7 @@ def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
 def test_vllm_is_told_to_report_nothing_before_it_is_loaded(tmp_path, tiny_base, monkeypatch):
     for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
         monkeypatch.setenv(name, "0")
-    VllmModel(make_job(tmp_path, tiny_base, device="cpu", precision="float32", engine="vllm 0.32.0"))
+    VllmEngine(source_of(make_job(tmp_path, tiny_base, device="cpu", precision="float32")))
     (engine,) = StandInEngine.made
     seen = {name: engine.surroundings[name] for name in (*KEEPS_TO_ITSELF, *NOT_COMPILED)}
     assert seen == {**KEEPS_TO_ITSELF, **NOT_COMPILED}
@@ -272,7 +279,7 @@ def test_answers_of_two_engines_are_never_mixed(tmp_path, tiny_base, monkeypatch
 @pytest.mark.usefixtures("vllm")
 def test_each_card_gets_one_vllm_and_each_vllm_sees_one_card(tmp_path, tiny_base, monkeypatch):
     job = make_job(tmp_path, tiny_base, shards=5, engine="vllm 0.32.0")
-    batches = [Batch(0, (f"c{i}",)) for i in range(8)]
+    batches = [CaseBatch(0, (f"c{i}",)) for i in range(8)]
     shares = share_out(job, batches, cards=2)
     assert [share.device for share in shares] == ["cuda:0", "cuda:1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")

@@ -6,30 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files import whole
-from graftwork.files.journal import Journal
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files import disk
+from graftwork.files.disk import Journal, atomic_folder, write_atomic
 from graftwork.records.errors import EnvironmentLacks
 
 
 def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "a" / "file.txt"
-    write_whole(path, "old")
-    write_whole(path, "new")
+    write_atomic(path, "old")
+    write_atomic(path, "new")
     assert path.read_text() == "new"
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_trace(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
-    write_whole(path, "old")
+    write_atomic(path, "old")
 
     def no_space(_descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(whole.os, "fsync", no_space)
+    monkeypatch.setattr(disk.os, "fsync", no_space)
     with pytest.raises(EnvironmentLacks, match="disk is full") as caught:
-        write_whole(path, "new")
+        write_atomic(path, "new")
     assert "free some space" in caught.value.fix
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
@@ -39,7 +38,7 @@ def test_a_folder_that_fails_half_way_leaves_no_trace(tmp_path):
     target = tmp_path / "made"
 
     def fail_half_way():
-        with folder_made_whole(target) as folder:
+        with atomic_folder(target) as folder:
             (folder / "half").write_text("x")
             raise RuntimeError
 
@@ -64,7 +63,7 @@ def test_a_folder_takes_its_name_only_when_all_that_is_in_it_is_on_disk(tmp_path
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "rename", rename)
-    with folder_made_whole(tmp_path / "whole") as folder:
+    with atomic_folder(tmp_path / "whole") as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").write_text("x")
     assert (tmp_path / "whole" / "inner" / "file").read_text() == "x"
@@ -73,7 +72,7 @@ def test_a_folder_takes_its_name_only_when_all_that_is_in_it_is_on_disk(tmp_path
 def test_a_folder_named_by_content_is_not_written_twice(tmp_path):
     target = tmp_path / "made"
     for text in ("first", "second"):
-        with folder_made_whole(target) as folder:
+        with atomic_folder(target) as folder:
             (folder / "file").write_text(text)
     assert (target / "file").read_text() == "first"
     assert [p.name for p in tmp_path.iterdir()] == ["made"]
@@ -104,4 +103,4 @@ def test_a_journal_can_be_followed_from_where_one_stopped(tmp_path):
     [(errno.EACCES, "no permission"), (errno.ENOSPC, "disk is full"), (errno.EROFS, "no permission")],
 )
 def test_system_errors_are_explained(code, words):
-    assert words in whole.explain_os_error(OSError(code, os.strerror(code)), Path("x")).what
+    assert words in disk.explain_os_error(OSError(code, os.strerror(code)), Path("x")).what

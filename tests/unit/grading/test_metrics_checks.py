@@ -1,5 +1,6 @@
 """Checks: what each rule holds against a text, whom it is about, and what is refused when it is read."""
 
+import re
 import threading
 
 import pytest
@@ -7,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.grading import matching
 from graftwork.grading.checks import KINDS, Check
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
@@ -17,6 +17,25 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
 CONTEXT = GradeContext()
+
+PATTERNS = [
+    "a",
+    "^a",
+    "[ab]$",
+    "a b",
+    r"\d",
+    r"x\.y",
+    r"\w+\b",
+    r"(?i)Ä+",
+    r"(?m)^b.*$",
+    r"(?s)a.b",
+    r"(a)|\1b",
+    r"(?<!a)b(?=1)",
+    r"a{1,2}?b",
+    r"[^\W\d_]+",
+    r"\s\S",
+    r"(?P<x>a)(?P=x)",
+]
 
 
 def make_case(reference="The total is 42 euros.", **more):
@@ -139,20 +158,20 @@ def test_an_unfilled_template_does_not_follow_it():
     assert not follows_template("fixed!", "fixed")
 
 
-def test_a_catastrophic_pattern_is_stopped_told_and_leaves_the_next_one_working():
+def test_a_catastrophic_pattern_is_stopped_and_reported_and_the_next_one_works():
     context = GradeContext(
-        checks={"slow": Check.model_validate({"name": "slow", "regex": r"(a+)+$", "seconds": 0.2})}
+        checks={"slow": Check.model_validate({"name": "slow", "regex": r"(a|aa)+$", "seconds": 0.2})}
     )
-    assert grade("slow", make_case(), "a" * 60 + "b", context=context) is None
+    assert grade("slow", make_case(), "a" * 80 + "b", context=context) is None
     [failed] = context.failed
     assert (failed.metric, failed.case_id) == ("slow", "c")
     assert "took over 0.2 s" in failed.reason
     assert grade("slow", make_case(), "aaa", context=context) == 1.0
     with pytest.raises(PatternTooSlow):
-        matches(r"(x+x+)+y", "x" * 60, seconds=0.1)
+        matches(r"(x|xx)+y", "x" * 60, seconds=0.1)
 
 
-def test_patterns_work_from_any_thread_and_after_the_matching_process_was_killed():
+def test_patterns_are_matched_in_any_thread():
     found = []
     threads = [
         threading.Thread(target=lambda n=n: found.append(matches(rf"(\d)+{n}$", f"12{n}"))) for n in range(8)
@@ -162,14 +181,20 @@ def test_patterns_work_from_any_thread_and_after_the_matching_process_was_killed
     for thread in threads:
         thread.join()
     assert found == [True] * 8
-    matching._child._process.kill()
-    matching._child._process.wait()
-    assert matches(r"(\d)+", "12")
 
 
-@given(st.text(max_size=20), st.sampled_from(["a", "^a", "[ab]$", "a b", r"\d", r"x\.y"]))
-def test_a_simple_pattern_matched_here_is_matched_as_in_the_other_process(text, pattern):
-    assert matches(pattern, text) == matching._child.ask(pattern, text, whole=False, seconds=5)
+@pytest.mark.parametrize(
+    "pattern", ["a{e}", "a{i<=2}b", "{d}", r"\{s}", "[{e}]", "a{2}", "a{,2}b", "{}", "a{1,}"]
+)
+@pytest.mark.parametrize("text", ["a{e}", "ab", "a{i<=2}b", "{d}", "{s}", "aa", "aab", "{}", "e", "xyz", ""])
+def test_braces_that_are_no_repetition_are_literals_as_in_python(pattern, text):
+    assert matches(pattern, text) == (re.search(pattern, text) is not None)
+
+
+@given(st.text(alphabet="ab1 .-_\nÄé", max_size=12), st.sampled_from(PATTERNS))
+def test_patterns_match_the_same_texts_as_those_of_python(text, pattern):
+    assert matches(pattern, text) == (re.search(pattern, text) is not None)
+    assert matches(pattern, text, whole=True) == (re.fullmatch(pattern, text) is not None)
 
 
 def test_where_picks_the_cases():

@@ -18,8 +18,8 @@ from graftwork.grading.code import (
     jobs_for,
 )
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.process.sandbox import Job, Limits, Sandbox, SandboxResult, why_not
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox import CodeJob, Limits, Sandbox, SandboxResult, why_not
+from graftwork.process.sandbox.run import WAYS
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -57,10 +57,10 @@ class StandIn:
         self._ok = ok
 
     def compile(self, source):
-        return self._result(Job(source))
+        return self._result(CodeJob(source))
 
     def test(self, source, tests):
-        return self._result(Job(source, tests))
+        return self._result(CodeJob(source, tests))
 
     def _result(self, job):
         self.asked.append(job)
@@ -160,7 +160,7 @@ def test_every_set_of_tests_must_hold():
     case = make_case({"python_tests": "assert 1"}, {"python_tests": "assert 2"})
     runner = StandIn()
     assert grade_code_passes(case, RIGHT, GradeContext(sandbox=runner)) == 1.0
-    assert runner.asked == [Job(RIGHT, "assert 1"), Job(RIGHT, "assert 2")]
+    assert runner.asked == [CodeJob(RIGHT, "assert 1"), CodeJob(RIGHT, "assert 2")]
     assert grade_code_passes(case, RIGHT, GradeContext(sandbox=StandIn(ok=False))) == 0.0
 
 
@@ -168,7 +168,7 @@ def test_a_check_is_graded_by_its_own_tests():
     runner = StandIn()
     context = GradeContext(sandbox=runner, parameters=PythonTests(tests="assert 5"))
     assert grade_python_tests(make_case(), RIGHT, context) == 1.0
-    assert runner.asked == [Job(RIGHT, "assert 5")]
+    assert runner.asked == [CodeJob(RIGHT, "assert 5")]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,10 @@ def test_any_text_gives_some_code(text):
 def test_answers_that_are_told_ahead_are_run_once(context):
     runner = RememberingRunner(context.sandbox)
     answers = [(CASE, RIGHT), (CASE, WRONG), (CASE, RIGHT), (make_case(reference="Paris"), "Paris")]
-    assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [Job(RIGHT, TESTS), Job(RIGHT)]
+    assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [
+        CodeJob(RIGHT, TESTS),
+        CodeJob(RIGHT),
+    ]
     assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES), at_once=2) == 4
     assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES)) == 0
     remembering = GradeContext(sandbox=runner)

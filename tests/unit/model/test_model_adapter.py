@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.adapter import AdapterShape, activate, attach, load_adapter, save_adapter
+from graftwork.model.adapters.peft import AdapterShape, activate, attach, load_adapter, save_adapter
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import UserMistake
 

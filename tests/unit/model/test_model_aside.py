@@ -2,8 +2,7 @@
 
 import torch
 
-from graftwork.model.aside import set_aside
-from graftwork.model.load import load_base
+from graftwork.model.load import eval_mode, load_base
 
 
 def test_modes_attention_caching_and_chance_come_back(tiny_base):
@@ -11,7 +10,7 @@ def test_modes_attention_caching_and_chance_come_back(tiny_base):
     model.model.layers[1].train()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    with set_aside(model):
+    with eval_mode(model):
         assert not any(module.training for module in model.modules())
         model.set_attn_implementation("eager")
         model.config.use_cache = not model.config.use_cache
@@ -37,7 +36,7 @@ def test_compiled_layers_run_as_they_are_meanwhile(tiny_base):
     x = torch.zeros(1, 2, 64)
     model.model.layers[0].mlp(x)
     assert len(made) == 1
-    with set_aside(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for length in range(3, 6):
             model.model.layers[0].mlp(torch.zeros(1, length, 64))
     assert len(made) == 1

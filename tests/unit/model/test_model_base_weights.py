@@ -29,7 +29,7 @@ def test_the_note_says_that_the_weights_are_expanded_and_not_the_official_ones()
 
 
 def test_the_file_that_the_note_names_is_the_one_of_the_package():
-    from graftwork.model.embedded import gguf_file
+    from graftwork.model.base import gguf_file
 
     assert "Q4_1" in gguf_file().name
     assert "Q4_1" in note_on_weights(EMBEDDED)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.batch_room import MOST_ROWS, rows_with_room
+from graftwork.model.generate.recorded import MOST_ROWS, rows_that_fit
 from graftwork.records.units import GIB
 
 SEVEN = SimpleNamespace(
@@ -20,7 +20,7 @@ SEVEN = SimpleNamespace(
 
 
 def rows(free: float, *, prompt: int = 512, new: int = 256) -> int:
-    return rows_with_room(SEVEN, prompt_tokens=prompt, new_tokens=new, free_bytes=int(free * GIB))
+    return rows_that_fit(SEVEN, prompt_tokens=prompt, new_tokens=new, free_bytes=int(free * GIB))
 
 
 def test_a_large_card_gets_the_most() -> None:
@@ -63,5 +63,5 @@ def test_every_decoder_of_transformers_gets_some_rows(kind: str) -> None:
         config = CONFIG_MAPPING[kind]().get_text_config(decoder=True)
     except Exception as error:
         pytest.skip(f"no configuration without arguments: {type(error).__name__}")
-    found = rows_with_room(config, prompt_tokens=512, new_tokens=64, free_bytes=24 * GIB)
+    found = rows_that_fit(config, prompt_tokens=512, new_tokens=64, free_bytes=24 * GIB)
     assert 1 <= found <= MOST_ROWS

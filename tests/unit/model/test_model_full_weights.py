@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from graftwork.model.adapter import AdapterShape, acting, activate, attach, load_adapter, save_adapter
-from graftwork.model.full_weights import free_weights
-from graftwork.model.learn import begin_learning, learned_digest, learned_tensors, save_learned
+from graftwork.model.adapters.full_weights import unfreeze_weights
+from graftwork.model.adapters.peft import AdapterShape, acting, activate, attach, load_adapter, save_adapter
+from graftwork.model.adapters.trainable import make_trainable, save_trained, trained_digest, trained_tensors
 from graftwork.model.load import base_digest, base_files_digest, load_base
 from graftwork.records.errors import UserMistake
 
@@ -30,8 +30,8 @@ def move(parameters, size=0.02):
 def learned(tiny_base, tmp_path):
     """A folder of full weights, and the logits that they give."""
     model = load_base(tiny_base)
-    move(begin_learning(model, FULL, seed=1))
-    save_learned(model, tmp_path / "full", shape=FULL, base="tiny")
+    move(make_trainable(model, FULL, seed=1))
+    save_trained(model, tmp_path / "full", shape=FULL, base="tiny")
     return tmp_path / "full", logits(model)
 
 
@@ -64,8 +64,8 @@ def test_base_adapter_and_full_weights_take_turns(tiny_base, tmp_path, learned):
 def test_a_set_that_is_loaded_again_is_exchanged(tiny_base, tmp_path, learned):
     folder, right = learned
     other = load_base(tiny_base)
-    move(free_weights(other, (0, 1)), 0.05)
-    save_learned(other, tmp_path / "other", shape=FULL, base="tiny")
+    move(unfreeze_weights(other, (0, 1)), 0.05)
+    save_trained(other, tmp_path / "other", shape=FULL, base="tiny")
     model = load_base(tiny_base)
     load_adapter(model, folder, name="one")
     assert torch.equal(logits(model), right)
@@ -77,28 +77,28 @@ def test_a_set_that_is_loaded_again_is_exchanged(tiny_base, tmp_path, learned):
 
 def test_with_upper_layers_only_their_blocks_are_learned(tiny_base):
     model = load_base(tiny_base)
-    parameters = begin_learning(model, FULL.model_copy(update={"layers": (1,)}), seed=1)
-    assert all(".layers.1." in name for name in learned_tensors(model))
-    assert sum(p.numel() for p in parameters) == sum(t.numel() for t in learned_tensors(model).values())
+    parameters = make_trainable(model, FULL.model_copy(update={"layers": (1,)}), seed=1)
+    assert all(".layers.1." in name for name in trained_tensors(model))
+    assert sum(p.numel() for p in parameters) == sum(t.numel() for t in trained_tensors(model).values())
 
 
 def test_the_digest_sees_what_moved_and_what_changed_places(tiny_base):
     model = load_base(tiny_base)
-    begin_learning(model, FULL, seed=1)
-    first = learned_digest(model)
+    make_trainable(model, FULL, seed=1)
+    first = trained_digest(model)
     weight = model.model.layers[1].mlp.up_proj.weight
     with torch.no_grad():
         weight[[0, 1]] = weight[[1, 0]].clone()
-    swapped = learned_digest(model)
+    swapped = trained_digest(model)
     with torch.no_grad():
         weight[0, 0] += 1e-6
-    assert len({first, swapped, learned_digest(model)}) == 3
+    assert len({first, swapped, trained_digest(model)}) == 3
 
 
 def test_training_goes_on_from_full_weights(tiny_base, learned):
     folder, right = learned
     model = load_base(tiny_base)
-    begin_learning(model, FULL, seed=1, start=folder)
+    make_trainable(model, FULL, seed=1, start=folder)
     assert torch.equal(logits(model), right)
 
 
@@ -107,7 +107,7 @@ def test_full_weights_do_not_start_from_an_adapter(tiny_base, tmp_path):
     attach(source, LORA, seed=1)
     save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
     with pytest.raises(UserMistake, match="no full weights"):
-        begin_learning(load_base(tiny_base), FULL, seed=1, start=tmp_path / "adapter")
+        make_trainable(load_base(tiny_base), FULL, seed=1, start=tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
@@ -117,10 +117,10 @@ def test_training_goes_on_from_an_adapter_of_the_same_shape(tiny_base, tmp_path,
     move(attach(source, shape, seed=1), 0.1)
     save_adapter(source, tmp_path / "adapter", shape=shape, base="tiny")
     model = load_base(tiny_base)
-    parameters = begin_learning(model, shape, seed=9, start=tmp_path / "adapter")
+    parameters = make_trainable(model, shape, seed=9, start=tmp_path / "adapter")
     assert torch.equal(logits(model), logits(source))
     assert all(parameter.requires_grad for parameter in parameters)
-    assert learned_digest(model) == learned_digest(source)
+    assert trained_digest(model) == trained_digest(source)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
     attach(source, LORA, seed=1)
     save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
     with pytest.raises(UserMistake, match="another shape") as caught:
-        begin_learning(
+        make_trainable(
             load_base(tiny_base), LORA.model_copy(update=change), seed=1, start=tmp_path / "adapter"
         )
     assert named in caught.value.fix
@@ -148,7 +148,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
 
 def test_a_folder_that_is_no_adapter_is_no_start(tiny_base, tmp_path):
     with pytest.raises(UserMistake, match="no PEFT folder"):
-        begin_learning(load_base(tiny_base), LORA, seed=1, start=tmp_path)
+        make_trainable(load_base(tiny_base), LORA, seed=1, start=tmp_path)
 
 
 def test_weights_of_another_base_are_refused(tiny_base, learned):

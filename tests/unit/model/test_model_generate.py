@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import Template
 from graftwork.records.interaction import Message
 
 QUESTIONS = [
@@ -21,7 +21,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def loaded(embedded_base):
     folder = Path(embedded_base.folder)
-    return load_base(folder), Template.from_folder(folder)
+    return load_base(folder), ChatTemplate.from_folder(folder)
 
 
 def prompts(template):
@@ -101,7 +101,7 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
 
 
 def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
-    from graftwork.model.card_decoder import CardDecoder
+    from graftwork.model.generate.recorded import RecordedDecoder
 
     model, template = loaded
     generator = Generator(model, stop_tokens=[template.eos])
@@ -109,7 +109,7 @@ def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(
     with torch.inference_mode():
         walked, given = generator._prefill(asked), generator._prefill(asked)
         columns = given.mask.shape[1] + 8
-        decoder = CardDecoder(model, given.cache, rows=len(asked), columns=columns)
+        decoder = RecordedDecoder(model, given.cache, rows=len(asked), columns=columns)
         decoder.fill(given.cache, given.mask)
         mask, scores = walked.mask, walked.logits
         for _ in range(4):
@@ -124,8 +124,8 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
 
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    from graftwork.model.attention import NAME
-    from graftwork.model.card_decoder import can_record
+    from graftwork.model.generate.attention import ATTENTION_NAME
+    from graftwork.model.generate.recorded import can_record
 
     def a_model(attention, device):
         weight = SimpleNamespace(device=torch.device(device))
@@ -135,15 +135,15 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
     whole, sliding = DynamicCache(), DynamicCache()
     whole.layers = [DynamicLayer(), DynamicLayer()]
     sliding.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
-    assert can_record(a_model(NAME, "cuda"), whole)
-    assert not can_record(a_model(NAME, "cpu"), whole)
-    assert not can_record(a_model(NAME, "cuda"), sliding)
+    assert can_record(a_model(ATTENTION_NAME, "cuda"), whole)
+    assert not can_record(a_model(ATTENTION_NAME, "cpu"), whole)
+    assert not can_record(a_model(ATTENTION_NAME, "cuda"), sliding)
     # Others add a mask of booleans to the scores instead of masking by it.
     assert not can_record(a_model("eager", "cuda"), whole)
 
 
 def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
-    from graftwork.model import generate
+    from graftwork.model.generate import generator
 
     model, template = loaded
     walked = Generator(model, stop_tokens=[template.eos]).generate(prompts(template), Sampling(6))
@@ -151,8 +151,8 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
     def refuse(*_arguments, **_named):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(generate, "can_record", lambda *_: True)
-    monkeypatch.setattr(generate, "CardDecoder", refuse)
+    monkeypatch.setattr(generator, "can_record", lambda *_: True)
+    monkeypatch.setattr(generator, "RecordedDecoder", refuse)
     generator = Generator(model, stop_tokens=[template.eos], recorded=True)
     for _ in range(2):
         answers = generator.generate(prompts(template), Sampling(6))
@@ -160,10 +160,10 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
 
 
 def chosen_often(logits, *, top_p, times=4000):
-    from graftwork.model.sampling import Chooser
+    from graftwork.model.generate.generator import TokenSampler
 
     rows = torch.tensor([logits]).repeat(times, 1)
-    chooser = Chooser(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
+    chooser = TokenSampler(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
     chosen = chooser.choose(rows, rows=list(range(times)), step=0)
     return torch.bincount(chosen, minlength=len(logits))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import Template
 from graftwork.records.interaction import Message
 
 pytestmark = pytest.mark.gpu
@@ -17,7 +17,7 @@ QUESTIONS = ["What is the capital of France?", "Name a colour.", "Who wrote Haml
 @pytest.fixture(scope="module")
 def loaded(embedded_base):
     folder = Path(embedded_base.folder)
-    return load_base(folder, dtype="float32", device="cuda"), Template.from_folder(folder)
+    return load_base(folder, dtype="float32", device="cuda"), ChatTemplate.from_folder(folder)
 
 
 def prompts(template):

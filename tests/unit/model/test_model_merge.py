@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from graftwork.model.adapter import AdapterShape, adapter_tensors, attach, load_adapter, save_adapter
-from graftwork.model.agree import compare, reply_logits
+from graftwork.model.adapters.merge import compare_logits, merge_into, reply_logits
+from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter, save_adapter
 from graftwork.model.gguf import find_converter, read_back
 from graftwork.model.load import load_base
-from graftwork.model.merge import merge_into
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Message, Origin
@@ -74,11 +73,11 @@ def test_merged_and_unmerged_logits_agree(tiny_base, tmp_path, rows, kind):
     both = load_base(tiny_base)
     load_adapter(both, tmp_path / "adapter")
     wanted, merged = reply_logits(both, rows), reply_logits(load_base(tmp_path / "merged"), rows)
-    found = compare(wanted, merged, dtype="float32")
+    found = compare_logits(wanted, merged, dtype="float32")
     assert found.holds, found
     assert found.positions == 3 * 6
     # The base alone says something else: so the comparison can fail.
-    assert not compare(wanted, reply_logits(load_base(tiny_base), rows), dtype="float32").holds
+    assert not compare_logits(wanted, reply_logits(load_base(tiny_base), rows), dtype="float32").holds
 
     before, after = (load_file(folder / "model.safetensors") for folder in (tiny_base, tmp_path / "merged"))
     assert before.keys() == after.keys()
@@ -109,7 +108,7 @@ def test_a_base_in_bfloat16_stays_one_and_the_price_is_within_its_bounds(tiny_ba
     both = load_base(half, dtype="bfloat16")
     load_adapter(both, tmp_path / "adapter")
     merged = load_base(tmp_path / "merged", dtype="bfloat16")
-    found = compare(reply_logits(both, rows), reply_logits(merged, rows), dtype="bfloat16")
+    found = compare_logits(reply_logits(both, rows), reply_logits(merged, rows), dtype="bfloat16")
     assert found.largest_difference <= found.allowed_difference * found.largest_logit
 
 

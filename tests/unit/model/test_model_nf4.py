@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from graftwork.model.adapter import AdapterShape, attach
-from graftwork.model.load import base_digest, load_base, quantise_blocks
-from graftwork.model.nf4 import (
+from graftwork.model.adapters.nf4 import (
     BLOCK,
     CHUNK,
     LEVELS,
     Nf4Linear,
-    dequantise,
-    quantise,
-    quantise_linear,
+    dequantize,
+    quantize,
+    quantize_linear,
     scales_of,
 )
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.load import base_digest, load_base, quantize_blocks
 from graftwork.records.errors import UserMistake
 
 
@@ -33,7 +33,7 @@ def error(weight, again):
 
 def test_the_layout_is_the_one_that_kernels_read():
     weight = normal(8, 128)
-    held = quantise(weight)
+    held = quantize(weight)
     assert held.codes.dtype == torch.uint8
     assert held.codes.shape == (8, 64)
     assert held.scale_codes.dtype == torch.int8
@@ -45,12 +45,12 @@ def test_the_layout_is_the_one_that_kernels_read():
         byte = int(held.codes[row, column // 2])
         code = byte & 15 if column % 2 else byte >> 4
         expected = levels[code] * scales[row, column // BLOCK]
-        assert dequantise(held, torch.float32)[row, column] == expected
+        assert dequantize(held, torch.float32)[row, column] == expected
 
 
 def test_scales_of_more_than_one_chunk_come_back():
     weight = normal(40, 64 * 10) * torch.linspace(0.1, 5, 40)[:, None]
-    held = quantise(weight)
+    held = quantize(weight)
     largest = weight.reshape(40, 10, BLOCK).abs().amax(dim=-1)
     assert held.chunk_scales.shape == (-(-400 // CHUNK),)
     assert (scales_of(held) - largest).abs().max() <= held.chunk_scales.max() / 2 * 1.001
@@ -60,18 +60,18 @@ def test_scales_of_more_than_one_chunk_come_back():
 @given(rows=st.integers(1, 9), blocks=st.integers(1, 5), seed=st.integers(0, 1000), size=st.floats(1e-6, 1e3))
 def test_no_element_is_further_off_than_half_a_step(rows, blocks, seed, size):
     weight = normal(rows, blocks * BLOCK, seed) * size
-    held = quantise(weight)
+    held = quantize(weight)
     scales = scales_of(held).repeat_interleave(BLOCK, dim=1)
     true = weight.reshape(rows, blocks, BLOCK).abs().amax(dim=-1).repeat_interleave(BLOCK, dim=1)
     widest = max(b - a for a, b in pairwise(LEVELS)) / 2
     bound = widest * true + (scales - true).abs() + 1e-6 * true
-    assert bool(((dequantise(held, torch.float32) - weight).abs() <= bound).all())
+    assert bool(((dequantize(held, torch.float32) - weight).abs() <= bound).all())
 
 
 def test_zeros_stay_zeros():
     weight = normal(4, 128)
     weight[1] = 0
-    assert not dequantise(quantise(weight), torch.float32)[1].any()
+    assert not dequantize(quantize(weight), torch.float32)[1].any()
 
 
 def test_the_error_is_that_of_bitsandbytes():
@@ -79,7 +79,7 @@ def test_the_error_is_that_of_bitsandbytes():
     weight = normal(256, 512)
     codes, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
     theirs = error(weight, functional.dequantize_4bit(codes, state))
-    assert error(weight, dequantise(quantise(weight), torch.float32)) <= theirs * 1.01
+    assert error(weight, dequantize(quantize(weight), torch.float32)) <= theirs * 1.01
 
 
 def test_the_error_is_that_of_the_nearest_level_with_whole_scales():
@@ -88,7 +88,7 @@ def test_the_error_is_that_of_the_nearest_level_with_whole_scales():
     largest = blocks.abs().amax(dim=2, keepdim=True)
     levels = torch.tensor(LEVELS) * largest
     nearest = levels.expand(64, 8, BLOCK, 16).gather(3, (blocks - levels).abs().argmin(dim=3, keepdim=True))
-    ours = error(weight, dequantise(quantise(weight), torch.float32))
+    ours = error(weight, dequantize(quantize(weight), torch.float32))
     # Eight bits for the scales cost next to nothing.
     assert ours == pytest.approx(error(weight, nearest.reshape(64, 512)), rel=2e-3)
 
@@ -96,10 +96,10 @@ def test_the_error_is_that_of_the_nearest_level_with_whole_scales():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_gives_the_product_and_the_gradient_of_its_dequantised_weight(dtype):
     layer = nn.Linear(128, 24)
-    small = quantise_linear(layer)
+    small = quantize_linear(layer)
     whole = nn.Linear(128, 24).to(dtype)
     with torch.no_grad():
-        whole.weight.copy_(dequantise(small.quantised, dtype))
+        whole.weight.copy_(dequantize(small.quantised, dtype))
         whole.bias.copy_(layer.bias)
     x, y = (torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).to(dtype) for _ in range(2))
     x.requires_grad_(True)
@@ -111,7 +111,7 @@ def test_a_layer_gives_the_product_and_the_gradient_of_its_dequantised_weight(dt
 
 
 def test_the_dequantised_weight_is_not_kept_for_the_backward_pass():
-    layer = quantise_linear(nn.Linear(512, 512, bias=False))
+    layer = quantize_linear(nn.Linear(512, 512, bias=False))
     kept: list[int] = []
 
     def count(tensor):
@@ -152,18 +152,18 @@ def test_a_base_in_four_bits_is_a_fraction_of_it_and_learns(tiny_base):
 def test_a_weight_is_let_go_before_the_next_is_quantised(tiny_base, monkeypatch):
     import weakref
 
-    from graftwork.model import nf4
+    from graftwork.model.adapters import nf4
 
     model, seen, alive = load_base(tiny_base), [], []
-    quantise_one = nf4.quantise_linear
+    quantise_one = nf4.quantize_linear
 
     def watch(layer, **where):
         alive.append(sum(reference() is not None for reference in seen))
         seen.append(weakref.ref(layer.weight))
         return quantise_one(layer, **where)
 
-    monkeypatch.setattr(nf4, "quantise_linear", watch)
-    assert quantise_blocks(model, device="cpu") == len(alive) == 14
+    monkeypatch.setattr(nf4, "quantize_linear", watch)
+    assert quantize_blocks(model, device="cpu") == len(alive) == 14
     assert max(alive) <= 1
 
 
@@ -172,15 +172,15 @@ def test_a_layer_without_whole_blocks_stays_as_it_is():
 
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     model = t.LlamaForCausalLM(t.LlamaConfig(hidden_size=48, intermediate_size=128, **sizes))
-    assert quantise_blocks(model, device="cpu") == 1
+    assert quantize_blocks(model, device="cpu") == 1
     assert isinstance(model.model.layers[0].mlp.down_proj, Nf4Linear)
     assert isinstance(model.model.layers[0].mlp.up_proj, nn.Linear)
     with pytest.raises(ValueError, match="whole blocks"):
-        quantise(torch.zeros(4, 48))
+        quantize(torch.zeros(4, 48))
 
 
 def test_a_base_that_has_nothing_to_quantise_is_refused():
     import model_families
 
     with pytest.raises(UserMistake, match="4 bits"):
-        quantise_blocks(model_families.make("gpt2"), device="cpu")
+        quantize_blocks(model_families.make("gpt2"), device="cpu")

@@ -7,12 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from graftwork.model.adapter import AdapterShape, attach
-from graftwork.model.parts import PLAIN, block_linears, head_is_followed, parts_of, reader_of, sizes
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.parts import (
+    PLAIN_HEADS,
+    block_linears,
+    decoder_parts,
+    head_is_followed,
+    layer_sizes,
+    logits_reader,
+)
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.loss import TokenBatch, summed_loss
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NAMES = {
@@ -60,7 +67,7 @@ def test_the_loss_is_that_of_transformers(family, beginning):
     torch.set_num_threads(1)
     model = model_families.make(family)
     rows = make_rows(beginning=beginning)
-    ours, theirs = summed_loss(model, Batch(rows, device="cpu")), own_loss(model, rows)
+    ours, theirs = summed_loss(model, TokenBatch(rows, device="cpu")), own_loss(model, rows)
     assert float(ours) == pytest.approx(float(theirs), rel=2e-5)
 
 
@@ -73,7 +80,7 @@ def test_the_gradient_is_that_of_transformers(family):
         for parameter in parameters[1::2]:
             parameter.normal_(std=0.05)
     rows = make_rows(beginning=12)
-    summed_loss(model, Batch(rows, device="cpu")).backward()
+    summed_loss(model, TokenBatch(rows, device="cpu")).backward()
     ours = [parameter.grad.clone() for parameter in parameters]
     model.zero_grad()
     own_loss(model, rows).backward()
@@ -87,7 +94,7 @@ def test_what_is_known_of_a_familys_ending_is_true(family):
 
 
 def test_families_that_are_called_plain_have_no_ending():
-    for family in set(PLAIN) & set(model_families.ALL):
+    for family in set(PLAIN_HEADS) & set(model_families.ALL):
         model = model_families.make(family)
         tokens = torch.arange(3, 9)[None]
         hidden = model.base_model(input_ids=tokens).last_hidden_state
@@ -110,8 +117,8 @@ def test_an_unknown_ending_is_noticed_and_the_model_reads_itself():
     model.config.final_logit_softcapping = None
     model.forward = capped.__get__(model)
     assert not head_is_followed(model)
-    assert reader_of(model).decoder is not model.base_model
-    assert float(summed_loss(model, Batch(rows, device="cpu"))) == pytest.approx(right, rel=2e-5)
+    assert logits_reader(model).decoder is not model.base_model
+    assert float(summed_loss(model, TokenBatch(rows, device="cpu"))) == pytest.approx(right, rel=2e-5)
 
 
 @pytest.mark.parametrize("family", model_families.ALL)
@@ -121,8 +128,8 @@ def test_linear_layers_are_found_whatever_their_names(family):
     assert {path.rsplit(".", 1)[-1] for _, path, _ in found} == set(NAMES.get(family, LLAMA))
     assert {block for block, _, _ in found} == {0, 1}
     assert all(model.get_submodule(path) is layer for _, path, layer in found)
-    weights = sum(inputs * outputs for _, _, layer in found for inputs, outputs in [sizes(layer)])
-    matrices = sum(p.numel() for p in parts_of(model).blocks.parameters() if p.dim() == 2)
+    weights = sum(inputs * outputs for _, _, layer in found for inputs, outputs in [layer_sizes(layer)])
+    matrices = sum(p.numel() for p in decoder_parts(model).blocks.parameters() if p.dim() == 2)
     assert weights == matrices
 
 
@@ -140,6 +147,6 @@ def test_what_is_no_decoder_is_refused():
 
     config = t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     with pytest.raises(UserMistake, match="no causal decoder"):
-        parts_of(t.BertModel(config))
+        decoder_parts(t.BertModel(config))
     with pytest.raises(UserMistake, match="no causal decoder"):
-        parts_of(nn.Linear(2, 2))
+        decoder_parts(nn.Linear(2, 2))

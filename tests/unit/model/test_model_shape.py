@@ -3,10 +3,10 @@
 import model_families
 import pytest
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.headers import count_tensors, read_sizes
-from graftwork.model.learn import begin_learning
-from graftwork.model.parts import block_linears, sizes
+from graftwork.model.parts import block_linears, layer_sizes
 from graftwork.model.shape import adapter_parameters, linear_names, linear_sizes, read_shape, total_parameters
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import ModelShape
@@ -24,7 +24,7 @@ def test_names_sizes_and_parameters_are_those_of_the_model(saved):
     assert total_parameters(shape) == sum(p.numel() for p in model.parameters())
     linears = [(path, layer) for block, path, layer in block_linears(model) if block == 1]
     assert set(linear_names(shape)) == {path.rsplit(".", 1)[-1] for path, _ in linears}
-    assert sorted(linear_sizes(shape).values()) == sorted(sizes(layer) for _, layer in linears)
+    assert sorted(linear_sizes(shape).values()) == sorted(layer_sizes(layer) for _, layer in linears)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
@@ -33,7 +33,7 @@ def test_what_is_trained_is_counted_exactly(saved, kind, layers):
     model, shape = saved
     names = linear_names(shape)
     ranks = {names[0]: 5}
-    parameters = begin_learning(
+    parameters = make_trainable(
         model,
         AdapterShape(rank=3, alpha=6, targets=names, layers=layers, ranks=ranks, kind=kind),
         seed=1,

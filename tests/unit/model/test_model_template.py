@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.template import CannotProve, Template
+from graftwork.model.chat.template import CannotProve, ChatTemplate
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 
@@ -15,7 +15,7 @@ SYSTEM = Message(role="system", content="You answer in JSON.")
 
 @pytest.fixture(scope="session")
 def template(embedded_base):
-    return Template.from_folder(Path(embedded_base.folder))
+    return ChatTemplate.from_folder(Path(embedded_base.folder))
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_content_cannot_forge_a_turn(template, forged):
 
 
 def test_a_template_that_puts_words_into_the_reply_is_refused(template):
-    odd = Template(
+    odd = ChatTemplate(
         tokenizer_json=template._tokenizer_json,
         config=template._config,
         chat_template="{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -93,7 +93,7 @@ def test_a_template_that_puts_words_into_the_reply_is_refused(template):
 
 
 def test_the_fingerprint_changes_with_the_template(template):
-    other = Template(
+    other = ChatTemplate(
         tokenizer_json=template._tokenizer_json, config=template._config, chat_template="{{ messages }}"
     )
     assert other.template_fingerprint != template.template_fingerprint
@@ -106,5 +106,5 @@ def test_a_model_without_a_template_is_refused_with_a_fix(tiny_base, tmp_path):
     shutil.copytree(tiny_base, tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").unlink()
     with pytest.raises(UserMistake, match="no chat template") as caught:
-        Template.from_folder(tmp_path / "base")
+        ChatTemplate.from_folder(tmp_path / "base")
     assert "instruct" in caught.value.fix

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.alphabet import uncertain, wide
-from graftwork.model.segments import Segments
-from graftwork.model.template import CannotProve, Template
-from graftwork.model.words import SPLITS, Cut, Words, find_cut
+from graftwork.model.chat.template import CannotProve, ChatTemplate
+from graftwork.model.chat.tokens import (
+    SPLITS,
+    TextEncoder,
+    WordPattern,
+    WordTokenizer,
+    find_word_pattern,
+    uncertain,
+    wide,
+)
 from graftwork.records.interaction import Message
 
 CHATML = (
@@ -147,7 +153,7 @@ def tokenizers_by_form(definitions):
 
 def make(definition, source):
     config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}}
-    return Template(tokenizer_json=definition, config=config, chat_template=source)
+    return ChatTemplate(tokenizer_json=definition, config=config, chat_template=source)
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +184,7 @@ WIDE = st.text(
 @given(texts=st.lists(ASCII | FRAGMENTS | WIDE, max_size=4))
 def test_tokens_by_words_are_the_tokenizer_s_own_for_any_text(definitions, tokenizers_by_form, form, texts):
     tokenizer = tokenizers_by_form[form]
-    segments = Segments(tokenizer, json.loads(definitions[form]))
+    segments = TextEncoder(tokenizer, json.loads(definitions[form]))
     assert segments.goes_by_words
     encoded = segments.encode(texts, prove=texts)
     assert segments.goes_by_words
@@ -195,7 +201,7 @@ def test_words_alone_agree_with_the_tokenizer_or_leave_the_text_to_it(
     definitions, tokenizers_by_form, form, text
 ):
     tokenizer = tokenizers_by_form[form]
-    words = Words(tokenizer, cut=find_cut(json.loads(definitions[form])))
+    words = WordTokenizer(tokenizer, cut=find_word_pattern(json.loads(definitions[form])))
     if any(name in text for name in NAMED):
         return
     (found,) = words.encode([text])
@@ -211,17 +217,17 @@ def test_every_certain_character_is_of_the_same_kind_to_the_tokenizer(definition
     certain = [chr(code) for code in codes if not uncertain().match(chr(code))]
     assert len(certain) > 9_000
     text = "".join(f"a{c}b {c}1 {c}  {c}\nA{c}{c}" for c in certain)
-    cut = find_cut(json.loads(definitions[form])).compile(wide())
+    cut = find_word_pattern(json.loads(definitions[form])).compile(wide())
     ours = list(itertools.accumulate(map(len, cut(text))))
     theirs = tokenizers_by_form[form].pre_tokenizer.pre_tokenize_str(text)
     assert ours == [end for _, (_, end) in theirs]
 
 
 def test_the_memory_of_words_and_texts_is_bounded(definitions, tokenizers_by_form, monkeypatch):
-    monkeypatch.setattr(Words, "LIMIT", 50)
-    monkeypatch.setattr(Segments, "RECENT_CHARACTERS", 400)
+    monkeypatch.setattr(WordTokenizer, "LIMIT", 50)
+    monkeypatch.setattr(TextEncoder, "RECENT_CHARACTERS", 400)
     tokenizer = tokenizers_by_form["llama3"]
-    segments = Segments(tokenizer, json.loads(definitions["llama3"]))
+    segments = TextEncoder(tokenizer, json.loads(definitions["llama3"]))
     for number in range(60):
         text = " ".join(f"word{chr(97 + number % 26)}{n}{'x' * n * 5}" for n in range(number, number + 12))
         ids = list(memoryview(segments.encode([text]).tokens[text]).cast("i"))
@@ -233,9 +239,11 @@ def test_the_memory_of_words_and_texts_is_bounded(definitions, tokenizers_by_for
 def test_a_pattern_that_disagrees_with_the_tokenizer_is_left_for_good(
     definitions, tokenizers_by_form, monkeypatch
 ):
-    monkeypatch.setattr("graftwork.model.segments.find_cut", lambda _definition: Cut(r"\w+|\W"))
+    monkeypatch.setattr(
+        "graftwork.model.chat.tokens.find_word_pattern", lambda _definition: WordPattern(r"\w+|\W")
+    )
     tokenizer = tokenizers_by_form["gpt2"]
-    segments = Segments(tokenizer, json.loads(definitions["gpt2"]))
+    segments = TextEncoder(tokenizer, json.loads(definitions["gpt2"]))
     assert not segments.goes_by_words
     text = "it's all right"
     ids = list(memoryview(segments.encode([text]).tokens[text]).cast("i"))
@@ -243,9 +251,9 @@ def test_a_pattern_that_disagrees_with_the_tokenizer_is_left_for_good(
 
 
 def test_a_disagreement_that_shows_late_is_found_by_the_checks(definitions, tokenizers_by_form, monkeypatch):
-    monkeypatch.setattr("graftwork.model.segments.NASTY", ())
+    monkeypatch.setattr("graftwork.model.chat.tokens.PROBE_TEXTS", ())
     tokenizer = tokenizers_by_form["gpt2"]
-    segments = Segments(tokenizer, json.loads(definitions["gpt2"]))
+    segments = TextEncoder(tokenizer, json.loads(definitions["gpt2"]))
     assert segments.goes_by_words
     segments._words._known["wrong"] = b"\0\0\0\0"
     encoded = segments.encode(["right", "wrong"])
@@ -260,14 +268,14 @@ def test_tokenizers_of_other_forms_are_asked_themselves():
     lower = json.loads(
         train(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase())
     )
-    assert find_cut(lower) is None
+    assert find_word_pattern(lower) is None
     prefixed = json.loads(train(pre_tokenizers.ByteLevel(add_prefix_space=True)))
-    assert find_cut(prefixed) is None
-    assert find_cut(json.loads(train(split_by(r"\w+|\W")))) is None
+    assert find_word_pattern(prefixed) is None
+    assert find_word_pattern(json.loads(train(split_by(r"\w+|\W")))) is None
     metaspace = Plain(models.BPE())
     metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
     metaspace.decoder = decoders.Metaspace()
-    assert find_cut(json.loads(metaspace.to_str())) is None
+    assert find_word_pattern(json.loads(metaspace.to_str())) is None
 
 
 CONTENT = st.one_of(
@@ -330,7 +338,7 @@ def test_a_batch_is_what_rows_give_one_by_one_with_the_embedded_base(embedded_te
 
 @pytest.fixture(scope="session")
 def embedded_template(embedded_base):
-    return Template.from_folder(Path(embedded_base.folder))
+    return ChatTemplate.from_folder(Path(embedded_base.folder))
 
 
 ASKED = (Message(role="system", content="Be brief."), Message(role="user", content="What grows in bed 4?"))
@@ -418,7 +426,7 @@ def trained_text(template, row):
 
 def test_a_base_that_reasons_is_trained_with_reasoning_or_asked_for_answers_without(definitions):
     with_it = make(definitions["qwen2"], QWEN_3)
-    without = Template(
+    without = ChatTemplate(
         tokenizer_json=definitions["qwen2"], config=with_it._config, chat_template=QWEN_3, reasoning=False
     )
     reasoned = "<think>\nHm.\n</think>\n\nFerns."
@@ -433,7 +441,7 @@ def test_a_base_that_reasons_is_trained_with_reasoning_or_asked_for_answers_with
 
 def test_a_base_without_a_switch_for_reasoning_has_one_fingerprint(definitions):
     with_it = make(definitions["qwen2"], CHATML)
-    without = Template(
+    without = ChatTemplate(
         tokenizer_json=definitions["qwen2"], config=with_it._config, chat_template=CHATML, reasoning=False
     )
     assert without.template_fingerprint == with_it.template_fingerprint

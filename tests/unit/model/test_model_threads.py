@@ -17,7 +17,7 @@ from graftwork.model.threads import (
     SpinGuard,
     waited_seconds,
 )
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 
 SPENDING = """
 import json, os, time

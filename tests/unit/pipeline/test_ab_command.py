@@ -12,17 +12,16 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
 from graftwork.pipeline import ab as comparing
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture
-from graftwork.registry.publish import publish
 
 app = typer.Typer()
 app.command("ab")(ab)
@@ -37,9 +36,9 @@ def pair(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"], "checks": [{"name": "braces", "contains": "{"}]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         return [
-            publish(
+            publish_parts(
                 folder=open_store(work),
                 index=work.releases,
                 **parts(write_adapter(tmp_path / name, weights=name.encode())),
@@ -49,7 +48,7 @@ def pair(tmp_path):
 
 
 def serve(root, release, replies, *, start):
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         work.captures.add(
             Capture(
                 id=f"{start + n:06d}",

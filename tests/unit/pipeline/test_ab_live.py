@@ -14,21 +14,20 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
 from graftwork.evaluate.ab import Exchange, LiveTest
 from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
-from graftwork.registry.publish import publish
+from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
-from graftwork.serve.split import make_deal
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 app = typer.Typer()
 app.command("ab")(ab)
@@ -43,7 +42,7 @@ def work(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
@@ -51,7 +50,7 @@ def work(tmp_path):
 def pair(work, tmp_path):
     """The ids of two releases."""
     return [
-        publish(
+        publish_parts(
             folder=open_store(work),
             index=work.releases,
             **parts(write_adapter(tmp_path / name, weights=name.encode())),
@@ -67,7 +66,7 @@ class Traffic:
         self.work, self.count = work, 0
         self.feedback = FeedbackStore(work.database, project=work.settings.project)
         split = SplitSettings(share=share, experiment=experiment)
-        self.deal = make_deal(split, champion=pair[0], challenger=pair[1])
+        self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
         arm = self.deal.draw(session)

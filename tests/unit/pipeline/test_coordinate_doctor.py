@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.doctor.cards import (
-    TorchSight,
+from graftwork.pipeline.doctor.examine import examine
+from graftwork.pipeline.doctor.machine import (
+    TorchView,
     describe_cards,
     judge_torch,
     look_at_cards,
+    look_at_machine,
+    look_at_software,
     parse_cards,
+    requirements,
 )
-from graftwork.pipeline.doctor.credentials import look_at_credentials
-from graftwork.pipeline.doctor.examine import examine
-from graftwork.pipeline.doctor.machine import look_at_machine
-from graftwork.pipeline.doctor.network import hosts_needed, look_at_network
-from graftwork.pipeline.doctor.software import look_at_software, requirements
-from graftwork.project.folder import ProjectFolder
+from graftwork.pipeline.doctor.project import hosts_needed, look_at_credentials, look_at_network
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
 SECRET = "hf_thisMustNeverBeShown"
@@ -118,11 +118,11 @@ def test_an_old_driver_that_does_not_know_the_capability_is_read_all_the_same():
     ("sight", "result"),
     [
         (None, "note"),
-        (TorchSight("2.13+cpu", None, False, (), ()), "missing"),
-        (TorchSight("2.13", "13.0", True, ("sm_75", "sm_80", "sm_90"), (("P100", 6, 0),)), "missing"),
-        (TorchSight("2.13", "13.0", True, ("sm_80", "compute_90"), (("new", 12, 0),)), "ok"),
-        (TorchSight("2.13", "13.0", True, ("sm_80",), (("A10", 8, 6),)), "ok"),
-        (TorchSight("2.13", "13.0", True, ("sm_86",), (("A100", 8, 0),)), "missing"),
+        (TorchView("2.13+cpu", None, False, (), ()), "missing"),
+        (TorchView("2.13", "13.0", True, ("sm_75", "sm_80", "sm_90"), (("P100", 6, 0),)), "missing"),
+        (TorchView("2.13", "13.0", True, ("sm_80", "compute_90"), (("new", 12, 0),)), "ok"),
+        (TorchView("2.13", "13.0", True, ("sm_80",), (("A10", 8, 6),)), "ok"),
+        (TorchView("2.13", "13.0", True, ("sm_86",), (("A100", 8, 0),)), "missing"),
     ],
 )
 def test_torch_must_have_kernels_for_the_card(sight, result):
@@ -166,9 +166,9 @@ def test_requirements_are_read_by_extra_with_their_least_version():
 
 
 def test_an_old_package_is_missing_only_where_it_is_needed(monkeypatch):
-    from graftwork.pipeline.doctor import software
+    from graftwork.pipeline.doctor import machine
 
-    monkeypatch.setattr(software.metadata, "requires", lambda _name: ["torch>=999; extra == 'train'"])
+    monkeypatch.setattr(machine.metadata, "requires", lambda _name: ["torch>=999; extra == 'train'"])
     assert by_name(look_at_software(needed=True))["packages [train]"].result == "missing"
     found = by_name(look_at_software(needed=False))["packages [train]"]
     assert found.result == "note"

@@ -2,8 +2,8 @@
 
 import json
 
-from graftwork.files.journal import Journal
-from graftwork.pipeline.events import Events
+from graftwork.files.disk import Journal
+from graftwork.pipeline.runs import Events
 
 
 def write(folder, name, *lines):

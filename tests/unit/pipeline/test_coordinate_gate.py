@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from registry_samples import alias_move
 
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import Judged, decide
-from graftwork.evaluate.score import compare, make_rate, measure
-from graftwork.files.journal import Journal
+from graftwork.evaluate.score import make_rate, measure
+from graftwork.files.disk import Journal
 from graftwork.pipeline.gate import (
     RULES,
     find_better_run,
@@ -21,10 +23,10 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import DeviceFacts, Plan
@@ -45,7 +47,7 @@ def write_project(folder: Path, gate: dict) -> Path:
 
 
 def opened(folder):
-    return open_workplace(open_project(folder), NullReporter())
+    return use_project(open_project(folder), NullReporter())
 
 
 def subject(name, right, n=100):
@@ -107,9 +109,7 @@ def release_of(work, found: Report, *, adapter_hash: str, parent: str | None = N
 
 
 def promote(work, release, previous=None):
-    work.releases.move_alias(
-        "champion", release.id, expected_previous=previous, who="t", when="2025-03-01T12:00:00Z", why="t"
-    )
+    work.releases.move_alias(alias_move("champion", release.id, previous=previous))
 
 
 def test_rules_that_were_changed_are_told_with_what_they_would_have_said(tmp_path):

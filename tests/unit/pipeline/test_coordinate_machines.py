@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
-from graftwork.pipeline import machines
-from graftwork.pipeline.machines import CALL_FILE, Call, _answer
-from graftwork.train import leaving
-from graftwork.train.launch import Machines
+from graftwork.pipeline import multi_node
+from graftwork.pipeline.multi_node import CALL_FILE, Call, _answer
+from graftwork.train.distributed import torchrun
+from graftwork.train.distributed.launch import NodeGroup
 
 ENDS_BY_ITSELF = """
 import pathlib, sys, time
@@ -32,11 +32,11 @@ POLL = 0.05
 @pytest.fixture
 def answer(tmp_path, monkeypatch):
     """What a part ends with whose process runs this code, after the first machine said that it is over."""
-    monkeypatch.setattr(machines, "POLL_SECONDS", POLL)
+    monkeypatch.setattr(multi_node, "POLL_SECONDS", POLL)
     job_file, file = tmp_path / "job.json", tmp_path / CALL_FILE
     job_file.write_text("{}")
     call = Call(id="1", job_file=str(job_file), processes=1, nodes=2)
-    write_whole(file, call.to_json())
+    write_atomic(file, call.to_json())
 
     def answer_with(code: str) -> int:
         def start(_):
@@ -44,11 +44,11 @@ def answer(tmp_path, monkeypatch):
                 [sys.executable, "-c", code, str(file), str(POLL)], stdout=subprocess.PIPE
             )
             assert child.stdout.readline() == b"here\n"
-            write_whole(file, call.model_copy(update={"id": "2", "over": True}).to_json())
+            write_atomic(file, call.model_copy(update={"id": "2", "over": True}).to_json())
             return child
 
-        monkeypatch.setattr(local, "start", start)
-        return _answer(call, Machines(count=2, rank=1), tmp_path / "machine", file)
+        monkeypatch.setattr(local, "start_child", start)
+        return _answer(call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, place=local.LocalPlace())
 
     return answer_with
 
@@ -59,10 +59,10 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
     """A store that does not answer is tried twice."""
-    goodbye = leaving.DOOR_SECONDS + 2 * leaving.REACHED_WITHIN.total_seconds()
-    assert goodbye < machines.LEAVING_SECONDS
+    goodbye = torchrun.DOOR_SECONDS + 2 * torchrun.REACHED_WITHIN.total_seconds()
+    assert goodbye < multi_node.LEAVING_SECONDS
 
 
 def test_a_part_that_goes_on_without_the_first_machine_is_stopped(answer, monkeypatch):
-    monkeypatch.setattr(machines, "LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr(multi_node, "LEAVING_SECONDS", 0.01)
     assert answer(GOES_ON) == -15

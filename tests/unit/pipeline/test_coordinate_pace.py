@@ -1,7 +1,6 @@
 """A phase says how fast it goes and how long it will still take, once it can know."""
 
-from graftwork.pipeline.pace import tell_pace
-from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.reporter import NullReporter, progress_listener
 
 
 class Listening(NullReporter):
@@ -14,7 +13,7 @@ class Listening(NullReporter):
 
 def test_the_rate_and_the_time_left_come_when_enough_was_seen():
     listener, seconds = Listening(), [0.0]
-    tell = tell_pace(listener, clock=lambda: seconds[0])
+    tell = progress_listener(listener, clock=lambda: seconds[0])
     tell("render", 0, 1000)
     seconds[0] = 1.0
     tell("render", 50, 1000)
@@ -29,7 +28,7 @@ def test_the_rate_and_the_time_left_come_when_enough_was_seen():
 
 def test_what_is_read_is_counted_in_mebibytes():
     listener, seconds = Listening(), [0.0]
-    tell = tell_pace(listener, clock=lambda: seconds[0])
+    tell = progress_listener(listener, clock=lambda: seconds[0])
     tell("read and sift", 0, 8 << 20)
     seconds[0] = 2.0
     tell("read and sift", 4 << 20, 8 << 20)

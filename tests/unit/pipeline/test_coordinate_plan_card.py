@@ -16,7 +16,7 @@ from graftwork.plan.settings import PlanSettings
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 from graftwork.records.run import TrainJob
-from graftwork.train.files import REPLANNED
+from graftwork.train.run_folder import REPLANNED
 from graftwork.train.settings import TrainSettings
 
 SHAPE = find_model("deepseek-coder-6.7b").shape.model_copy(update={"layers": 4, "parameters": None})

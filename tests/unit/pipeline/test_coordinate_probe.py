@@ -12,7 +12,7 @@ from graftwork.model.probe import name_device
 from graftwork.pipeline import probe as probing
 from graftwork.pipeline.probe import keep_probe, run_probe, shape_to_probe, stored_probe
 from graftwork.pipeline.probe_process import probe
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
 from graftwork.records.plan import ModelShape

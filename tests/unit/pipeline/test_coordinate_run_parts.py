@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.pipeline.run_parts import between_steps, divide
+from graftwork.pipeline.runs import between_steps, divide
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.run import Look, TrainOutcome, TrainStep
 

@@ -5,21 +5,27 @@ import os
 import signal
 import sys
 import threading
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
+from graftwork.fleet import local
 from graftwork.pipeline import supervise
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.restarts import LONGEST_PAUSE_SECONDS, Restarts
-from graftwork.pipeline.supervise import run_job
-from graftwork.pipeline.vigil import Vigil
-from graftwork.process import lock
+from graftwork.pipeline.supervise import (
+    LONGEST_PAUSE_SECONDS,
+    Hooks,
+    Restarts,
+    StallWatcher,
+    WorkerTask,
+    run_job,
+)
 from graftwork.process.alert import Alarm
-from graftwork.process.judge import Patience
-from graftwork.process.stopping import stoppable
+from graftwork.process.health import Patience
+from graftwork.process.worker import lock_holder, stoppable
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
 
@@ -117,7 +123,9 @@ def job(tmp_path, monkeypatch):
     def run(*do, **options):
         task = Task(folder=str(folder), do=do, heart=options.pop("heart", "."))
         reporter = options.pop("reporter", NullReporter())
-        return run_job(name="it", module="told_worker", job=task, folder=folder, reporter=reporter, **options)
+        place, restarts = options.pop("place", None), options.pop("max_restarts", 3)
+        worker = WorkerTask("it", "told_worker", task, folder, max_restarts=restarts)
+        return run_job(worker, reporter=reporter, hooks=Hooks(**options), place=place)
 
     run.folder = folder
     return run
@@ -131,8 +139,10 @@ def alerts(folder):
     return [line["kind"] for line in Journal(folder / "alerts.jsonl").read()]
 
 
-def vigil_of(job, **patience):
-    return Vigil(job.folder, Alarm(job.folder, run="r"), expected_seconds=0.01, patience=Patience(**patience))
+def watcher_of(job, **patience):
+    return StallWatcher(
+        job.folder, Alarm(job.folder, run="r"), expected_seconds=0.01, patience=Patience(**patience)
+    )
 
 
 def test_crashes_with_progress_between_them_do_not_use_up_the_restarts(job):
@@ -143,9 +153,9 @@ def test_crashes_with_progress_between_them_do_not_use_up_the_restarts(job):
 
 
 def test_crashes_without_progress_are_given_up_and_told(job):
-    vigil = vigil_of(job)
+    watcher = watcher_of(job)
     with pytest.raises(WorkerFailed, match="without progress"):
-        job("die:5", "die:5", max_restarts=1, vigil=vigil)
+        job("die:5", "die:5", max_restarts=1, watcher=watcher)
     assert attempts(job) == 2
     assert alerts(job.folder) == ["restarted", "failed"]
 
@@ -158,9 +168,9 @@ def test_a_fault_of_the_program_is_tried_once_more_only(job):
 
 
 def test_what_the_worker_says_is_passed_on_and_told(job):
-    vigil = vigil_of(job)
+    watcher = watcher_of(job)
     with pytest.raises(UserMistake, match="of the user"):
-        job("mistake", vigil=vigil)
+        job("mistake", watcher=watcher)
     assert alerts(job.folder) == ["failed"]
 
 
@@ -184,8 +194,8 @@ def test_out_of_memory_without_a_smaller_job_is_the_error_itself(job):
 
 
 def test_a_kill_for_want_of_memory_is_known_by_the_kernels_count(job, monkeypatch):
-    counts = iter([0, 1, 1, 1, 1])
-    monkeypatch.setattr(supervise, "kernel_kills", lambda: next(counts))
+    counts = chain([0], repeat(1))
+    monkeypatch.setattr(local, "kernel_kills", lambda: next(counts))
     reasons = []
 
     def smaller(exhausted):
@@ -197,25 +207,25 @@ def test_a_kill_for_want_of_memory_is_known_by_the_kernels_count(job, monkeypatc
 
 
 def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
-    vigil = vigil_of(job, silent_seconds=1.0)
+    watcher = watcher_of(job, silent_seconds=1.0)
 
     def wake():
         told = alerts(job.folder)
         if told == ["stalled"]:
-            os.kill(lock.holder_of(job.folder), signal.SIGCONT)
+            os.kill(lock_holder(job.folder), signal.SIGCONT)
         if "recovered" in told:
             (job.folder / "leave").touch()
 
-    job("freeze", vigil=vigil, on_poll=wake)
+    job("freeze", watcher=watcher, on_poll=wake)
     assert alerts(job.folder)[:2] == ["stalled", "recovered"]
     if sys.platform == "linux":
         assert "kill -CONT" in Journal(job.folder / "alerts.jsonl").read()[0]["why"]
 
 
 def test_each_stall_is_told_once_however_often_it_is_looked_at(tmp_path):
-    vigil = Vigil(tmp_path, Alarm(tmp_path, run="r"), expected_seconds=1.0, patience=Patience())
+    watcher = StallWatcher(tmp_path, Alarm(tmp_path, run="r"), expected_seconds=1.0, patience=Patience())
     for health in ("working", "stuck", "stuck", "slow", "stuck", "working", "working", "stuck"):
-        vigil.see(health, "because")
+        watcher.update(health, "because")
     assert alerts(tmp_path) == ["stalled", "recovered", "stalled"]
 
 
@@ -230,7 +240,7 @@ def test_whoever_asks_the_supervisor_to_stop_gets_a_worker_that_stopped_in_order
         job("wait", on_poll=ask)
     assert caught.value.exit_code == 75
     assert json.loads((job.folder / "error.json").read_text())["error"] == "StoppedInOrder"
-    assert lock.holder_of(job.folder) is None
+    assert lock_holder(job.folder) is None
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -264,7 +274,13 @@ class LetsItSave(Heard):
 def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, heart):
     told = LetsItSave(job.folder)
     with pytest.raises(StoppedInOrder), stoppable():
-        job("save", on_poll=ask_to_stop, reporter=told, heart=heart, at_work=lambda: (job.folder / heart,))
+        job(
+            "save",
+            on_poll=ask_to_stop,
+            reporter=told,
+            heart=heart,
+            active_folders=lambda: (job.folder / heart,),
+        )
     assert len([word for word in told.words if "waiting for its checkpoint" in word]) == 1
     assert json.loads((job.folder / "error.json").read_text())["what"] == "stopped"
 
@@ -275,20 +291,26 @@ def test_a_worker_that_does_not_stop_and_saves_nothing_is_ended(job, ask_to_stop
     with pytest.raises(StoppedInOrder), stoppable():
         job(what, on_poll=ask_to_stop)
     assert not (job.folder / "error.json").exists()
-    assert lock.holder_of(job.folder) is None
+    assert lock_holder(job.folder) is None
 
 
 def test_progress_is_seen_where_the_runs_at_work_say_it(job):
     restarts = job(
-        "die:3", "die:4", "die:5", "go", max_restarts=1, heart="one", at_work=lambda: (job.folder / "one",)
+        "die:3",
+        "die:4",
+        "die:5",
+        "go",
+        max_restarts=1,
+        heart="one",
+        active_folders=lambda: (job.folder / "one",),
     )
     assert restarts == 3
 
 
 def test_any_kind_of_stop_in_order_is_one_to_whoever_watches(job):
-    vigil = vigil_of(job)
+    watcher = watcher_of(job)
     with pytest.raises(StoppedInOrder, match="in the middle") as caught:
-        job("give_up", vigil=vigil)
+        job("give_up", watcher=watcher)
     assert caught.value.exit_code == 75
     assert alerts(job.folder) == []
 

@@ -8,7 +8,7 @@ import pytest
 from graftwork.evaluate.subjects import Lineup, Subject
 from graftwork.pipeline import ab, evaluation
 from graftwork.pipeline.evaluation import ask_everybody, remark_on_log
-from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
@@ -87,7 +87,7 @@ def prepare(monkeypatch):
             redactions={},
             settings={},
         )
-        return Prepared(folder="nowhere", dataset=dataset, folders={}, portions=())
+        return PreparedData(folder="nowhere", dataset=dataset, folders={}, portions=())
 
     return prepared
 
@@ -118,7 +118,7 @@ def test_what_is_not_applicable_to_the_log_is_named():
 
 
 def test_the_codes_of_the_preparation_are_all_known():
-    from graftwork.data.judge import CODES
+    from graftwork.data.audit.row_checks import CODES
     from graftwork.pipeline.evaluation import FAULTS
 
     # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.

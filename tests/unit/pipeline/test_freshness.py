@@ -7,13 +7,12 @@ import threading
 import pytest
 import yaml
 
-from graftwork.pipeline import pipeline
-from graftwork.pipeline.freshness import examine_steps, require_fresh
-from graftwork.pipeline.health import ask_endpoint, standing
+from graftwork.pipeline import table
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.step import Step
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.pipeline.status import ask_endpoint, examine_steps, require_fresh, standing
+from graftwork.pipeline.step import PipelineStep
+from graftwork.project.load import open_project
 from graftwork.records.base import Record
 from graftwork.records.errors import Stale
 from graftwork.serve.settings import ServeSettings
@@ -29,7 +28,7 @@ class Project:
     def __init__(self, folder, monkeypatch):
         self.folder, self.done, self.there = folder, [], True
         self.log = "a" * 64
-        prepare = Step(
+        prepare = PipelineStep(
             "prepare",
             "make data",
             (),
@@ -39,10 +38,12 @@ class Project:
             still_there=lambda _work, _output: self.there,
             input_names=("data", "log file"),
         )
-        train = Step("train", "train", ("prepare",), Result, lambda _work, _made: None, self._do("train"))
-        gate = Step("gate", "judge", ("train",), Result, lambda work, _made: None, self._do("gate"))
+        train = PipelineStep(
+            "train", "train", ("prepare",), Result, lambda _work, _made: None, self._do("train")
+        )
+        gate = PipelineStep("gate", "judge", ("train",), Result, lambda work, _made: None, self._do("gate"))
         steps = (prepare, train, gate)
-        monkeypatch.setattr(pipeline, "STEPS", steps)
+        monkeypatch.setattr(table, "STEPS", steps)
         self.write()
 
     def write(self, **data):
@@ -50,11 +51,11 @@ class Project:
         (self.folder / "graft.yaml").write_text(yaml.safe_dump(settings))
 
     def run(self, upto=None):
-        with open_workplace(open_project(self.folder), NullReporter()) as work:
-            pipeline.run_pipeline(work, upto=upto)
+        with use_project(open_project(self.folder), NullReporter()) as work:
+            table.run_pipeline(work, upto=upto)
 
     def states(self, upto=None):
-        with open_workplace(open_project(self.folder), NullReporter()) as work:
+        with use_project(open_project(self.folder), NullReporter()) as work:
             return {state.step: (state.state, state.because) for state in examine_steps(work, upto=upto)}
 
     def _inputs(self, work):
@@ -71,7 +72,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.freshness.is_ready", lambda _base: True)
+    monkeypatch.setattr("graftwork.pipeline.status.is_ready", lambda _base: True)
     return Project(tmp_path, monkeypatch)
 
 
@@ -121,7 +122,7 @@ def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(pro
     project.run()
     project.write(test=0.3)
     with (
-        open_workplace(open_project(project.folder), NullReporter()) as work,
+        use_project(open_project(project.folder), NullReporter()) as work,
         pytest.raises(Stale) as refused,
     ):
         require_fresh(work, upto="gate", update="graft gate --update")
@@ -133,7 +134,7 @@ def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(pro
 def test_the_next_run_is_foreseen_with_its_steps_and_their_time(project):
     project.run()
     project.write(test=0.3)
-    with open_workplace(open_project(project.folder), NullReporter()) as work:
+    with use_project(open_project(project.folder), NullReporter()) as work:
         coming = standing(work).next
     assert coming.steps == ("prepare", "train", "gate")
     assert coming.seconds is not None

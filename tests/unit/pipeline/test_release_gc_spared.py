@@ -13,37 +13,35 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.release_gc import DOUBTFUL, HELD_LATE, collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
-from graftwork.registry.publish import publish
-from graftwork.registry.readers import Readers
+from graftwork.registry.locks import ManifestLocks
 
 
 @pytest.fixture
-def work(tmp_path) -> Iterator[Workplace]:
+def work(tmp_path) -> Iterator[OpenProject]:
     settings = {
         "project": PROJECT,
         "data": {"logs": ["logs.jsonl"]},
         "release": {"keep_last": 0, "keep_days": 0},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
-def make(work: Workplace, name: str) -> str:
+def make(work: OpenProject, name: str) -> str:
     adapter = write_adapter(work.project.root / "runs" / name, weights=name.encode())
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
-def manifest(work: Workplace, release_id: str) -> Path:
+def manifest(work: OpenProject, release_id: str) -> Path:
     return open_store(work).folder(release_id) / "manifest.json"
 
 
@@ -56,8 +54,8 @@ def read_locked(path: Path) -> Iterator[None]:
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = Readers(frozenset(), frozenset(), frozenset())
-    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
 def test_a_release_that_is_spared_in_the_last_moment_is_not_said_to_be_collected(work, monkeypatch):
@@ -118,6 +116,6 @@ def test_where_readers_cannot_be_seen_gc_says_so_and_takes_nothing(work, monkeyp
         cli.main()
     assert left.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "readers cannot be seen here: 1 releases stay" in said
+    assert "readers cannot be detected: 1 releases stay" in said
     assert open_store(work).ids() == (one,)
     assert work.releases.entry(one).collected_at is None

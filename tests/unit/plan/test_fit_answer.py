@@ -211,9 +211,9 @@ def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
 
 
 def test_the_first_card_of_the_own_step_is_the_trainers():
-    from graftwork.train.gpu.families import FIRST_CARD
+    from graftwork.train.engine_choice import LEAST_CAPABILITY
 
-    assert find_gpu("A100 80GB").capability >= FIRST_CARD > find_gpu("T4").capability
+    assert find_gpu("A100 80GB").capability >= LEAST_CAPABILITY > find_gpu("T4").capability
 
 
 def test_an_answer_loads_neither_torch_nor_numpy():

@@ -10,7 +10,7 @@ from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
-from graftwork.train.gpu.batch import round_places as round_places_of_batches
+from graftwork.train.gpu.engine import round_places as round_places_of_batches
 
 SMALL = ModelShape(
     name="small",

@@ -21,13 +21,13 @@ from transformers import (
 from graftwork.costmodel import card_tensors
 from graftwork.costmodel.card_step import step_recipe, take_pass
 from graftwork.costmodel.card_tensors import ByteTally
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.gpu.engine import CardEngine
-from graftwork.train.gpu.furnish import furnish
+from graftwork.train.gpu.engine import GpuEngine
+from graftwork.train.gpu.load import load_quantized
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 LAYERS, TOKENS, RANK = 3, 256, 8
@@ -111,11 +111,11 @@ def watched_peak(config, tuning):
     if config is MistralConfig:
         named.sliding_window = None
     model = AutoModelForCausalLM.from_config(named, dtype=torch.bfloat16).eval().requires_grad_(False)
-    furnished = furnish(model, tuning, device="cpu")
+    furnished = load_quantized(model, tuning, device="cpu")
     adapter = AdapterShape(rank=RANK, alpha=8, targets=ALL_LINEARS, layers=tuple(range(LAYERS)))
     learned = attach(model, adapter, seed=1)
     settings = TrainSettings(rank=RANK, alpha=8)
-    engine = CardEngine(model, learned, settings=settings, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine = GpuEngine(model, learned, settings=settings, furnished=furnished, tuning=tuning, shape=SHAPE)
     message = (Message(role="user", content="x"),)
     row = Row(
         id="1",

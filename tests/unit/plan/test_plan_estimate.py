@@ -62,7 +62,7 @@ def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
 
 
 def test_adapter_parameters_are_those_that_are_trained(tiny_base):
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.load import load_base
 
     shape = read_shape(tiny_base)

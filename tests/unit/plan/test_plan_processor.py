@@ -215,9 +215,9 @@ def test_it_is_taken_where_training_takes_it():
         Qwen3Config,
     )
 
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.shape import shape_of
-    from graftwork.train.cpu import choose
+    from graftwork.train.cpu import step
 
     small = {
         "hidden_size": 32,
@@ -239,11 +239,11 @@ def test_it_is_taken_where_training_takes_it():
         stated = config.to_dict()
         for longest in (32, 128):
             why = why_plain_here(stated, method="lora", dtype="float32", longest=longest, alone=True)
-            assert (why is None) == choose.is_known(model, longest=longest)
+            assert (why is None) == step.is_known(model, longest=longest)
         if config.model_type != "gpt2":
             shape = shape_of(stated, name="x")
-            assert packed_bytes(shape, adapted=2) == choose.packed_bytes(model, 2)
-    assert MEMORY_SHARE == choose.MEMORY_SHARE
+            assert packed_bytes(shape, adapted=2) == step.packed_bytes(model, 2)
+    assert MEMORY_SHARE == step.MEMORY_SHARE
 
 
 @given(
@@ -259,18 +259,18 @@ def test_states_are_planned_to_wait_where_training_puts_them(
 ):
     pytest.importorskip("torch")
     from graftwork.model.shape import linear_sizes
-    from graftwork.train.cpu import choose
-    from graftwork.train.cpu.store import Budget, Trunkload, choose_place
+    from graftwork.train.cpu import step
+    from graftwork.train.cpu.layers import CacheBudget, CacheLoad, choose_cache
 
     block = sum(a * b for a, b in linear_sizes(SHAPE).values())
-    load = Trunkload(
+    load = CacheLoad(
         distinct_tokens=distinct,
         visited_tokens=distinct * visits,
         bytes_a_token=SHAPE.hidden_size * 4,
         operations_a_token=2.0 * block * (30 - adapted),
     )
-    budget = Budget(
-        memory * choose.MEMORY_SHARE, disk * choose.DISK_SHARE, threads * choose.OPERATIONS_A_SECOND
+    budget = CacheBudget(
+        memory * step.MEMORY_SHARE, disk * step.DISK_SHARE, threads * step.OPERATIONS_A_SECOND
     )
     planned = choose_kept(
         SHAPE,
@@ -280,4 +280,4 @@ def test_states_are_planned_to_wait_where_training_puts_them(
         disk_bytes=disk,
         threads=threads,
     )
-    assert planned == choose_place(load, budget).place
+    assert planned == choose_cache(load, budget).place

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox.run import WAYS
 from graftwork.records.units import MIB
 
 PATIENT = Limits(wall_seconds=20, memory_bytes=256 * MIB, processes=8)

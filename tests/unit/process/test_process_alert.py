@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.process.alert import Alarm, post, run_command
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Alert
@@ -72,10 +72,10 @@ def test_an_alert_reaches_the_log_the_command_and_the_webhook(tmp_path, serve):
         project="p",
         command=command_that_keeps(tmp_path),
         webhook=server.address,
-        on_word=words.append,
+        on_info=words.append,
     ) as alarm:
-        first = alarm.tell("stalled", "it stands still", why="the device is idle")
-        second = alarm.tell("recovered", "it goes on")
+        first = alarm.send("stalled", "it stands still", why="the device is idle")
+        second = alarm.send("recovered", "it goes on")
     assert [Alert.model_validate(line) for line in Journal(tmp_path / "alerts.jsonl").read()] == [
         first,
         second,
@@ -112,10 +112,10 @@ def test_what_is_not_delivered_is_said_without_the_secret_of_its_address(tmp_pat
         run="r",
         command="/no/such/program --token=hush",
         webhook=server.address,
-        on_word=words.append,
+        on_info=words.append,
         pauses=(0.0,),
     ) as alarm:
-        alarm.tell("failed", "it failed")
+        alarm.send("failed", "it failed")
     assert any("could not be started" in word for word in words)
     assert any("127.0.0.1 answered with status 500" in word for word in words)
     assert not any("secret-token" in word or "hush" in word for word in words)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.process.judge import Patience, judge
+from graftwork.process.health import Patience, judge
 from graftwork.records.job import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0

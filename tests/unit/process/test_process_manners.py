@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.journal import Journal
-from graftwork.process import heartbeat, lock
+from graftwork.files.disk import Journal
+from graftwork.process import heartbeat
 from graftwork.process.heartbeat import Heart, read_beat
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE, hold_lock, lock_holder
 from graftwork.records.errors import Busy
 from graftwork.records.job import Vitals
 
@@ -93,7 +93,7 @@ def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):
     second, _ = start(tmp_path, "wait")
     assert second.wait() == 3
     assert b"another worker" in second.stderr.read()
-    with pytest.raises(Busy, match=str(first.pid)), lock.hold(folder):
+    with pytest.raises(Busy, match=str(first.pid)), hold_lock(folder):
         pass
     first.terminate()
     assert first.wait() == 75
@@ -102,12 +102,12 @@ def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):
 def test_the_lock_is_free_when_its_holder_was_killed(tmp_path):
     child, folder = start(tmp_path, "wait")
     wait_for(folder / "ready", child)
-    assert lock.holder_of(folder) == child.pid
+    assert lock_holder(folder) == child.pid
     child.kill()
     child.wait()
-    assert lock.holder_of(folder) is None
-    with lock.hold(folder):
-        assert lock.holder_of(folder) == os.getpid()
+    assert lock_holder(folder) is None
+    with hold_lock(folder):
+        assert lock_holder(folder) == os.getpid()
 
 
 def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypatch):
@@ -115,8 +115,8 @@ def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypa
     real, met, started = fcntl.flock, threading.Event(), []
 
     def start_meanwhile() -> None:
-        with lock.hold(tmp_path):
-            started.append(lock.holder_of(tmp_path))
+        with hold_lock(tmp_path):
+            started.append(lock_holder(tmp_path))
 
     starter = threading.Thread(target=start_meanwhile)
 
@@ -131,10 +131,10 @@ def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypa
             starter.start()
             met.wait(10)
 
-    with lock.hold(tmp_path):
+    with hold_lock(tmp_path):
         pass
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert lock.holder_of(tmp_path) is None
+    assert lock_holder(tmp_path) is None
     starter.join()
     assert met.is_set()
     assert started == [os.getpid()]
@@ -145,8 +145,8 @@ def test_many_who_ask_and_start_at_once_leave_one_holder_each_time(tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from graftwork.process.lock import holder_of\n"
-            "print(flush=True)\nwhile True: holder_of(Path(sys.argv[1]))",
+            "import sys; from pathlib import Path; from graftwork.process.worker import lock_holder\n"
+            "print(flush=True)\nwhile True: lock_holder(Path(sys.argv[1]))",
             str(tmp_path),
         ],
         stdout=subprocess.PIPE,
@@ -154,9 +154,9 @@ def test_many_who_ask_and_start_at_once_leave_one_holder_each_time(tmp_path):
     try:
         asked.stdout.readline()
         for _ in range(300):
-            with lock.hold(tmp_path):
+            with hold_lock(tmp_path):
                 pass
-            with lock.hold(tmp_path), pytest.raises(Busy, match=str(os.getpid())), lock.hold(tmp_path):
+            with hold_lock(tmp_path), pytest.raises(Busy, match=str(os.getpid())), hold_lock(tmp_path):
                 pass
     finally:
         asked.kill()
@@ -178,10 +178,10 @@ def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, str(child_script)])
     wait_for(tmp_path / "work" / "ready", parent)
-    worker = lock.holder_of(tmp_path / "work")
+    worker = lock_holder(tmp_path / "work")
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    while lock.holder_of(tmp_path / "work") is not None:
+    while lock_holder(tmp_path / "work") is not None:
         pass
     assert worker is not None
     assert json.loads((tmp_path / "work" / "error.json").read_text())["error"] == "StoppedInOrder"
@@ -220,8 +220,8 @@ def test_a_heart_without_vitals_writes_none(tmp_path):
 
 def test_quick_beats_do_not_all_write_but_the_last_one_is_never_lost(tmp_path, monkeypatch):
     writes = []
-    whole = heartbeat.write_whole
-    monkeypatch.setattr(heartbeat, "write_whole", lambda *a, **k: (writes.append(1), whole(*a, **k)))
+    whole = heartbeat.write_atomic
+    monkeypatch.setattr(heartbeat, "write_atomic", lambda *a, **k: (writes.append(1), whole(*a, **k)))
     monkeypatch.setattr(heartbeat, "LEAST_SECONDS", 3600.0)
     with Heart(tmp_path, interval=3600.0) as heart:
         for step in range(50):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.process import devices, memory
 from graftwork.process.devices import ask_nvml, find_probe, parse_smi
-from graftwork.process.exhausted import asked_for, is_exhaustion, killed_for_memory
-from graftwork.process.vitals import Sampler, growth_per_minute, seconds_between_lines
+from graftwork.process.heartbeat import Sampler, growth_per_minute, seconds_between_lines
+from graftwork.process.memory import asked_for, is_exhaustion, killed_for_memory
 from graftwork.records.job import DeviceVitals, Vitals
 
 # As printed by nvidia-smi 570 on an H200 and on a laptop's card that knows less of itself.

@@ -15,7 +15,7 @@ import pytest
 from sandbox_ways import NAME_ITSELF, PATIENT, comes_true, each_way, nobody_is_named, processes_named, run_in
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox.run import WAYS
 
 ATTEMPT = """
 import sys

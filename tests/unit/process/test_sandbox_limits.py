@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from sandbox_ways import MIB, NAME_ITSELF, PATIENT, each_way, nobody_is_named, require_way, run_in
 
-from graftwork.process.sandbox import Job, Limits, Sandbox, SandboxKind, run_jobs
+from graftwork.process.sandbox import CodeJob, Limits, Sandbox, SandboxKind, run_jobs
 
 SHORT = Limits(wall_seconds=1.5, cpu_seconds=5, memory_bytes=256 * MIB, processes=8)
 
@@ -209,7 +209,7 @@ def test_the_ways_of_ending_are_told_apart(kind):
 
 
 def test_jobs_come_back_in_their_order_and_one_that_fails_stops_none(sandbox):
-    jobs = [Job(f"x = {n}", f"assert x % 3, x\nprint({n})") for n in range(7)]
+    jobs = [CodeJob(f"x = {n}", f"assert x % 3, x\nprint({n})") for n in range(7)]
     results = list(run_jobs(iter(jobs), sandbox=sandbox, at_once=3))
     assert [result.ok for result in results] == [n % 3 != 0 for n in range(7)]
     assert [result.stdout.strip() for result in results if result.ok] == ["1", "2", "4", "5"]
@@ -221,7 +221,7 @@ def test_jobs_that_nobody_waits_for_any_more_are_not_run(sandbox):
     def jobs():
         for n in range(1000):
             taken.append(n)
-            yield Job(f"x = {n}", "assert True")
+            yield CodeJob(f"x = {n}", "assert True")
 
     results = run_jobs(jobs(), sandbox=sandbox, at_once=1)
     assert next(results).ok
@@ -231,7 +231,7 @@ def test_jobs_that_nobody_waits_for_any_more_are_not_run(sandbox):
 
 @pytest.fixture
 def sandbox():
-    from graftwork.process.sandbox.available import WAYS, why_not
+    from graftwork.process.sandbox.run import WAYS, why_not
 
     kind = next((way for way in WAYS if not why_not(way)), None)
     if kind is None:

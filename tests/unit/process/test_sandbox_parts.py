@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from sandbox_ways import MIB, NAME_ITSELF, nobody_is_named
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
-from graftwork.process.sandbox.inside import filter as call_filter
-from graftwork.process.sandbox.namespaces import choose_uid, scrubbed_environment
-from graftwork.process.sandbox.talk import Talk, follow, frame
-from graftwork.process.sandbox.views import list_views
-from graftwork.process.sandbox.watch import memory_of_tree
+from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
+from graftwork.process.sandbox.inside import walls as call_filter
+from graftwork.process.sandbox.monitor import Talk, follow, frame, memory_of_tree
 from graftwork.records.errors import EnvironmentLacks
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -150,7 +148,7 @@ def test_whatever_the_far_side_sends_nobody_is_kept_waiting(sent):
 
 @LINUX
 def test_where_no_way_works_the_code_is_refused_with_the_reasons(monkeypatch):
-    module = sys.modules["graftwork.process.sandbox.available"]
+    module = sys.modules["graftwork.process.sandbox.run"]
     monkeypatch.setattr(module, "why_not", lambda kind: f"no {kind} today")
     available.cache_clear()
     try:

@@ -1,12 +1,11 @@
 """A model says what it does otherwise; everything else is the project's, and all of it is checked."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.project.load import load_settings
-from graftwork.project.partial import merge, part_of
-from graftwork.project.settings import ProjectSettings
+from graftwork.project.settings import ProjectSettings, merge, part_of
 from graftwork.records.errors import UserMistake
 from graftwork.train.settings import TrainSettings
 
@@ -28,6 +27,7 @@ def settings_of(tmp_path, text):
     return load_settings(path)
 
 
+@settings(deadline=None)
 @given(below=SOME, above=SOME)
 def test_a_part_over_the_whole_is_what_both_written_out_would_be(below, above):
     whole = TrainSettings.model_validate(below)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from graftwork.model import probe
-from graftwork.pipeline.init import start_project
+from graftwork.project.init import start_project
 from graftwork.project.load import load_settings
 from graftwork.project.propose import choose_test_size, find_field
 from graftwork.records.errors import UserMistake
@@ -19,7 +19,7 @@ WORDS = ["river", "stone", "garden", "window", "letter", "market", "bridge", "wi
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch):
     """The machine is not measured for each of these."""
-    monkeypatch.setattr("graftwork.pipeline.init.probe_device", probe.describe_device)
+    monkeypatch.setattr("graftwork.project.init.probe_device", probe.describe_device)
 
 
 def write_log(path, make, count=120):

@@ -4,13 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.base import Figure
 from graftwork.records.dataset import Dataset, InputFile, SplitSummary
 from graftwork.records.plan import DeviceFacts, Plan
+from graftwork.records.release import AliasMove, Release
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Decision, RuleResult, Verdict
+from graftwork.registry.index import ReleaseIndex
+from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
 
 PROJECT = "cited-answers"
 WHEN = "2025-03-01T12:00:00Z"
@@ -141,7 +146,7 @@ def verdict(decision: Decision = "deploy") -> Verdict:
 
 
 def parts(adapter: Path, *, decision: Decision = "deploy") -> dict[str, Any]:
-    """All that `publish` takes, but the folder and the index."""
+    """All that `publish_parts` takes besides the store and the index."""
     return {
         "project": PROJECT,
         "base": "small",
@@ -158,3 +163,28 @@ def parts(adapter: Path, *, decision: Decision = "deploy") -> dict[str, Any]:
         "settings": {"alias": "champion"},
         "versions": {"graftwork": "0"},
     }
+
+
+def publish_parts(
+    *, folder: Path | ReleaseStore, index: ReleaseIndex, adapter_folder: Path, **given: Any
+) -> Release:
+    """`publish` with the fields of its lineage and context given one by one."""
+    store = folder if isinstance(folder, ReleaseStore) else ReleaseStore.open(folder)
+    version = given.pop("version", None)
+    lineage = Lineage(
+        **{name: given.pop(name) for name in ("dataset", "plan", "outcome", "report", "verdict")}
+    )
+    return publish(
+        store,
+        index,
+        lineage=lineage,
+        context=ReleaseContext(**given),
+        adapter_folder=adapter_folder,
+        version=version,
+    )
+
+
+def alias_move(alias: str, to: str, *, previous: str | None = None, **more: Any) -> AliasMove:
+    return AliasMove(
+        alias=alias, release_id=to, previous=previous, **{"who": "ada", "when": WHEN, "why": "better", **more}
+    )

@@ -3,18 +3,17 @@
 import json
 from io import StringIO
 
-from registry_samples import PROJECT, parts, plan, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, plan, publish_parts, write_adapter
 from rich.console import Console
 
 from graftwork.cli.show.training import show_plan
 from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
 
 
 def card_of(folder, *, base):
     made = {**parts(write_adapter(folder / "adapter")), "base": base}
-    release = publish(folder=folder / "releases", index=ReleasesInMemory(project=PROJECT), **made)
+    release = publish_parts(folder=folder / "releases", index=InMemoryReleaseIndex(project=PROJECT), **made)
     return (folder / "releases" / release.id / "README.md").read_text()
 
 

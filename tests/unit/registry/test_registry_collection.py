@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Busy, Damaged
 from graftwork.records.release import Release
-from graftwork.registry import guard
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
+from graftwork.registry import locks
 from graftwork.registry.store import ReleaseStore
 
 
@@ -22,7 +21,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 def make(tmp_path, store):
     def make_one(name: str, weights: bytes = b"1234") -> Release:
         adapter = write_adapter(tmp_path / "runs" / name, weights=weights)
-        return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+        return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
     return make_one
 
@@ -34,7 +33,7 @@ def test_a_signature_never_comes_alone(store, make, monkeypatch):
 
     def verify_while_somebody_collects(self, release_id, **more):
         found = real(self, release_id, **more)
-        with pytest.raises(Busy), guard.alone(store.root, wait_seconds=0.0):
+        with pytest.raises(Busy), locks.exclusive_lock(store.root, wait_seconds=0.0):
             pytest.fail("the store could be had alone")
         return found
 

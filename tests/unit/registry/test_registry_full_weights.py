@@ -3,17 +3,16 @@
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged
 from graftwork.registry.folder import verify_release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    return ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    return InMemoryReleaseIndex(project=PROJECT)
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_full_weights_are_released_under_their_own_names(tmp_path, weights, index):
-    release = publish(folder=tmp_path / "releases", index=index, **parts(weights))
+    release = publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))
     folder = tmp_path / "releases" / release.id
     assert (folder / "model.safetensors").read_bytes() == (weights / "model.safetensors").read_bytes()
     assert not (folder / "adapter_config.json").exists()
@@ -36,16 +35,16 @@ def test_full_weights_are_released_under_their_own_names(tmp_path, weights, inde
 def test_a_pickle_in_their_place_is_refused(tmp_path, weights, index):
     (weights / "model.safetensors").write_bytes(b"\x80\x04surprise")
     with pytest.raises(Damaged, match="not a safetensors file"):
-        publish(folder=tmp_path / "releases", index=index, **parts(weights))
+        publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))
 
 
 def test_a_config_of_no_model_is_refused(tmp_path, weights, index):
     (weights / "config.json").write_text("{}")
     with pytest.raises(Damaged, match="does not describe a model"):
-        publish(folder=tmp_path / "releases", index=index, **parts(weights))
+        publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))
 
 
 def test_a_folder_with_both_is_neither(tmp_path, weights, index):
     (weights / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(Damaged, match="nothing else"):
-        publish(folder=tmp_path / "releases", index=index, **parts(weights))
+        publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))

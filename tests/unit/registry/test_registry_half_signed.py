@@ -4,16 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
-from graftwork.registry.exchange.archive import read_archive, write_archive
-from graftwork.registry.folder import files_of, verify_release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
+from graftwork.registry.folder import release_files, verify_release
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 SIGNATURE, BUNDLE = "manifest.json.minisig", "manifest.json.sigstore.json"
 LEFT = f".{SIGNATURE}.0123abcd.part"
@@ -28,7 +27,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 @pytest.fixture
 def release(store, tmp_path) -> Release:
     adapter = write_adapter(tmp_path / "adapter")
-    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def before_each(monkeypatch, step: str, do) -> None:
@@ -77,7 +76,7 @@ def test_a_signer_that_is_stopped_leaves_nothing(store, release, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.sign(release.id, b"signed\n")
     assert not list(store.root.glob(".*.part"))
-    assert len(files_of(store.folder(release.id))) == len(list(store.folder(release.id).iterdir()))
+    assert len(release_files(store.folder(release.id))) == len(list(store.folder(release.id).iterdir()))
 
 
 def test_a_full_disk_while_signing_is_said_and_keeps_the_signature_there_was(store, release, monkeypatch):
@@ -97,7 +96,7 @@ def test_what_an_older_signer_left_in_a_release_does_no_harm_and_is_taken(store,
     left = store.folder(release.id) / LEFT
     left.write_bytes(b"half")
     assert store.verify(release.id) == release
-    assert left not in files_of(store.folder(release.id))
+    assert left not in release_files(store.folder(release.id))
     found = store.collect_garbage([release.id], dry_run=True)
     assert (found.leftovers, found.bytes, left.exists()) == (1, 4, True)
     assert store.collect_garbage([release.id]).leftovers == 1

@@ -4,17 +4,25 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, WHEN
 
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.verdict import Decision
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry import aliases
+from graftwork.registry.aliases import Change, find_release, plan_rollback
+from graftwork.registry.index import alias_history
 from graftwork.registry.names import NAME, require_name
-from graftwork.registry.promote import find_release, promote, rollback, standing, way_back
 from graftwork.registry.settings import ReleaseSettings
 
-BY = {"alias": "champion", "who": "ada", "when": WHEN}
+
+def promote(index, release, *, alias="champion", who="ada", when=WHEN, why="", **how):
+    return aliases.promote(index, release, alias=alias, change=Change(who, when, why), **how)
+
+
+def rollback(index, *, alias="champion", who="ada", when=WHEN, **how):
+    return aliases.rollback(index, alias=alias, change=Change(who, when), **how)
 
 
 def release(letter: str, decision: Decision = "deploy") -> Release:
@@ -43,26 +51,26 @@ A, B, C, D = (release(letter) for letter in "abcd")
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    made = ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    made = InMemoryReleaseIndex(project=PROJECT)
     for one in (A, B, C, D):
         made.add(one)
     return made
 
 
-def live(index: ReleasesInMemory) -> str:
+def live(index: InMemoryReleaseIndex) -> str:
     return index.aliases()["champion"][0]
 
 
 def test_a_cleared_release_goes_live_and_the_log_says_why(index):
-    move = promote(index, A, **BY, why="first")
+    move = promote(index, A, why="first")
     assert move == index.alias_log("champion")[0]
     assert (move.release_id, move.previous, move.why, move.forced) == (A.id, None, "first", False)
 
 
 def test_promoting_what_is_live_changes_and_logs_nothing(index):
-    promote(index, A, **BY)
-    assert promote(index, A, **BY) is None
+    promote(index, A)
+    assert promote(index, A) is None
     assert len(index.alias_log("champion")) == 1
 
 
@@ -71,44 +79,44 @@ def test_what_the_verdict_does_not_clear_stays_out_unless_forced_with_a_reason(i
     doubtful = release("e", decision)
     index.add(doubtful)
     with pytest.raises(AnswerIsNo) as refused:
-        promote(index, doubtful, **BY)
+        promote(index, doubtful)
     assert decision.replace("_", " ") in refused.value.why
     with pytest.raises(UserMistake, match="reason"):
-        promote(index, doubtful, **BY, force=True, why="  ")
+        promote(index, doubtful, force=True, why="  ")
     assert index.aliases() == {}
-    move = promote(index, doubtful, **BY, force=True, why="the old one is down")
+    move = promote(index, doubtful, force=True, why="the old one is down")
     assert move.forced
     assert index.alias_log("champion")[0].why == "the old one is down"
 
 
 def test_force_that_was_not_needed_is_not_logged_as_force(index):
-    assert not promote(index, A, **BY, force=True).forced
+    assert not promote(index, A, force=True).forced
 
 
 def test_a_project_may_promote_without_a_verdict(index):
     doubtful = release("e", "iterate")
     index.add(doubtful)
-    assert promote(index, doubtful, **BY, require_verdict=False) is not None
+    assert promote(index, doubtful, require_verdict=False) is not None
 
 
 def test_repeated_rollbacks_walk_back_instead_of_to_and_fro(index):
     for one in (A, B, C):
-        promote(index, one, **BY)
-    rollback(index, **BY)
+        promote(index, one)
+    rollback(index)
     assert live(index) == "b"
-    rollback(index, **BY)
+    rollback(index)
     assert live(index) == "a"
     with pytest.raises(UserMistake, match="nothing to roll"):
-        rollback(index, **BY)
+        rollback(index)
     assert live(index) == "a"
 
 
 def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
     for one in (A, B):
-        promote(index, one, **BY)
-    rollback(index, **BY)
-    promote(index, C, **BY)
-    rollback(index, **BY)
+        promote(index, one)
+    rollback(index)
+    promote(index, C)
+    rollback(index)
     assert live(index) == "a"
     assert len(index.alias_log("champion")) == 5
 
@@ -117,48 +125,48 @@ def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
 def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwhile):
     """Who saw B live and A before it must not roll back what somebody made live since."""
     for one in (D, A, B):
-        promote(index, one, **BY)
-    seen = way_back(index, alias="champion")
+        promote(index, one)
+    seen = plan_rollback(index, alias="champion")
     assert seen == (B.id, A.id)
     for one in meanwhile:
-        rollback(index, **BY) if one is None else promote(index, one, **BY)
+        rollback(index) if one is None else promote(index, one)
     before = index.alias_log("champion")
-    with pytest.raises(Busy, match="meanwhile"):
-        rollback(index, **BY, way=seen)
+    with pytest.raises(Busy, match="another process"):
+        rollback(index, planned=seen)
     assert index.alias_log("champion") == before
-    assert standing(before)[-1] == index.aliases()["champion"]
+    assert alias_history(before)[-1] == index.aliases()["champion"]
 
 
 def test_an_alias_that_never_was_cannot_be_rolled_back(index):
     with pytest.raises(UserMistake, match="nothing to roll"):
-        rollback(index, **BY)
+        rollback(index)
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "back"]), max_size=30))
 def test_promotions_and_rollbacks_behave_like_a_stack(actions):
-    index = ReleasesInMemory(project=PROJECT)
+    index = InMemoryReleaseIndex(project=PROJECT)
     by_letter = {one.id[0]: one for one in (A, B, C, D)}
     for one in by_letter.values():
         index.add(one)
     stack: list[str] = []
     for action in actions:
         if action != "back":
-            promote(index, by_letter[action], **BY)
+            promote(index, by_letter[action])
             if not stack or stack[-1] != action:
                 stack.append(action)
         elif len(stack) > 1:
-            rollback(index, **BY)
+            rollback(index)
             stack.pop()
         else:
             with pytest.raises(UserMistake):
-                rollback(index, **BY)
+                rollback(index)
         if stack:
             assert live(index) == stack[-1]
 
 
 def test_a_release_is_found_by_alias_id_or_beginning(index):
-    promote(index, B, **BY)
+    promote(index, B)
     assert find_release(index, "champion") == find_release(index, B.id) == find_release(index, "bb") == B
     with pytest.raises(UserMistake):
         find_release(index, "../../etc")
@@ -185,7 +193,7 @@ def test_settings_refuse_an_alias_that_is_no_name():
 
 def test_the_registry_does_not_import_the_database():
     code = (
-        "import sys, graftwork.registry.publish, graftwork.registry.promote, graftwork.registry.settings\n"
+        "import sys, graftwork.registry.publish, graftwork.registry.aliases, graftwork.registry.settings\n"
         "assert not {'sqlalchemy', 'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,19 +4,18 @@ import stat
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, verdict, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    return ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    return InMemoryReleaseIndex(project=PROJECT)
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_release_is_a_read_only_peft_folder_named_by_its_content(root, adapter, index):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     folder = root / release.id
     assert {path.name for path in folder.iterdir()} == {
         "README.md",
@@ -51,9 +50,9 @@ def test_a_release_is_a_read_only_peft_folder_named_by_its_content(root, adapter
 
 
 def test_the_same_content_is_the_same_release_whenever_it_is_made(root, adapter, index):
-    first = publish(folder=root, index=index, **parts(adapter))
+    first = publish_parts(folder=root, index=index, **parts(adapter))
     later = {**parts(adapter), "created_at": "2030-01-01T00:00:00Z"}
-    assert publish(folder=root, index=index, **later) == first
+    assert publish_parts(folder=root, index=index, **later) == first
     assert index.list() == (first,)
 
 
@@ -68,14 +67,16 @@ def test_the_same_content_is_the_same_release_whenever_it_is_made(root, adapter,
     ],
 )
 def test_any_other_content_is_another_release(root, adapter, index, change):
-    first = publish(folder=root, index=index, **parts(adapter))
+    first = publish_parts(folder=root, index=index, **parts(adapter))
     project = change.get("project", PROJECT)
-    second = publish(folder=root, index=ReleasesInMemory(project=project), **{**parts(adapter), **change})
+    second = publish_parts(
+        folder=root, index=InMemoryReleaseIndex(project=project), **{**parts(adapter), **change}
+    )
     assert second.id != first.id
 
 
 def test_the_card_is_written_from_the_records(root, adapter, index):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     card = (root / release.id / "README.md").read_text()
     assert card.startswith('---\nbase_model: "small"\nlibrary_name: peft\n')
     assert "99.0% (94.0% to 100.0%, n = 120)" in card
@@ -85,7 +86,7 @@ def test_the_card_is_written_from_the_records(root, adapter, index):
 
 
 def test_what_happens_to_the_run_does_not_reach_the_release(root, adapter, index):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     (adapter / "adapter_model.safetensors").write_bytes(b"overwritten")
     verify_release(root / release.id)
 
@@ -99,7 +100,7 @@ def test_an_adapter_that_is_not_the_one_trained_is_refused(root, adapter, index)
     known = parts(adapter)
     corrupt_adapter(adapter)
     with pytest.raises(Damaged, match="not the one"):
-        publish(folder=root, index=index, **known)
+        publish_parts(folder=root, index=index, **known)
     assert not root.exists()
     assert index.list() == ()
 
@@ -117,7 +118,7 @@ def test_an_adapter_that_is_not_the_one_trained_is_refused(root, adapter, index)
 def test_weights_that_are_not_safetensors_are_refused_whatever_their_name(root, adapter, index, weights):
     (adapter / "adapter_model.safetensors").write_bytes(weights)
     with pytest.raises(Damaged, match="not a safetensors file"):
-        publish(folder=root, index=index, **parts(adapter))
+        publish_parts(folder=root, index=index, **parts(adapter))
     assert not root.exists()
 
 
@@ -125,18 +126,18 @@ def test_weights_that_are_not_safetensors_are_refused_whatever_their_name(root, 
 def test_a_config_that_describes_no_adapter_is_refused(root, adapter, index, config):
     (adapter / "adapter_config.json").write_text(config)
     with pytest.raises(Damaged):
-        publish(folder=root, index=index, **parts(adapter))
+        publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_stranger_in_the_adapter_folder_is_refused(root, adapter, index):
     (adapter / "adapter_model.bin").write_bytes(pickle.dumps("surprise"))
     with pytest.raises(Damaged, match="nothing else"):
-        publish(folder=root, index=index, **parts(adapter))
+        publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_missing_adapter_folder_is_a_clear_error(root, adapter, index, tmp_path):
     with pytest.raises(UserMistake):
-        publish(folder=root, index=index, **{**parts(adapter), "adapter_folder": tmp_path / "none"})
+        publish_parts(folder=root, index=index, **{**parts(adapter), "adapter_folder": tmp_path / "none"})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_a_missing_adapter_folder_is_a_clear_error(root, adapter, index, tmp_pat
 )
 def test_parts_that_do_not_belong_together_are_refused(root, adapter, index, change):
     with pytest.raises(Damaged, match="do not belong together"):
-        publish(folder=root, index=index, **{**parts(adapter), **change})
+        publish_parts(folder=root, index=index, **{**parts(adapter), **change})
     assert not root.exists()
 
 
@@ -157,11 +158,11 @@ def test_a_base_that_changed_in_training_is_refused(root, adapter, index):
     known = parts(adapter)
     known["outcome"] = known["outcome"].model_copy(update={"base_hash_after": "0" * 64})
     with pytest.raises(Damaged, match="base weights"):
-        publish(folder=root, index=index, **known)
+        publish_parts(folder=root, index=index, **known)
 
 
 def test_every_flipped_byte_is_found(root, adapter, index):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     folder = root / release.id
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
@@ -186,14 +187,14 @@ def json_equal(one: bytes, other: bytes) -> bool:
 
 @pytest.mark.parametrize("name", ["README.md", "adapter_model.safetensors", "manifest.json"])
 def test_a_missing_file_is_found(root, adapter, index, name):
-    folder = root / publish(folder=root, index=index, **parts(adapter)).id
+    folder = root / publish_parts(folder=root, index=index, **parts(adapter)).id
     (folder / name).unlink()
     with pytest.raises(Damaged):
         verify_release(folder)
 
 
 def test_an_added_file_or_link_is_found(root, adapter, index, tmp_path):
-    folder = root / publish(folder=root, index=index, **parts(adapter)).id
+    folder = root / publish_parts(folder=root, index=index, **parts(adapter)).id
     (folder / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(Damaged, match="does not belong"):
         verify_release(folder)
@@ -207,10 +208,10 @@ def test_an_added_file_or_link_is_found(root, adapter, index, tmp_path):
 
 
 def test_publishing_over_a_damaged_release_says_so_instead_of_hiding_it(root, adapter, index):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     (root / release.id / "plan.json").unlink()
     with pytest.raises(Damaged):
-        publish(folder=root, index=index, **parts(adapter))
+        publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_release_id_cannot_lead_out_of_the_store(root):
@@ -220,7 +221,7 @@ def test_a_release_id_cannot_lead_out_of_the_store(root):
 
 
 def test_the_adapter_hash_can_be_computed_again_from_the_release(root, adapter, index, tmp_path):
-    release = publish(folder=root, index=index, **parts(adapter))
+    release = publish_parts(folder=root, index=index, **parts(adapter))
     again = tmp_path / "again"
     again.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):

@@ -11,21 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.registry import leases
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
-from graftwork.registry.readers import Readers
+from graftwork.registry import locks
+from graftwork.registry.locks import ManifestLocks
 from graftwork.registry.store import ReleaseStore
 
 NOBODY = 65534
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = Readers(frozenset(), frozenset(), frozenset())
-    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def store() -> Iterator[ReleaseStore]:
 def make(store, tmp_path):
     def make_one(name: str) -> str:
         adapter = write_adapter(tmp_path / name, weights=name.encode())
-        return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter)).id
+        return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)).id
 
     return make_one
 
@@ -105,7 +104,7 @@ def test_collection_spares_what_a_reader_serves_until_its_process_is_gone(store,
         found = store.collect_garbage([])
         assert (found.releases, found.leased) == ((idle,), (served,))
         assert store.verify(served)
-        assert not list((store.root / leases.LEASES).glob("*"))
+        assert not list((store.root / locks.LEASES).glob("*"))
     assert store.collect_garbage([]).releases == (served,)
     assert not list(store.blobs.all())
 
@@ -133,16 +132,16 @@ def test_a_reader_that_comes_between_the_look_and_the_taking_keeps_its_release(s
 def test_a_reader_does_not_hold_what_was_taken_away_before_it_had_it(store, make):
     release = make("one")
     gone = store.folder(release) / "manifest.json"
-    real = leases.fcntl.flock
+    real = locks.fcntl.flock
 
     def flock(descriptor, how):
         real(descriptor, how)
-        if how == leases.fcntl.LOCK_SH and gone.exists():
+        if how == locks.fcntl.LOCK_SH and gone.exists():
             gone.parent.rename(store.root / ".trash.1")
 
-    with pytest.MonkeyPatch.context() as patch, leases.ExitStack() as locks:
-        patch.setattr(leases.fcntl, "flock", flock)
-        held = leases.Lease(store.root, None, locks)
+    with pytest.MonkeyPatch.context() as patch, locks.ExitStack() as stack:
+        patch.setattr(locks.fcntl, "flock", flock)
+        held = locks.Lease(store.root, None, stack)
         held.add(release)
         assert held._ids == set()
     held.add("f" * 64)
@@ -156,7 +155,7 @@ def open_descriptors() -> int:
 @pytest.mark.parametrize("number", [errno.ENOLCK, None])
 def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, monkeypatch):
     release = make("one")
-    real, locked = leases.fcntl.flock, []
+    real, locked = locks.fcntl.flock, []
 
     def flock(descriptor, how):
         if (store.folder(release) / "manifest.json").samefile(f"/proc/self/fd/{descriptor}"):
@@ -166,9 +165,9 @@ def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, mon
             store.folder(release).rename(store.root / ".trash.1")
         real(descriptor, how)
 
-    monkeypatch.setattr(leases.fcntl, "flock", flock)
-    with leases.ExitStack() as locks:
-        held, before = leases.Lease(store.root, None, locks), open_descriptors()
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    with locks.ExitStack() as stack:
+        held, before = locks.Lease(store.root, None, stack), open_descriptors()
         if number is None:
             held.add(release)
         else:

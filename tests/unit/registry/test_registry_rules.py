@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.pipeline.release_lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.records.release import ReleaseEntry
-from graftwork.registry.keeping import choose_kept
-from graftwork.registry.licence import find_licence
-from graftwork.registry.lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
-from graftwork.registry.names import alias_of_model, take_apart
-from graftwork.registry.versions import sort_key
+from graftwork.registry.aliases import select_retained
+from graftwork.registry.names import alias_of_model, sort_key, split_alias
+from graftwork.registry.publish import find_licence
 
 
 def entry(name: str, *, day: int = 1, **more) -> ReleaseEntry:
@@ -21,18 +20,18 @@ def entry(name: str, *, day: int = 1, **more) -> ReleaseEntry:
 
 
 def kept(*entries: ReleaseEntry, **rules) -> dict[str, str]:
-    given_rules = {"needed": (), "leased": (), "keep_last": 0, "young_since": "2027"}
-    return choose_kept(entries, **{**given_rules, **rules})
+    given_rules = {"reachable": (), "leased": (), "keep_last": 0, "young_since": "2027"}
+    return select_retained(entries, **{**given_rules, **rules})
 
 
 def test_what_nobody_needs_goes_and_everything_that_stays_says_why():
     entries = (entry("new", day=9), entry("pinned", tags=("keep",)), entry("old"), entry("older"))
     assert kept(*entries, keep_last=1) == {
-        "new": "it is among the 1 newest of main",
+        "new": "it is one of the 1 newest of main",
         "pinned": "it is tagged keep",
     }
     assert set(kept(*entries, young_since="2026-01-05")) == {"new", "pinned"}
-    assert set(kept(*entries, needed={"old"}, leased={"older"})) == {"pinned", "old", "older"}
+    assert set(kept(*entries, reachable={"old"}, leased={"older"})) == {"pinned", "old", "older"}
 
 
 def test_each_model_keeps_newest_of_its_own():
@@ -96,8 +95,8 @@ def test_aliases_of_specialists_stand_behind_their_model():
     assert alias_of_model("champion", model="ufm", main="ufm") == "champion"
     assert alias_of_model("champion", model="tagger", main="ufm") == "tagger/champion"
     assert alias_of_model("tagger/champion", model="tagger", main="ufm") == "tagger/champion"
-    assert take_apart("tagger/champion") == ("tagger", "champion")
-    assert take_apart("champion") == (None, "champion")
+    assert split_alias("tagger/champion") == ("tagger", "champion")
+    assert split_alias("champion") == (None, "champion")
 
 
 def test_versions_are_compared_as_numbers():

@@ -7,19 +7,23 @@ import shutil
 import subprocess
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
-from graftwork.registry import ed25519, minisign
-from graftwork.registry.exchange.archive import read_archive, write_archive
+from graftwork.registry import signatures
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.minisign import SecretKey
-from graftwork.registry.publish import publish
-from graftwork.registry.release import SINCE_FORMAT_2
-from graftwork.registry.signature import load_public_key, load_secret_key, sign_manifest, write_keys
+from graftwork.registry.manifest import SINCE_FORMAT_2
+from graftwork.registry.signatures import (
+    SecretKey,
+    create_key_pair,
+    load_public_key,
+    load_secret_key,
+    sign_manifest,
+)
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 # The test vectors of the minisign-verify crate, by minisign's author: a key and two signatures of b"test".
 KEY = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3"
@@ -66,39 +70,41 @@ RFC_8032 = [
 @pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032)
 def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
     seed, public, message, signature = (bytes.fromhex(one) for one in (seed, public, message, signature))
-    assert ed25519.public_of(seed) == public
-    assert ed25519.sign(message, seed=seed) == signature
-    assert ed25519.is_signed(message, signature=signature, public=public)
-    assert not ed25519.is_signed(message + b"x", signature=signature, public=public)
+    assert signatures.public_bytes(seed) == public
+    assert signatures.sign_ed25519(message, seed=seed) == signature
+    assert signatures.verify_ed25519(message, signature=signature, public=public)
+    assert not signatures.verify_ed25519(message + b"x", signature=signature, public=public)
     # The same point with a scalar beyond the order: another signature that a careless reader would take.
     order = 2**252 + 27742317777372353535851937790883648493
     beyond = (int.from_bytes(signature[32:], "little") + order).to_bytes(32, "little")
-    assert not ed25519.is_signed(message, signature=signature[:32] + beyond, public=public)
+    assert not signatures.verify_ed25519(message, signature=signature[:32] + beyond, public=public)
 
 
 @pytest.mark.parametrize("text", [OF_FILE, OF_HASH])
 def test_signatures_of_minisign_itself_hold_and_changed_ones_do_not(text):
-    key = minisign.read_public_key(f"untrusted comment: a key\n{KEY}\n")
-    signature = minisign.read_signature(text, where="x")
-    assert minisign.holds(signature, b"test", key=key)
-    assert not minisign.holds(signature, b"Test", key=key)
-    assert not minisign.holds(signature._replace(trusted_comment="timestamp:1"), b"test", key=key)
-    assert not minisign.holds(signature, b"test", key=minisign.public_of(SECRET))
+    key = signatures.read_public_key(f"untrusted comment: a key\n{KEY}\n")
+    signature = signatures.read_signature(text, where="x")
+    assert signatures.is_valid_signature(signature, b"test", key=key)
+    assert not signatures.is_valid_signature(signature, b"Test", key=key)
+    assert not signatures.is_valid_signature(
+        signature._replace(trusted_comment="timestamp:1"), b"test", key=key
+    )
+    assert not signatures.is_valid_signature(signature, b"test", key=signatures.public_of(SECRET))
 
 
 def test_a_signature_of_ours_holds_and_names_its_comment():
-    text = minisign.sign(b"manifest", key=SECRET, trusted_comment="release:1\nforged: line")
-    found = minisign.read_signature(text, where="x")
+    text = signatures.sign(b"manifest", key=SECRET, trusted_comment="release:1\nforged: line")
+    found = signatures.read_signature(text, where="x")
     assert found.trusted_comment == "release:1 forged: line"
-    assert minisign.holds(found, b"manifest", key=minisign.public_of(SECRET))
+    assert signatures.is_valid_signature(found, b"manifest", key=signatures.public_of(SECRET))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here to be the second opinion")
 def test_openssl_agrees_with_our_signature(tmp_path):
-    public = ed25519.public_of(SECRET.seed)
+    public = signatures.public_bytes(SECRET.seed)
     (tmp_path / "key.der").write_bytes(bytes.fromhex("302a300506032b6570032100") + public)
     (tmp_path / "message").write_bytes(b"a message")
-    (tmp_path / "signature").write_bytes(ed25519.sign(b"a message", seed=SECRET.seed))
+    (tmp_path / "signature").write_bytes(signatures.sign_ed25519(b"a message", seed=SECRET.seed))
     command = (
         "openssl pkeyutl -verify -pubin -keyform DER -inkey key.der -rawin -in message -sigfile signature"
     )
@@ -107,18 +113,18 @@ def test_openssl_agrees_with_our_signature(tmp_path):
 
 
 def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     assert pair.secret.stat().st_mode & 0o077 == 0
     secret = load_secret_key(pair.secret)
-    assert minisign.read_public_key(pair.text) == minisign.public_of(secret)
+    assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
-    with pytest.raises(UserMistake, match="already"):
-        write_keys(tmp_path / "keys")
+    with pytest.raises(UserMistake, match="already exists"):
+        create_key_pair(tmp_path / "keys")
 
 
 def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_one_is_not(tmp_path):
     path = tmp_path / "key"
-    raw = base64.b64decode(minisign.write_secret_key(SECRET).splitlines()[1])
+    raw = base64.b64decode(signatures.write_secret_key(SECRET).splitlines()[1])
     path.write_text(f"untrusted comment: a key\n{base64.b64encode(raw[:-32] + bytes(32)).decode()}\n")
     assert load_secret_key(path) == SECRET
     for place in (62, 93, 94, 125):
@@ -142,10 +148,10 @@ def test_what_is_no_key_is_refused_with_the_place(text, tmp_path):
 @pytest.fixture
 def signed(tmp_path):
     """A store that trusts a key, and one release in it."""
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "releases", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    release = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    release = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     return store, release, load_secret_key(pair.secret)
 
 
@@ -209,7 +215,7 @@ def carried(signed, tmp_path):
 
 
 BOGUS = {
-    "by another key": lambda true: minisign.sign(b"manifest", key=SECRET, trusted_comment="x").encode(),
+    "by another key": lambda true: signatures.sign(b"manifest", key=SECRET, trusted_comment="x").encode(),
     "that claims the trusted key": lambda true: true[:60] + bytes([true[60] ^ 1]) + true[61:],
     "of another comment": lambda true: true.replace(b"ours", b"owns"),
     "that is noise": lambda true: b"\xff\x00noise",
@@ -246,10 +252,10 @@ def test_a_copy_with_another_time_does_not_block_the_signed_one(carried):
 
 
 def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_path):
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "here", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    made = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    made = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     # As the first version wrote it: without the later fields, and named without them.
     fields = json.loads((store.folder(made.id) / "manifest.json").read_bytes())
     old = {key: value for key, value in fields.items() if key not in {"id", "created_at", *SINCE_FORMAT_2}}
@@ -261,6 +267,6 @@ def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_
     store.sign(folder.name, sign_manifest(folder, key=load_secret_key(pair.secret), comment="signed later"))
     write_archive(store, folder.name, target=tmp_path / "old.tar")
     there = ReleaseStore.open(tmp_path / "there", public_key=pair.text)
-    with there.adding(), read_archive(tmp_path / "old.tar", store=there) as unpacked:
+    with there.shared_lock(), read_archive(tmp_path / "old.tar", store=there) as unpacked:
         unpacked.put_into(there)
     assert there.verify(folder.name).format == 1

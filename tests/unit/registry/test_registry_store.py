@@ -10,23 +10,22 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry import blobs, guard
+from graftwork.registry import blobs, locks
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.manifest import SINCE_FORMAT_2, content_id
 from graftwork.registry.names import require_alias, require_name
-from graftwork.registry.publish import publish
-from graftwork.registry.release import SINCE_FORMAT_2, name_by_content
 from graftwork.registry.store import ReleaseStore
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    return ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    return InMemoryReleaseIndex(project=PROJECT)
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 def make(tmp_path, store, index):
     def make_one(name: str, weights: bytes = b"1234", **changes) -> Release:
         adapter = write_adapter(tmp_path / "runs" / name, weights=weights)
-        return publish(folder=store, index=index, **{**parts(adapter), "parent": None, **changes})
+        return publish_parts(folder=store, index=index, **{**parts(adapter), "parent": None, **changes})
 
     return make_one
 
@@ -71,7 +70,7 @@ def test_where_there_are_no_hard_links_releases_hold_copies(store, make, monkeyp
 def test_a_release_of_the_first_layout_keeps_its_name_and_is_kept_whole(store, make):
     made = make("one")
     old = made.model_copy(update={name: Release.model_fields[name].default for name in SINCE_FORMAT_2})
-    old = old.model_copy(update={"id": name_by_content(old)})
+    old = old.model_copy(update={"id": content_id(old)})
     # As the first version wrote it: files of its own, and a manifest without the later keys.
     folder = store.root / old.id
     shutil.copytree(store.folder(made.id), folder)
@@ -101,7 +100,7 @@ def test_a_manifest_that_lies_about_itself_is_not_let_in(store, make, tmp_path):
 def test_a_manifest_cannot_name_a_file_outside_its_folder(store, make, tmp_path, name):
     made = make("one")
     evil = made.model_copy(update={"files": (*made.files, made.files[0].model_copy(update={"path": name}))})
-    evil = evil.model_copy(update={"id": name_by_content(evil)})
+    evil = evil.model_copy(update={"id": content_id(evil)})
     sources = {file.path: b"x" for file in evil.files}
     with pytest.raises(Damaged, match="cannot be taken"):
         ReleaseStore.open(tmp_path / "other").put(evil, sources=sources)
@@ -158,14 +157,14 @@ def test_what_is_not_here_is_said_to_be_not_here(store):
 def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
     make("one")
     before = files_below(store.root)
-    real, calls = blobs.copy_counted, []
+    real, calls = blobs.copy_with_progress, []
 
     def fill_up(source, target, _count):
         calls.append(target)
         Path(target).write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(blobs, "copy_counted", fill_up)
+    monkeypatch.setattr(blobs, "copy_with_progress", fill_up)
     with pytest.raises(EnvironmentLacks, match="disk is full") as told:
         make("two", weights=b"other")
     assert calls
@@ -174,7 +173,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
         assert file_digest(blob.path) == blob.sha256
     store.collect_garbage(store.ids())
     assert files_below(store.root) == before
-    monkeypatch.setattr(blobs, "copy_counted", real)
+    monkeypatch.setattr(blobs, "copy_with_progress", real)
     assert store.verify(make("three", weights=b"other").id)
 
 
@@ -193,7 +192,7 @@ def test_a_read_only_store_gives_out_what_it_has_and_says_why_it_takes_nothing(s
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(Path, "write_bytes", refuse_bytes)
-    with store.adding(), store.lease() as held:
+    with store.shared_lock(), store.lease() as held:
         held.add(release.id)
         assert store.get(release.id).is_dir()
     for change in (lambda: store.collect_garbage([]), lambda: store.blobs.put(b"x", "0" * 64)):
@@ -241,13 +240,17 @@ def test_collection_spares_what_a_lease_holds_until_its_process_is_gone(store, m
 def test_collection_waits_for_whoever_writes(store, make):
     release = make("one")
     with (
-        store.adding(),
+        store.shared_lock(),
         pytest.raises(Busy, match="in use") as told,
-        guard.alone(store.root, wait_seconds=0.0),
+        locks.exclusive_lock(store.root, wait_seconds=0.0),
     ):
         pass
     assert told.value.fix
-    with guard.alone(store.root), pytest.raises(Busy), guard.adding(store.root, wait_seconds=0.0):
+    with (
+        locks.exclusive_lock(store.root),
+        pytest.raises(Busy),
+        locks.shared_lock(store.root, wait_seconds=0.0),
+    ):
         pass
     assert store.verify(release.id)
 

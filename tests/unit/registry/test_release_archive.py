@@ -7,25 +7,24 @@ import signal
 import tarfile
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import GraftError
-from graftwork.registry.exchange.archive import read_archive, write_archive
 from graftwork.registry.folder import MANIFEST, MINISIGN
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 
 def made(folder, *, weights=b"\x01\x02\x03\x04"):
     store = ReleaseStore.open(folder / "store")
     adapter = write_adapter(folder / "adapter", weights=weights)
-    index = ReleasesInMemory(project=PROJECT)
-    return store, publish(folder=store, index=index, **parts(adapter))
+    index = InMemoryReleaseIndex(project=PROJECT)
+    return store, publish_parts(folder=store, index=index, **parts(adapter))
 
 
 def take(path, store):
-    with store.adding(), read_archive(path, store=store) as unpacked:
+    with store.shared_lock(), read_archive(path, store=store) as unpacked:
         return unpacked.put_into(store)
 
 

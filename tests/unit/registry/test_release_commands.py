@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_samples import PROJECT, dataset, parts, write_adapter
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import engine_job
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.publish import publish
 
 
 class Place:
@@ -32,9 +31,9 @@ class Place:
         self._made += 1
         adapter = write_adapter(self.root / "runs" / str(self._made), weights=b"%d" % self._made)
         data = dataset().model_copy(update={"model": model})
-        with open_workplace(open_project(self.root), NullReporter()) as work:
+        with use_project(open_project(self.root), NullReporter()) as work:
             whole = {**parts(adapter), "dataset": data, **changes}
-            return publish(folder=open_store(work), index=work.releases, **whole).id
+            return publish_parts(folder=open_store(work), index=work.releases, **whole).id
 
     def type(self, *words: str, code: int = 0, here: bool = True) -> str:
         self._capsys.readouterr()
@@ -72,7 +71,7 @@ def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     assert shown["notes"][0]["text"] == "speaks French"
     assert place.ask("version", first[:8], "4.0.0")["version"] == "4.0.0"
     words = place.type("list") + place.type("show") + place.type("log") + place.type("verify")
-    for expected in (first[:12], "4.0.0", "champion", "speaks French", "first", "hold"):
+    for expected in (first[:12], "4.0.0", "champion", "speaks French", "first", "verified"):
         assert expected in words
 
 
@@ -218,7 +217,7 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
         place.ask("promote", release)
     assert place.ask("rollback")["release_id"] == first
     with (
-        open_workplace(open_project(place.root), NullReporter()) as work,
+        use_project(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
         pytest.raises(UserMistake, match="no base model") as told,
     ):

@@ -4,21 +4,21 @@ import hashlib
 import json
 
 import pytest
+from in_memory_index import InMemoryReleaseIndex
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.verdict import Verdict
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.promote import promote
+from graftwork.registry.aliases import Change, promote
+from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.store import ReleaseStore
 
-GROUND = Ground(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
+GROUND = AdapterTarget(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
 
 
 def take(folder):
-    return take_peft_folder(folder, ground=GROUND, created_at=WHEN, versions={})
+    return import_peft_folder(folder, ground=GROUND, created_at=WHEN, versions={})
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
     assert release.settings["origin"] == "imported"
     assert release.adapter_hash == folder_digest(folder)
     assert store.verify(release.id) == release
-    index = ReleasesInMemory(project=PROJECT)
+    index = InMemoryReleaseIndex(project=PROJECT)
     index.add(release)
     with pytest.raises(AnswerIsNo, match="not cleared"):
-        promote(index, release, alias="champion", who="me", when=WHEN)
+        promote(index, release, alias="champion", change=Change("me", WHEN))
 
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
-    later = take_peft_folder(folder, ground=GROUND, created_at="2031-01-01T00:00:00Z", versions={})
+    later = import_peft_folder(folder, ground=GROUND, created_at="2031-01-01T00:00:00Z", versions={})
     assert later.release.id == take(folder).release.id
 
 
@@ -123,7 +123,7 @@ def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
 def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision):
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
     said = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
-    taken = take_peft_folder(
+    taken = import_peft_folder(
         folder, ground=GROUND, created_at=WHEN, versions={}, find_verdict=said.__getitem__
     )
     assert taken.release.decision == decision

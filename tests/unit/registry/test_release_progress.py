@@ -5,21 +5,25 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import progress
-from graftwork.pipeline import exchange_pace
-from graftwork.pipeline.exchange import export_release, import_release
-from graftwork.pipeline.exchange_pace import tell_bytes
-from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline import release_transfer
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.release_transfer import (
+    export_release,
+    import_release,
+    pull_from_url,
+    push_to_machine,
+    push_to_url,
+    report_bytes,
+)
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.units import MIB
-from graftwork.registry.exchange import ssh
-from graftwork.registry.publish import publish
+from graftwork.registry.transfer import ssh
 
 WEIGHTS = 3 * MIB
 
@@ -41,19 +45,19 @@ class Recorder(NullReporter):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    monkeypatch.setattr(exchange_pace, "BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr(release_transfer, "BETWEEN_SECONDS", 0.0)
     root = tmp_path / "project"
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
 @pytest.fixture
 def release(work, tmp_path) -> str:
     adapter = write_adapter(tmp_path / "adapter", weights=bytes(WEIGHTS))
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def other(work, tmp_path):
     root = tmp_path / "other"
     root.mkdir()
     (root / "graft.yaml").write_text((work.project.root / "graft.yaml").read_text())
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
@@ -106,7 +110,7 @@ def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatc
 
 def test_the_time_left_is_what_remains_at_the_rate_so_far():
     now, heard = [0.0], Recorder()
-    tell = tell_bytes(heard, clock=lambda: now[0])
+    tell = report_bytes(heard, clock=lambda: now[0])
     tell("send", 0, 100 * MIB)
     now[0] = 0.05
     tell("send", 1 * MIB, 100 * MIB)

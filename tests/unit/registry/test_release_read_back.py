@@ -9,30 +9,28 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.pipeline.exchange import export_release
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_lineage import _read_dataset, trace_release
-from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.release_verdict import read_verdict
+from graftwork.pipeline.release_transfer import export_release
+from graftwork.pipeline.releases import open_store, read_verdict
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.registry.publish import publish
+from graftwork.project.load import open_project
 
 
 @pytest.fixture
 def work(tmp_path):
     settings = {"project": PROJECT, "data": {"logs": ["logs.jsonl"]}}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
 @pytest.fixture
 def release(work, tmp_path):
     made = parts(write_adapter(tmp_path / "adapter", weights=b"x"))
-    return publish(folder=open_store(work), index=work.releases, **made)
+    return publish_parts(folder=open_store(work), index=work.releases, **made)
 
 
 def test_the_verdict_comes_with_the_sentence_of_each_rule(work, release):

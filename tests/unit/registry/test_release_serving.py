@@ -6,19 +6,27 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outcome, parts, plan, write_adapter
+from registry_samples import (
+    BASE_PRINT,
+    PROJECT,
+    TEMPLATE_PRINT,
+    dataset,
+    outcome,
+    parts,
+    plan,
+    publish_parts,
+    write_adapter,
+)
 
-from graftwork.model.base import Base
+from graftwork.model.base import BaseFolder
 from graftwork.pipeline import serving
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry import guard, leases
-from graftwork.registry.publish import publish
-from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
+from graftwork.registry import locks
+from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
 
 OTHER = "o" * 64
 
@@ -42,8 +50,8 @@ def work(tmp_path, monkeypatch):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     template = type("Template", (), {"template_fingerprint": TEMPLATE_PRINT})
     monkeypatch.setattr(serving, "load_template", lambda _work: template)
-    with open_workplace(open_project(tmp_path), Listener()) as opened:
-        opened.__dict__["base"] = Base(name="small", folder="small", revision=BASE_PRINT, files={})
+    with use_project(open_project(tmp_path), Listener()) as opened:
+        opened.__dict__["base"] = BaseFolder(name="small", folder="small", revision=BASE_PRINT, files={})
         yield opened
 
 
@@ -57,7 +65,7 @@ def make(work, tmp_path):
             "plan": plan().model_copy(update={"base_fingerprint": base}),
             "outcome": outcome(adapter),
         }
-        made = publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **changes})
+        made = publish_parts(folder=open_store(work), index=work.releases, **{**parts(adapter), **changes})
         promote_release(work, made.id)
         return made.id
 
@@ -114,9 +122,9 @@ class Clock:
 def book(work):
     """The aliases as a running endpoint follows them."""
     with open_store(work).lease() as held:
-        yield AliasBook(
+        yield AliasWatcher(
             Engine(),
-            resolve_alias=work.releases.aliases,
+            resolve_aliases=work.releases.aliases,
             find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT),
             clock=Clock(),
         )
@@ -140,11 +148,11 @@ def test_a_damaged_release_does_not_stop_the_rest_and_is_loaded_once_it_is_whole
 
 
 def test_a_busy_store_while_an_alias_moves_does_not_refuse_the_release(work, make, book, monkeypatch):
-    monkeypatch.setattr(leases, "adding", functools.partial(guard.adding, wait_seconds=0.01))
+    monkeypatch.setattr(locks, "shared_lock", functools.partial(locks.shared_lock, wait_seconds=0.01))
     old = make("old")
     asyncio.run(book.refresh())
     new = make("new")
-    with guard.alone(open_store(work).root):
+    with locks.exclusive_lock(open_store(work).root):
         asyncio.run(book.refresh())
         assert (book.routes.aliases, book.routes.pending) == ({"champion": old}, {"champion": new})
     book._clock.now = FIRST_PAUSE

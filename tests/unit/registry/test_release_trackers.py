@@ -7,16 +7,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.exchange.mlflow import QUIET, push_to_mlflow
-from graftwork.registry.exchange.trackio import push_to_trackio
-from graftwork.registry.folder import files_of
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.publish import publish
+from graftwork.registry.folder import release_files
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
 
 ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 
@@ -25,7 +23,7 @@ ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 def made(tmp_path):
     store = ReleaseStore.open(tmp_path / "store")
     adapter = write_adapter(tmp_path / "adapter")
-    return store, publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return store, publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 class MlflowClient:
@@ -176,7 +174,7 @@ def test_what_a_killed_signer_left_keeps_no_release_from_the_trackers(made, mlfl
     push_to_mlflow(store, release.id, name="answers")
     push_to_trackio(store, release.id, project="answers")
     assert mlflow.versions
-    assert mlflow.files.keys() == {path.name for path in files_of(store.folder(release.id))}
+    assert mlflow.files.keys() == {path.name for path in release_files(store.folder(release.id))}
 
 
 def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graftwork.serve.capture import CaptureWriter
-from graftwork.serve.client import Client
+from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Server
-from graftwork.serve.protocol import make_handler
-from graftwork.serve.routes import Routes
+from graftwork.serve.http_server import Server
+from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.standin import StandIn
+from graftwork.serve.stub_engine import StubEngine
+from graftwork.serve.supervisor import EngineClient
 
 RELEASE = "a1b2c3d4e5f60718"
 OTHER = "a1b2c3d4ffffffff"
@@ -40,20 +40,30 @@ class BrokenSink:
 
 @dataclass
 class FixedEngine:
-    """An engine that somebody else runs."""
+    """An engine that another process runs."""
 
-    client: Client | None
-    state: dict = field(default_factory=lambda: {"state": "ready", "reason": "", "restarts": 0})
+    client: EngineClient | None
+    status: dict = field(default_factory=lambda: {"state": "ready", "reason": "", "restarts": 0})
+
+    @property
+    def state(self):
+        return "down" if self.client is None else "ready"
 
     def describe(self):
-        return self.state
+        return self.status
+
+    async def complete(self, call, *, model):
+        return await self.client.complete(call, model=model)
+
+    async def stream(self, call, *, model):
+        return await self.client.stream(call, model=model)
 
 
 @dataclass
 class House:
     url: str
     port: int
-    standin: StandIn
+    stub: StubEngine
     engine: FixedEngine
     gateway: Gateway
     captures: CaptureWriter | None
@@ -74,11 +84,11 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
-        standin = StandIn([RELEASE, OTHER])
-        engine_server = Server(make_handler(standin))
+        stub = StubEngine([RELEASE, OTHER])
+        engine_server = Server(make_handler(stub))
         path = str(Path(folder) / "e.sock")
         await engine_server.listen_unix(path)
-        engine = FixedEngine(Client(path=path))
+        engine = FixedEngine(EngineClient(path=path))
         captures = None
         if sink is not None:
             captures = CaptureWriter(sink, queue_size=queue_size)
@@ -95,7 +105,7 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
         port = await server.listen()
         try:
             yield House(
-                f"http://127.0.0.1:{port}", port, standin, engine, gateway, captures, server, engine_server
+                f"http://127.0.0.1:{port}", port, stub, engine, gateway, captures, server, engine_server
             )
         finally:
             await server.close()

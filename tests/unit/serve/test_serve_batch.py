@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from serve_house import DEADLINE
 
 from graftwork.records.interaction import Message
-from graftwork.serve.batch import Batcher, Ticket
-from graftwork.serve.flow import TextFlow
-from graftwork.serve.messages import ApiError
-from graftwork.serve.protocol import GenerateRequest, Piece
+from graftwork.serve.embedded_engine import Batcher, TextStream, Ticket
+from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
+from graftwork.serve.http_messages import ApiError
 
 
 def ticket(key="a"):
@@ -37,7 +36,7 @@ class Answers:
         assert self.go.wait(DEADLINE)
         self.batches.append(batch)
         for one in batch:
-            one.emit(Piece(text="done", finish_reason="stop"))
+            one.emit(ReplyPiece(text="done", finish_reason="stop"))
 
 
 def make(answers, **more):
@@ -91,7 +90,7 @@ def test_a_batch_that_fails_fails_its_callers_and_nobody_else(run):
         def answer(batch):
             if batch[0].key == "bad":
                 raise RuntimeError("a bug")
-            batch[0].emit(Piece(text="", finish_reason="stop"))
+            batch[0].emit(ReplyPiece(text="", finish_reason="stop"))
 
         batcher = make(answer)
         bad, good = ticket("bad"), ticket("good")
@@ -126,7 +125,7 @@ def test_beyond_the_limit_a_request_is_refused(run):
     st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3),
 )
 def test_the_pieces_make_the_text_up_to_the_first_stop_string(text, stops):
-    flow = TextFlow(tuple(stops))
+    flow = TextStream(tuple(stops))
     pieces = []
     grown = ""
     for character in text:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from serve_house import DEADLINE, BrokenSink, ListSink, open_house
 
-from graftwork.serve.client import Client
-from graftwork.serve.feedback import parse_feedback
-from graftwork.serve.messages import ApiError
+from graftwork.serve.captures import parse_feedback
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
 JSON = (("content-type", "application/json"),)
@@ -132,13 +132,13 @@ def test_an_answer_that_is_still_being_given_has_no_feedback_yet(run):
     async def main():
         book = Book()
         async with open_house(book, feedback=book) as house:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="key", timeout=DEADLINE) as client:
                 stream = await client.chat.completions.create(model="base", messages=HELLO, stream=True)
                 chunk = await anext(aiter(stream))
                 status, told = await post(house, {"capture": chunk.id, "score": 1})
                 assert (status, told["error"]["code"]) == (409, "still_answering")
-                house.standin.gate.set()
+                house.stub.gate.set()
                 async for _ in stream:
                     pass
             assert (await post(house, {"capture": chunk.id, "score": 1}))[0] == 200

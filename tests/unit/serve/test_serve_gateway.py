@@ -7,8 +7,8 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from serve_house import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
-from graftwork.serve.client import Client
-from graftwork.serve.routes import Routes, move_aliases
+from graftwork.serve.http_client import Client
+from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
@@ -52,7 +52,7 @@ def test_an_unknown_model_is_refused_with_the_known_ones(run):
         async with open_house() as house, client_of(house) as client:
             with pytest.raises(NotFoundError, match="champion, base"):
                 await client.chat.completions.create(model="gpt-4o", messages=HELLO)
-            with pytest.raises(BadRequestError, match="beginning of 2 releases"):
+            with pytest.raises(BadRequestError, match="prefix of 2 releases"):
                 await client.chat.completions.create(model="a1b2c3d4", messages=HELLO)
 
     run(main)
@@ -78,13 +78,13 @@ def test_a_stream_gives_the_same_text_in_pieces(run):
 def test_pieces_reach_the_client_while_the_engine_still_works(run):
     async def main():
         async with open_house() as house, client_of(house) as client:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             stream = await client.chat.completions.create(model="base", messages=HELLO, stream=True)
             async for chunk in stream:
                 if chunk.choices[0].delta.content:
                     break
-            assert house.standin.waiting.is_set()
-            house.standin.gate.set()
+            assert house.stub.waiting.is_set()
+            house.stub.gate.set()
             assert [c async for c in stream][-1].choices[0].finish_reason == "stop"
 
     run(main)
@@ -95,14 +95,14 @@ def test_a_client_that_leaves_cancels_the_work_upstream(run, stream):
     async def main():
         sink = ListSink()
         async with open_house(sink) as house:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             body = json.dumps({"model": "base", "messages": HELLO, "stream": stream}).encode()
             _, writer = await asyncio.open_connection("127.0.0.1", house.port)
             head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n"
             writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
-            await asyncio.wait_for(house.standin.waiting.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.waiting.wait(), DEADLINE)
             writer.close()
-            await asyncio.wait_for(house.standin.cancelled.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
             while house.gateway.metrics.in_flight:
                 await asyncio.sleep(0)
             await house.close_captures()
@@ -188,7 +188,7 @@ def test_an_engine_that_is_down_is_answered_with_503(run):
         async with open_house() as house, client_of(house) as client:
             house.engine.client.close()
             house.engine.client = None
-            house.engine.state = {"state": "down", "reason": "it was killed", "restarts": 1}
+            house.engine.status = {"state": "down", "reason": "it was killed", "restarts": 1}
             with pytest.raises(APIStatusError, match="it was killed") as refused:
                 await client.chat.completions.create(model="champion", messages=HELLO)
             assert refused.value.status_code == 503
@@ -201,10 +201,10 @@ def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error_in_the_stream
     async def main():
         sink = ListSink()
         async with open_house(sink) as house, client_of(house) as client:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             stream = await client.chat.completions.create(model="champion", messages=HELLO, stream=True)
             await anext(stream)
-            await house.standin.waiting.wait()
+            await house.stub.waiting.wait()
             house.cut_engine()
             with pytest.raises(APIError, match="the engine is not ready"):
                 _ = [chunk async for chunk in stream]
@@ -218,11 +218,11 @@ def test_an_engine_that_takes_too_long_is_answered_with_504(run):
     async def main():
         settings = ServeSettings(request_timeout_seconds=0.05)
         async with open_house(settings=settings) as house, client_of(house) as client:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             with pytest.raises(APIStatusError) as refused:
                 await client.chat.completions.create(model="champion", messages=HELLO)
             assert refused.value.status_code == 504
-            await asyncio.wait_for(house.standin.cancelled.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
 
     run(main)
 
@@ -230,13 +230,13 @@ def test_an_engine_that_takes_too_long_is_answered_with_504(run):
 def test_beyond_the_queue_limit_requests_are_refused_with_429(run):
     async def main():
         async with open_house(settings=ServeSettings(queue_limit=1)) as house, client_of(house) as client:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             first = asyncio.create_task(client.chat.completions.create(model="base", messages=HELLO))
-            await house.standin.waiting.wait()
+            await house.stub.waiting.wait()
             with pytest.raises(APIStatusError) as refused:
                 await client.chat.completions.create(model="base", messages=HELLO)
             assert refused.value.status_code == 429
-            house.standin.gate.set()
+            house.stub.gate.set()
             assert (await first).choices
             assert (await client.chat.completions.create(model="base", messages=HELLO)).choices
 
@@ -309,16 +309,16 @@ def test_health_and_metrics_say_how_it_is(run):
 
 def test_an_alias_whose_release_is_not_loaded_stays_where_it_was_and_says_so():
     old = Routes(releases=frozenset({"r1"}), aliases={"champion": "r1"})
-    new = move_aliases(old, aliases={"champion": "r2", "next": "r3"}, releases=frozenset({"r1"}))
+    new = update_routes(old, aliases={"champion": "r2", "next": "r3"}, releases=frozenset({"r1"}))
     assert new.aliases == {"champion": "r1"}
     assert new.pending == {"champion": "r2", "next": "r3"}
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "x"}', b'{"error": {"message": "m"}}'])
 def test_an_engine_that_fails_without_a_reason_is_a_bad_gateway(body):
-    from graftwork.serve.gateway import _pass_on
+    from graftwork.serve.supervisor import _explain_refusal
 
-    error = _pass_on(500, body)
+    error = _explain_refusal(500, body)
     assert (error.status, error.code) == (502, "engine_error")
-    spoken = _pass_on(429, b'{"error": {"message": "full", "param": null, "code": "full"}}')
+    spoken = _explain_refusal(429, b'{"error": {"message": "full", "param": null, "code": "full"}}')
     assert (spoken.status, spoken.code, str(spoken)) == (429, "full", "full")

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from serve_house import DEADLINE, raw
 
-from graftwork.serve.client import Client
-from graftwork.serve.http import HttpLimits, Server
-from graftwork.serve.messages import Request, Response, StreamResponse
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import Request, Response, StreamResponse
+from graftwork.serve.http_server import HttpLimits, Server
 
 
 async def echo(request: Request):

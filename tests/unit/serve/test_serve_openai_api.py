@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.serve.messages import ApiError
+from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.openai_api import (
     AnswerHead,
     ChatLimits,
@@ -16,7 +17,6 @@ from graftwork.serve.openai_api import (
     encode_completion,
     parse_chat,
 )
-from graftwork.serve.protocol import GenerateRequest
 
 LIMITS = ChatLimits()
 ASK = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
@@ -128,8 +128,9 @@ def test_any_text_survives_the_answer_and_the_stream(text):
 
 def test_the_gateway_loads_no_torch_and_the_settings_no_parser():
     code = (
-        "import sys, graftwork.serve.settings, graftwork.serve.jobs; assert 'httptools' not in sys.modules;"
-        "import graftwork.serve.run, graftwork.serve.engine;"
+        "import sys, graftwork.serve.settings, graftwork.serve.engine_protocol, graftwork.serve.routing;"
+        "assert 'httptools' not in sys.modules;"
+        "import graftwork.serve.run, graftwork.serve.embedded_engine;"
         "assert not {'torch', 'transformers', 'numpy', 'sqlalchemy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from serve_house import DEADLINE, OTHER, RELEASE, ListSink
 
-from graftwork.process.lock import hold, holder_of
+from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.run import run as run_loop
-from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 
-STANDIN = "graftwork.serve.standin"
+STUB = "graftwork.serve.stub_engine"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
@@ -36,16 +36,19 @@ async def serving(folder, sink=None, **more):
     ready = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     settings = more.pop("settings", ServeSettings(port=0, alias_refresh_seconds=0.02))
-    resolve = more.pop("resolve_alias", lambda: {"champion": RELEASE})
+    project = ServedProject(
+        resolve_aliases=more.pop("resolve_alias", lambda: {"champion": RELEASE}),
+        find_adapter=more.pop("find_adapter", lambda _release: None),
+        captures=sink,
+    )
     task = asyncio.create_task(
         serve(
             settings,
             engine_job=job_in(folder),
-            sink=sink,
-            resolve_alias=resolve,
+            project=project,
             on_ready=ready.set_result,
             stop=stop,
-            engine_module=STANDIN,
+            engine_module=STUB,
             **more,
         )
     )
@@ -91,7 +94,7 @@ def test_it_answers_until_it_is_stopped_and_leaves_no_engine_behind(tmp_path, go
             pid = json.loads((await http.fetch("GET", "/health"))[1])["engine"]["pid"]
             assert is_alive(pid)
         assert not is_alive(pid)
-        assert holder_of(tmp_path / "engine") is None
+        assert lock_holder(tmp_path / "engine") is None
         assert [capture.reply for capture in sink.captures] == [f"[{RELEASE}] hello"]
 
     go(main())
@@ -197,15 +200,14 @@ def test_a_database_that_cannot_be_read_for_a_while_changes_nothing(run, tmp_pat
 
 def test_an_engine_that_cannot_start_says_why(run, tmp_path):
     async def main():
-        with hold(tmp_path / "engine"), pytest.raises(Busy, match="another worker"):
+        with hold_lock(tmp_path / "engine"), pytest.raises(Busy, match="another worker"):
             async with serving(tmp_path):
                 pass
         with pytest.raises(WorkerFailed, match="exit code 1") as failure:
             await serve(
                 ServeSettings(port=0),
                 engine_job=job_in(tmp_path),
-                sink=None,
-                resolve_alias=dict,
+                project=ServedProject(resolve_aliases=dict),
                 engine_module="graftwork.serve.no_such_module",
             )
         assert "no_such_module" in failure.value.why
@@ -217,7 +219,7 @@ def test_a_port_that_is_taken_is_the_users_mistake(run, tmp_path):
     async def main():
         async with serving(tmp_path) as http:
             settings = ServeSettings(port=http._port)
-            with pytest.raises(UserMistake, match="cannot be listened on"):
+            with pytest.raises(UserMistake, match="cannot listen on"):
                 async with serving(tmp_path / "second", settings=settings):
                     pass
 
@@ -241,12 +243,13 @@ def test_other_machines_are_served_only_with_a_key(run, tmp_path, monkeypatch):
 SERVE = """
 import sys
 from pathlib import Path
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import run, serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.run import ServedProject, run, serve
 from graftwork.serve.settings import ServeSettings
 job = EngineJob(folder=sys.argv[1], base_folder="none", adapters={"r1r1r1r1": "none"})
-run(serve(ServeSettings(port=0), engine_job=job, sink=None, resolve_alias=lambda: {"champion": "r1r1r1r1"},
-          on_ready=lambda url: print(url, flush=True), engine_module="graftwork.serve.standin"))
+project = ServedProject(resolve_aliases=lambda: {"champion": "r1r1r1r1"})
+run(serve(ServeSettings(port=0), engine_job=job, project=project,
+          on_ready=lambda url: print(url, flush=True), engine_module="graftwork.serve.stub_engine"))
 print("ended", flush=True)
 """
 
@@ -256,7 +259,7 @@ def test_however_the_gateway_ends_the_engine_ends_too(tmp_path, kind):
     command = [sys.executable, "-c", SERVE, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
         assert gateway.stdout.readline().startswith("http://127.0.0.1:")
-        engine = holder_of(tmp_path)
+        engine = lock_holder(tmp_path)
         assert is_alive(engine)
         gateway.send_signal(kind)
         rest = gateway.stdout.read()

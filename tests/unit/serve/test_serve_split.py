@@ -1,4 +1,4 @@
-"""Two releases behind one alias: the lot holds for a session, keeps its share, and knows nothing else."""
+"""Two releases behind one alias: the arm is fixed for a session, has its share, and depends only on it."""
 
 import asyncio
 import itertools
@@ -14,42 +14,49 @@ from pydantic import ValidationError
 from scipy import stats
 from serve_house import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
-from graftwork.serve.client import Client
-from graftwork.serve.routes import Routes, move_aliases
-from graftwork.serve.run import AliasBook
+from graftwork.serve.http_client import Client
+from graftwork.serve.routing import (
+    AliasWatcher,
+    Experiment,
+    ExperimentOff,
+    Routes,
+    is_experiment_between,
+    make_experiment,
+    set_up_experiment,
+    update_routes,
+)
 from graftwork.serve.settings import ServeSettings, SplitSettings
-from graftwork.serve.split import Deal, NoDeal, is_between, make_deal, set_up_deal
 
 BOTH = {"champion": RELEASE, "challenger": OTHER}
 HELLO = [{"role": "user", "content": "hello there friend"}]
 shares = st.floats(0.01, 0.99)
 
 
-def deal(share=0.5, experiment="", champion=RELEASE, challenger=OTHER):
+def experiment_of(share=0.5, experiment="", champion=RELEASE, challenger=OTHER):
     split = SplitSettings(share=share, experiment=experiment)
-    return make_deal(split, champion=champion, challenger=challenger)
+    return make_experiment(split, champion=champion, challenger=challenger)
 
 
 def split_routes(split):
-    return move_aliases(Routes(), aliases=BOTH, releases=frozenset({RELEASE, OTHER}), split=split)
+    return update_routes(Routes(), aliases=BOTH, releases=frozenset({RELEASE, OTHER}), split=split)
 
 
-# -- the lot -----------------------------------------------------------------------------------
+# -- assignment --------------------------------------------------------------------------------
 
 
 @given(st.text(), shares, st.text(max_size=20))
 def test_a_session_gets_the_same_lot_every_time_and_everywhere(session, share, experiment):
-    here, there = deal(share, experiment), deal(share, experiment)
+    here, there = experiment_of(share, experiment), experiment_of(share, experiment)
     assert here == there
-    assert here.draw(session) == there.draw(session)
-    assert here.release_of(here.draw(session)) in (RELEASE, OTHER)
+    assert here.assign(session) == there.assign(session)
+    assert here.release_of(here.assign(session)) in (RELEASE, OTHER)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.02, 0.98), st.text(max_size=8), st.sampled_from(["{}", "user-{}@team", "2026-01-{:04}"]))
 def test_the_challenger_gets_its_share_whatever_sessions_are_called(share, experiment, form):
-    dealt = deal(share, experiment)
-    got = sum(dealt.draw(form.format(n)) == "challenger" for n in range(4000))
+    running = experiment_of(share, experiment)
+    got = sum(running.assign(form.format(n)) == "challenger" for n in range(4000))
     assert stats.binomtest(got, 4000, share).pvalue > 1e-7
 
 
@@ -58,30 +65,30 @@ def test_the_challenger_gets_its_share_whatever_sessions_are_called(share, exper
     [{"experiment": "second"}, {"share": 0.51}, {"champion": "b" * 16}, {"challenger": "c" * 16}],
 )
 def test_a_new_experiment_deals_every_session_anew(changed):
-    old, new = deal(0.5), deal(**{"share": 0.5, **changed})
+    old, new = experiment_of(0.5), experiment_of(**{"share": 0.5, **changed})
     assert old.experiment != new.experiment
-    same = sum(old.draw(str(n)) == new.draw(str(n)) for n in range(4000))
+    same = sum(old.assign(str(n)) == new.assign(str(n)) for n in range(4000))
     assert stats.binomtest(same, 4000, 0.5).pvalue > 1e-4
 
 
 def test_lots_of_neighbouring_sessions_have_nothing_to_do_with_each_other():
-    drawn = [deal(0.5).draw(f"session-{n}") for n in range(8000)]
+    drawn = [experiment_of(0.5).assign(f"session-{n}") for n in range(8000)]
     both = sum(a == b for a, b in itertools.pairwise(drawn))
     assert stats.binomtest(both, 7999, 0.5).pvalue > 1e-4
 
 
 @given(shares)
 def test_the_bound_of_the_lots_is_the_share(share):
-    assert math.isclose(deal(share).bound / 2**64, share, rel_tol=1e-9)
+    assert math.isclose(experiment_of(share).bound / 2**64, share, rel_tol=1e-9)
 
 
 def test_an_experiment_names_its_two_releases():
-    name = deal().experiment
-    assert is_between(name, RELEASE, OTHER)
-    assert is_between(name, OTHER, RELEASE)
-    assert not is_between(name, RELEASE, RELEASE)
-    assert not is_between(name, RELEASE, "b" * 64)
-    assert not is_between("nonsense", RELEASE, OTHER)
+    name = experiment_of().experiment
+    assert is_experiment_between(name, RELEASE, OTHER)
+    assert is_experiment_between(name, OTHER, RELEASE)
+    assert not is_experiment_between(name, RELEASE, RELEASE)
+    assert not is_experiment_between(name, RELEASE, "b" * 64)
+    assert not is_experiment_between("nonsense", RELEASE, OTHER)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +96,11 @@ def test_an_experiment_names_its_two_releases():
     [{}, {"champion": RELEASE}, {"challenger": OTHER}, {"champion": RELEASE, "challenger": RELEASE}],
 )
 def test_where_two_releases_are_not_there_nothing_is_dealt_and_it_is_said(aliases):
-    found = set_up_deal(SplitSettings(), aliases)
-    assert isinstance(found, NoDeal)
+    found = set_up_experiment(SplitSettings(), aliases)
+    assert isinstance(found, ExperimentOff)
     assert found.why
-    assert set_up_deal(None, aliases) is None
-    assert isinstance(set_up_deal(SplitSettings(), BOTH), Deal)
+    assert set_up_experiment(None, aliases) is None
+    assert isinstance(set_up_experiment(SplitSettings(), BOTH), Experiment)
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1}, {"share": -0.1}, {"challenger": "champion"}])
@@ -129,7 +136,7 @@ def test_sessions_are_dealt_and_their_captures_say_by_whom(run):
             client_of(house) as client,
         ):
             for n in range(12):
-                expected = routes.deal.release_of(routes.deal.draw(f"s{n}"))
+                expected = routes.experiment.release_of(routes.experiment.assign(f"s{n}"))
                 assert {await ask(client, session=f"s{n}") for _ in range(2)} == {expected}
                 # The user stands for the session where no header names one, also in a stream.
                 assert await ask(client, user=f"s{n}", stream=True) == expected
@@ -140,22 +147,22 @@ def test_sessions_are_dealt_and_their_captures_say_by_whom(run):
             health = json.loads((await http.fetch("GET", "/health"))[1])["split"]
             figures = (await http.fetch("GET", "/metrics"))[1].decode()
             await house.close_captures()
-        assert (health["state"], health["experiment"]) == ("on", routes.deal.experiment)
+        assert (health["state"], health["experiment"]) == ("on", routes.experiment.experiment)
         assert health["arms"]["challenger"]["share"] == 0.4
         counted = {arm: facts["requests"] for arm, facts in health["arms"].items()}
         assert sum(counted.values()) == 37
-        name = f'graft_split_requests_total{{experiment="{routes.deal.experiment}",arm="challenger"}}'
+        name = f'graft_split_requests_total{{experiment="{routes.experiment.experiment}",arm="challenger"}}'
         assert f"{name} {counted['challenger']}\n" in figures
 
     run(main)
-    dealt = [capture for capture in sink.captures if capture.dealt is not None]
-    assert len(dealt) == 37
-    for capture in dealt:
-        assert capture.dealt == routes.deal.experiment
+    assigned = [capture for capture in sink.captures if capture.dealt is not None]
+    assert len(assigned) == 37
+    for capture in assigned:
+        assert capture.dealt == routes.experiment.experiment
         assert capture.share == 0.4
-        assert routes.deal.release_of(capture.arm) == capture.release
+        assert routes.experiment.release_of(capture.arm) == capture.release
         if capture.session is None:
-            assert routes.deal.draw(capture.id) == capture.arm
+            assert routes.experiment.assign(capture.id) == capture.arm
     assert {c.model for c in sink.captures if c.dealt is None} == {"challenger", RELEASE, "base"}
     assert all(c.arm is None and c.share is None for c in sink.captures if c.dealt is None)
 
@@ -178,12 +185,12 @@ def test_a_request_that_names_no_model_takes_part(run):
             await house.close_captures()
 
     run(main)
-    assert sink.captures[0].dealt == routes.deal.experiment
+    assert sink.captures[0].dealt == routes.experiment.experiment
 
 
 def test_without_a_challenger_the_champion_answers_all_and_health_says_why(run):
     split = SplitSettings(share=0.9)
-    routes = move_aliases(Routes(), aliases=BOTH, releases=frozenset({RELEASE}), split=split)
+    routes = update_routes(Routes(), aliases=BOTH, releases=frozenset({RELEASE}), split=split)
     sink = ListSink()
 
     async def main():
@@ -208,7 +215,7 @@ def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
 
     async def main():
         async with open_house(sink, settings=slow, routes=routes) as house, client_of(house) as client:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             for stream in (False, True):
                 with pytest.raises(Exception, match="did not answer") as failed:
                     async for _ in await client.chat.completions.create(
@@ -220,12 +227,14 @@ def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
             house.engine.client = None
             with pytest.raises(APIStatusError):  # no engine at all: that says nothing about a release
                 await ask(client)
-            counted = sum(house.gateway.metrics.dealt_failures.values())
+            counted = sum(house.gateway.metrics.assigned_failures.values())
             await house.close_captures()
         assert counted == 2
 
     run(main)
-    assert [(c.finish_reason, c.dealt) for c in sink.captures] == [("error", routes.deal.experiment)] * 2
+    assert [(c.finish_reason, c.dealt) for c in sink.captures] == [
+        ("error", routes.experiment.experiment)
+    ] * 2
 
 
 def test_who_leaves_before_the_first_word_is_kept_for_its_arm(run):
@@ -234,14 +243,14 @@ def test_who_leaves_before_the_first_word_is_kept_for_its_arm(run):
 
     async def main():
         async with open_house(sink, settings=ServeSettings(split=split), routes=split_routes(split)) as house:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             body = json.dumps({"model": "champion", "messages": HELLO}).encode()
             _, writer = await asyncio.open_connection("127.0.0.1", house.port)
             head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n"
             writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
-            await asyncio.wait_for(house.standin.waiting.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.waiting.wait(), DEADLINE)
             writer.close()
-            await asyncio.wait_for(house.standin.cancelled.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
             while house.gateway.metrics.in_flight:
                 await asyncio.sleep(0)
             await house.close_captures()
@@ -265,29 +274,29 @@ class QuietEngine:
 
 def test_an_alias_that_moves_ends_one_experiment_and_begins_the_next_and_both_are_logged(run, caplog):
     aliases, there = {"champion": RELEASE}, {}
-    book = AliasBook(
+    book = AliasWatcher(
         QuietEngine(RELEASE),
-        resolve_alias=lambda: dict(aliases),
+        resolve_aliases=lambda: dict(aliases),
         find_adapter=there.get,
         split=SplitSettings(),
     )
 
     async def main():
-        with caplog.at_level(logging.INFO, logger="graftwork.serve.run"):
+        with caplog.at_level(logging.INFO, logger="graftwork.serve.routing"):
             await book.refresh()
-            assert book.routes.deal is None
+            assert book.routes.experiment is None
             aliases["challenger"] = OTHER
             await book.refresh()  # it points at what is not loaded
-            assert book.routes.deal is None
+            assert book.routes.experiment is None
             there[OTHER] = "folder"
             await book.refresh()
-            first = book.routes.deal
+            first = book.routes.experiment
             await book.refresh()
-            assert book.routes.deal == first
+            assert book.routes.experiment == first
             aliases["champion"] = OTHER
             await book.refresh()
-            assert book.routes.deal is None
-            assert "both" in book.routes.no_deal
+            assert book.routes.experiment is None
+            assert "both" in book.routes.experiment_off
 
     run(main)
     told = [record for record in caplog.records if record.getMessage().startswith("split:")]

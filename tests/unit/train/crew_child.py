@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import begin_learning
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.crew import Alone
-from graftwork.train.engine import Engine
+from graftwork.train.distributed.strategies import SingleProcess
+from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -45,14 +45,13 @@ def make_rows(count=16):
     return rows
 
 
-def make_engine(base, *, crew=None, strategy="single", shape=SHAPE, **more):
+def make_engine(base, *, processes=None, strategy="single", shape=SHAPE, **options):
     torch.set_num_threads(1)
     settings = TrainSettings(rank=4, alpha=8, strategy=strategy, weight_decay=0.01, max_gradient_norm=0.5)
-    if crew is None:
-        crew = Alone()
     model = load_base(Path(base))
-    learned = begin_learning(model, shape, seed=settings.seed)
-    return Engine(model, learned, settings=settings, crew=crew, micro_rows=2, **more)
+    learned = make_trainable(model, shape, seed=settings.seed)
+    step = StepOptions(micro_rows=2, **options)
+    return TrainingEngine(model, learned, settings=settings, strategy=processes or SingleProcess(), step=step)
 
 
 def train(engine, *, skip=0, save_as=None, rate=RATE):
@@ -67,7 +66,7 @@ def train(engine, *, skip=0, save_as=None, rate=RATE):
         figures.append((measured.loss, measured.gradient_norm))
         if save_as is not None and number == SAVED_AFTER:
             state = engine.state()
-            if engine.crew.rank == 0:
+            if engine.strategy.rank == 0:
                 save_file(state, save_as)
     return figures
 
@@ -76,13 +75,13 @@ def meet(strategy):
     """A crew as in a fresh process: accelerate remembers the last one."""
     from accelerate.state import AcceleratorState
 
-    from graftwork.train.crew.assemble import assemble
+    from graftwork.train.distributed.launch import make_strategy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
     settings = TrainSettings(strategy=strategy, processes=2, max_gradient_norm=0.5)
-    return assemble(settings, device="cpu", dtype="float32")
+    return make_strategy(settings, device="cpu", dtype="float32")
 
 
 def main(base, folder):
@@ -90,32 +89,35 @@ def main(base, folder):
     torch.utils.deterministic.fill_uninitialized_memory = False
     found = {}
     for strategy in STRATEGIES:
-        engine = make_engine(base, crew=meet(strategy), strategy=strategy)
+        engine = make_engine(base, processes=meet(strategy), strategy=strategy)
         base_before = base_digest(load_base(Path(base)))
-        said = engine.crew.tell({"from": engine.crew.rank, "word": "grüß"})
+        said = engine.strategy.broadcast({"from": engine.strategy.rank, "word": "grüß"})
         figures = train(engine, save_as=folder / f"{strategy}.safetensors")
         whole = {
             "figures": figures,
             "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2),
             "digest": engine.digest(),
-            "base_stays": base_digest(engine.model, whole=engine.crew.whole) == base_before,
+            "base_stays": base_digest(engine.model, whole=engine.strategy.gather) == base_before,
             "told": said,
-            "any": [engine.crew.any(engine.crew.rank == 1), engine.crew.any(False)],
+            "any": [
+                engine.strategy.any_process(engine.strategy.rank == 1),
+                engine.strategy.any_process(False),
+            ],
         }
-        other = make_engine(base, crew=meet(strategy), strategy=strategy)
+        other = make_engine(base, processes=meet(strategy), strategy=strategy)
         other.restore(load_file(folder / "single.safetensors"))
         whole["resumed"] = train(other, skip=SAVED_AFTER)
-        third = make_engine(base, crew=meet(strategy), strategy=strategy, shape=FULL)
+        third = make_engine(base, processes=meet(strategy), strategy=strategy, shape=FULL)
         whole["full"] = train(third, rate=FULL_RATE)
         whole["full_digest"] = third.digest()
-        fourth = make_engine(base, crew=meet(strategy), strategy=strategy, checkpointing=True)
+        fourth = make_engine(base, processes=meet(strategy), strategy=strategy, activation_checkpointing=True)
         whole["checkpointed"] = train(fourth)
         found[strategy] = whole
-        if engine.crew.rank == 0:
+        if engine.strategy.rank == 0:
             print(strategy, flush=True)
-    if engine.crew.rank == 0:
+    if engine.strategy.rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
-    engine.crew.part()
+    engine.strategy.finish()
 
 
 if __name__ == "__main__":

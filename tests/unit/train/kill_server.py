@@ -18,27 +18,28 @@ from pathlib import Path
 from safetensors.torch import save_file
 from train_samples import SETTINGS, make_engine, make_rows
 
-from graftwork.files.journal import Journal
-from graftwork.train import tensors
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.watch import Watch
-from graftwork.train.loop import Loop
+from graftwork.files.disk import Journal
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.guards import DivergenceCallback
+from graftwork.train.checkpoints import checkpoint
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
 
 LONG = SETTINGS.model_copy(update={"epochs": 25, "learning_rate": 5e-3})
 
 
-class Order(Attendant):
+class Order(TrainingCallback):
     """Writes down which rows each step was about."""
 
     def __init__(self, folder):
         self._journal = Journal(folder / "order.jsonl")
 
-    def judge(self, number, measured, rows):
+    def accept_gradient(self, number, measured, rows):
         self._journal.append([number, *(row.id for row in rows)])
         return True
 
 
-class Trap(Attendant):
+class Trap(TrainingCallback):
     """From a step on, counts every touch of the disk, and dies at the one that was drawn."""
 
     def __init__(self, after_step, point):
@@ -46,7 +47,7 @@ class Trap(Attendant):
         self.touches = 0
         for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
             setattr(module, name, self._set(getattr(module, name)))
-        parts = tensors._parts
+        parts = checkpoint._parts
 
         def one_by_one(named):
             for part in parts(named):
@@ -55,7 +56,7 @@ class Trap(Attendant):
                 self._touch()
                 yield part[len(part) // 2 :]
 
-        tensors._parts = one_by_one
+        checkpoint._parts = one_by_one
 
     def _set(self, call):
         def touched(*arguments, **named):
@@ -71,18 +72,20 @@ class Trap(Attendant):
             if self._left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def begins(self, engine, *, done, steps):
+    def on_train_begin(self, engine, *, done, steps):
         self._armed = done >= self._after
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._armed = step.step >= self._after
 
 
 def attempt(engine, folder, order):
-    attendants = [Watch(LONG.watch), Order(folder)]
+    callbacks = [DivergenceCallback(LONG.watch), Order(folder)]
     if "point" in order:
-        attendants.insert(0, Trap(order["after_step"], order["point"]))
-    loop = Loop(engine, make_rows(), settings=LONG, folder=folder, attendants=attendants)
+        callbacks.insert(0, Trap(order["after_step"], order["point"]))
+    loop = TrainingLoop(
+        engine, EpochOrder(make_rows(), settings=LONG), RunContext(LONG, folder), callbacks=callbacks
+    )
     replay = loop.run()
     save_file(engine.learned(), folder / "adapter.safetensors")
     return {"replayed": replay.steps if replay else 0, "identical": replay.identical if replay else None}

@@ -29,11 +29,11 @@ def hear_late(first: int) -> None:
 
 
 if __name__ == "__main__":
-    from graftwork.train.launch import Machines, torchrun_arguments
-    from graftwork.train.torchrun import main
+    from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
+    from graftwork.train.distributed.torchrun import main
 
     rank, port, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if rank:
         hear_late(int(sys.argv[4]))
-    machines = Machines(count=2, rank=rank, port=port)
+    machines = NodeGroup(count=2, rank=rank, port=port)
     sys.exit(main([*torchrun_arguments(processes=1, machines=machines, module=module, job_file="none")]))

@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.errors import Damaged
-from graftwork.train import checkpoint as checkpoints
-from graftwork.train import tensors
-from graftwork.train.checkpoint import (
+from graftwork.train.checkpoints import checkpoint as checkpoints
+from graftwork.train.checkpoints.checkpoint import (
     JOURNAL,
     MANIFEST,
     STATE,
@@ -22,7 +21,7 @@ from graftwork.train.checkpoint import (
     Checkpoint,
     best_good,
     latest_good,
-    sweep,
+    remove_partial,
     write_checkpoint,
 )
 
@@ -97,7 +96,7 @@ def test_a_hostile_manifest_is_passed_over_with_a_word(tmp_path, kind):
     assert len(words) == 1
     assert "step-000002 is passed over" in words[0]
     assert best_good(tmp_path)[0] is None
-    assert [saved.step for saved in checkpoints.saved_in(tmp_path)] in ([1], [1, 2])
+    assert [saved.step for saved in checkpoints.list_saved(tmp_path)] in ([1], [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_the_best_is_found_and_a_damaged_best_gives_way_to_the_next(tmp_path):
 def test_leftovers_of_killed_writers_are_swept(tmp_path):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
     (tmp_path / ".step-000020.abcd1234.part").mkdir()
-    sweep(tmp_path)
+    remove_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
 
 
@@ -202,7 +201,7 @@ def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
         "one": torch.tensor(3.5),
         "none": torch.empty(0, 4),
     }
-    digest, length = tensors.write_tensors(tmp_path / "t.safetensors", named)
+    digest, length = checkpoint.write_tensors(tmp_path / "t.safetensors", named)
     assert digest == file_digest(tmp_path / "t.safetensors")
     assert length == (tmp_path / "t.safetensors").stat().st_size
     back = load_file(tmp_path / "t.safetensors")

@@ -6,15 +6,25 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import load_base
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.cpu.store import Budget, InFile, InMemory, Nowhere, Trunkload, choose_place
-from graftwork.train.cpu.trunk import Trunk, beginning_of, number_rows
-from graftwork.train.cpu.way import ProcessorWay
-from graftwork.train.engine import Engine
-from graftwork.train.log import read_steps
-from graftwork.train.loop import Loop
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.cpu.layers import (
+    CacheBudget,
+    CacheLoad,
+    FileCache,
+    FrozenLayers,
+    MemoryCache,
+    NoCache,
+    choose_cache,
+    number_rows,
+    shared_prefix,
+)
+from graftwork.train.cpu.step import CpuStep
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(
@@ -27,13 +37,13 @@ class Killed(BaseException):
     """Stands in for kill -9: nothing in the program catches it."""
 
 
-class Before(Attendant):
+class Before(TrainingCallback):
     """Calls back before each step."""
 
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
@@ -42,12 +52,12 @@ def rows_with_beginning():
 
 
 def places(rows, folder):
-    skipped = len(beginning_of(rows)) + 1
+    skipped = len(shared_prefix(rows)) + 1
     lengths = tuple(len(tokens) - skipped for tokens in number_rows(rows))
     return {
-        "nowhere": Nowhere(),
-        "memory": InMemory(),
-        "file": InFile(folder, lengths=lengths, width=64, dtype=torch.float32),
+        "nowhere": NoCache(),
+        "memory": MemoryCache(),
+        "file": FileCache(folder, lengths=lengths, width=64, dtype=torch.float32),
     }
 
 
@@ -56,10 +66,12 @@ def make_loop(tiny_base, folder, states, *, before=None):
     rows = rows_with_beginning()
     model = load_base(tiny_base)
     parameters = attach(model, SHAPE, seed=SETTINGS.seed)
-    way = ProcessorWay(model, 1, rows, states=states, packed=True)
-    engine = Engine(model, parameters, settings=SETTINGS, loss=way.summed_loss)
-    attendants = [Before(before)] if before else []
-    return Loop(engine, rows, settings=SETTINGS, folder=folder, attendants=attendants)
+    way = CpuStep(model, 1, rows, states=states, packed=True)
+    engine = TrainingEngine(model, parameters, settings=SETTINGS, step=StepOptions(logits=way.logits))
+    callbacks = [Before(before)] if before else []
+    return TrainingLoop(
+        engine, EpochOrder(rows, settings=SETTINGS), RunContext(SETTINGS, folder), callbacks=callbacks
+    )
 
 
 def run(tiny_base, folder, states):
@@ -71,27 +83,27 @@ def run(tiny_base, folder, states):
 @pytest.mark.parametrize("place", ["memory", "file"])
 def test_with_and_without_the_cache_a_run_ends_in_the_same_bytes(tiny_base, tmp_path, place):
     states = places(rows_with_beginning(), tmp_path)[place]
-    assert run(tiny_base, tmp_path / "kept", states) == run(tiny_base, tmp_path / "not", Nowhere())
+    assert run(tiny_base, tmp_path / "kept", states) == run(tiny_base, tmp_path / "not", NoCache())
 
 
 @pytest.mark.parametrize("killed_before", [3, 6, 8, 11])
 def test_a_resumed_run_whose_cache_is_cold_ends_in_the_same_bytes(tiny_base, tmp_path, killed_before):
-    whole = run(tiny_base, tmp_path / "whole", InMemory())
+    whole = run(tiny_base, tmp_path / "whole", MemoryCache())
 
     def die(step, _steps):
         if step == killed_before:
             raise Killed
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", InMemory(), before=die).run()
-    assert run(tiny_base, tmp_path / "cut", InMemory()) == whole
+        make_loop(tiny_base, tmp_path / "cut", MemoryCache(), before=die).run()
+    assert run(tiny_base, tmp_path / "cut", MemoryCache()) == whole
 
 
 def test_the_states_of_a_row_are_a_function_of_the_row_alone(tiny_base):
     torch.set_num_threads(1)
     model, rows = load_base(tiny_base), rows_with_beginning()
-    forwards = Trunk(model.model, 1, rows, states=InMemory(), packed=True)
-    backwards = Trunk(model.model, 1, rows, states=Nowhere(), packed=True)
+    forwards = FrozenLayers(model.model, 1, rows, states=MemoryCache(), packed=True)
+    backwards = FrozenLayers(model.model, 1, rows, states=NoCache(), packed=True)
     first = [forwards.read(row) for row in rows]
     again = [forwards.read(row) for row in rows]
     other = [backwards.read(row) for row in reversed(rows)][::-1]
@@ -102,7 +114,7 @@ def test_the_states_of_a_row_are_a_function_of_the_row_alone(tiny_base):
 
 def test_the_states_are_what_transformers_passes_to_that_block(tiny_base):
     model, rows = load_base(tiny_base), rows_with_beginning()
-    trunk = Trunk(model.model, 1, rows, states=InMemory(), packed=True)
+    trunk = FrozenLayers(model.model, 1, rows, states=MemoryCache(), packed=True)
     for row in rows[:3]:
         hidden = model.model(torch.tensor([row.tokens[:-1]]), output_hidden_states=True).hidden_states[1]
         assert torch.allclose(trunk.read(row), hidden[0], atol=1e-5)
@@ -110,7 +122,7 @@ def test_the_states_are_what_transformers_passes_to_that_block(tiny_base):
 
 def test_a_row_that_the_run_does_not_know_is_read_all_the_same(tiny_base):
     model, rows = load_base(tiny_base), rows_with_beginning()
-    trunk = Trunk(model.model, 1, rows, states=InMemory(), packed=True)
+    trunk = FrozenLayers(model.model, 1, rows, states=MemoryCache(), packed=True)
     stranger = make_rows(1, shared=0)[0]
     hidden = model.model(torch.tensor([stranger.tokens[:-1]]), output_hidden_states=True).hidden_states[1]
     assert torch.allclose(trunk.read(stranger), hidden[0], atol=1e-5)
@@ -118,7 +130,7 @@ def test_a_row_that_the_run_does_not_know_is_read_all_the_same(tiny_base):
 
 def test_each_row_is_computed_once_however_often_it_is_asked_for(tiny_base):
     model, rows = load_base(tiny_base), rows_with_beginning()
-    trunk = Trunk(model.model, 1, [*rows, rows[0]], states=InMemory(), packed=False)
+    trunk = FrozenLayers(model.model, 1, [*rows, rows[0]], states=MemoryCache(), packed=False)
     passes = []
     through = trunk._pass
     trunk._pass = lambda tokens, before: passes.append(tokens) or through(tokens, before)
@@ -129,7 +141,7 @@ def test_each_row_is_computed_once_however_often_it_is_asked_for(tiny_base):
 
 
 def test_the_file_leaves_nothing_behind(tmp_path):
-    states = InFile(tmp_path, lengths=(2, 3), width=4, dtype=torch.float32)
+    states = FileCache(tmp_path, lengths=(2, 3), width=4, dtype=torch.float32)
     assert states.get(1) is None
     states.put(1, torch.full((3, 4), 7.0))
     assert torch.equal(states.get(1), torch.full((3, 4), 7.0))
@@ -138,14 +150,14 @@ def test_the_file_leaves_nothing_behind(tmp_path):
 
 
 loads = st.builds(
-    Trunkload,
+    CacheLoad,
     distinct_tokens=st.integers(1, 10**7),
     visited_tokens=st.integers(1, 10**8),
     bytes_a_token=st.integers(1, 10**5),
     operations_a_token=st.floats(0, 1e12),
 )
 budgets = st.builds(
-    Budget,
+    CacheBudget,
     memory_bytes=st.floats(0, 1e11),
     disk_bytes=st.floats(0, 1e12),
     operations_a_second=st.floats(1e6, 1e14),
@@ -154,7 +166,7 @@ budgets = st.builds(
 
 @given(loads, budgets)
 def test_no_place_is_ever_overfilled_or_chosen_in_vain(load, budget):
-    place = choose_place(load, budget).place
+    place = choose_cache(load, budget).place
     if place == "memory":
         assert load.bytes <= budget.memory_bytes
     if place == "file":
@@ -165,14 +177,14 @@ def test_no_place_is_ever_overfilled_or_chosen_in_vain(load, budget):
 
 @given(loads, budgets)
 def test_more_memory_never_moves_the_states_away_from_it(load, budget):
-    if choose_place(load, budget).place == "memory":
-        more = Budget(budget.memory_bytes * 2, budget.disk_bytes, budget.operations_a_second)
-        assert choose_place(load, more).place == "memory"
+    if choose_cache(load, budget).place == "memory":
+        more = CacheBudget(budget.memory_bytes * 2, budget.disk_bytes, budget.operations_a_second)
+        assert choose_cache(load, more).place == "memory"
 
 
 def test_a_slow_trunk_is_kept_and_a_quick_one_is_computed_again():
-    budget = Budget(memory_bytes=0, disk_bytes=1e12, operations_a_second=1e11)
-    slow = Trunkload(1000, 2000, bytes_a_token=2304, operations_a_token=1e8)
-    quick = Trunkload(1000, 2000, bytes_a_token=2304, operations_a_token=1e5)
-    assert choose_place(slow, budget).place == "file"
-    assert choose_place(quick, budget).place == "nowhere"
+    budget = CacheBudget(memory_bytes=0, disk_bytes=1e12, operations_a_second=1e11)
+    slow = CacheLoad(1000, 2000, bytes_a_token=2304, operations_a_token=1e8)
+    quick = CacheLoad(1000, 2000, bytes_a_token=2304, operations_a_token=1e5)
+    assert choose_cache(slow, budget).place == "file"
+    assert choose_cache(quick, budget).place == "nowhere"

@@ -12,13 +12,17 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model.adapter import AdapterShape, attach
-from graftwork.train.cpu.choose import first_learning, is_known, processor_way, weigh_trunk
-from graftwork.train.cpu.layout import lay_out
-from graftwork.train.cpu.products import can_pack
-from graftwork.train.cpu.store import Nowhere
-from graftwork.train.cpu.way import ProcessorWay
-from graftwork.train.loss import Batch, summed_loss
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.train.cpu.layers import NoCache, can_pack
+from graftwork.train.cpu.step import (
+    CpuStep,
+    cache_load,
+    first_trained_block,
+    is_supported,
+    layout_tokens,
+    make_cpu_step,
+)
+from graftwork.train.loss import TokenBatch, summed_loss, weighted_loss
 from graftwork.train.settings import TrainSettings
 
 SMALL = {
@@ -77,9 +81,9 @@ def gradients(loss, parameters):
 
 
 def assert_same(model, parameters, rows, *, packed=True):
-    batch = Batch(rows, device="cpu")
-    way = ProcessorWay(model, first_learning(model), rows, states=Nowhere(), packed=packed)
-    ours = gradients(way.summed_loss(batch), parameters)
+    batch = TokenBatch(rows, device="cpu")
+    way = CpuStep(model, first_trained_block(model), rows, states=NoCache(), packed=packed)
+    ours = gradients(weighted_loss(way.logits(batch), batch.targets, None), parameters)
     theirs = gradients(summed_loss(model, batch), parameters)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     for one, other in zip(ours[1], theirs[1], strict=True):
@@ -90,7 +94,7 @@ def assert_same(model, parameters, rows, *, packed=True):
 @pytest.mark.parametrize("shared", [0, 12])
 def test_each_known_family_gets_the_loss_and_the_gradient_of_the_plain_way(family, shared):
     model, parameters = make_model(FAMILIES[family])
-    assert is_known(model, longest=60)
+    assert is_supported(model, longest=60)
     assert_same(model, parameters, make_rows(shared=shared))
 
 
@@ -130,42 +134,42 @@ def test_weights_are_packed_on_this_machine():
 def test_nothing_is_kept_for_a_gradient_below_the_first_adapted_block():
     model, _ = make_model(FAMILIES["llama"])
     rows = make_rows(shared=12)
-    way = ProcessorWay(model, 2, rows, states=Nowhere(), packed=True)
-    entering = way._enter(rows, lay_out(rows))
+    way = CpuStep(model, 2, rows, states=NoCache(), packed=True)
+    entering = way._enter(rows, layout_tokens(rows))
     assert not entering.requires_grad
     assert entering.grad_fn is None
 
 
 def test_the_last_token_of_a_row_is_not_read():
     rows = make_rows(shared=12)
-    layout = lay_out(rows)
+    layout = layout_tokens(rows)
     assert layout.shared == 12
     assert layout.shared + sum(layout.rests) == 12 + sum(len(row.tokens) - 13 for row in rows)
 
 
 def test_what_is_not_known_is_left_to_the_plain_way():
-    assert not is_known(make_model(MistralConfig(**SMALL, sliding_window=64))[0], longest=65)
+    assert not is_supported(make_model(MistralConfig(**SMALL, sliding_window=64))[0], longest=65)
     learning, _ = make_model(FAMILIES["llama"])
     learning.lm_head.weight.requires_grad_(True)
-    assert not is_known(learning, longest=20)
+    assert not is_supported(learning, longest=20)
     half, _ = make_model(FAMILIES["llama"])
-    assert not is_known(half.to(torch.float16), longest=20)
+    assert not is_supported(half.to(torch.float16), longest=20)
     other = AutoModelForCausalLM.from_config(
         GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=128), attn_implementation="sdpa"
     )
     other.requires_grad_(False)
     attach(other, AdapterShape(rank=2, alpha=4, targets=("c_attn",), layers=(1,)), seed=1)
-    assert not is_known(other.eval(), longest=20)
+    assert not is_supported(other.eval(), longest=20)
 
 
 def test_the_choice_says_where_the_trunk_is_kept_and_why(tmp_path):
     model, _ = make_model(FAMILIES["llama"])
     rows = make_rows(shared=12)
     settings = TrainSettings(epochs=3, batch_rows=2)
-    _, word = processor_way(model, rows, settings=settings, folder=tmp_path)
+    _, word = make_cpu_step(model, rows, settings=settings, folder=tmp_path)
     assert "in memory" in word
-    load = weigh_trunk(model, 2, rows, settings=settings)
+    load = cache_load(model, 2, rows, settings=settings)
     assert load.visited_tokens == 3 * load.distinct_tokens
     assert load.bytes == load.distinct_tokens * 32 * 4
-    _, word = processor_way(model, rows, settings=TrainSettings(epochs=1), folder=tmp_path)
+    _, word = make_cpu_step(model, rows, settings=TrainSettings(epochs=1), folder=tmp_path)
     assert "nowhere: no row is seen twice" in word

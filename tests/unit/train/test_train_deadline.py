@@ -7,7 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import StoppedInOrder
-from graftwork.train.attend.deadline import SAVE_ALLOWANCE, STEP_ALLOWANCE, UNKNOWN_SAVE_SECONDS, Deadline
+from graftwork.train.callbacks.guards import (
+    SAVE_ALLOWANCE,
+    STEP_ALLOWANCE,
+    UNKNOWN_SAVE_SECONDS,
+    DeadlineCallback,
+)
 
 STEPS = 100_000
 
@@ -18,7 +23,7 @@ class Place:
     def __init__(self, at, *, margin, step_times, save_times):
         self.now = 0.0
         self.saved_in = None
-        self.deadline = Deadline(
+        self.deadline = DeadlineCallback(
             at, save_seconds=lambda: self.saved_in, margin=margin, clock=lambda: self.now
         )
         self._step_times, self._save_times = step_times, save_times
@@ -33,7 +38,7 @@ class Place:
         safe = 0
         for number in range(1, STEPS):
             try:
-                self.deadline.before_step(number, STEPS)
+                self.deadline.on_step_begin(number, STEPS)
             except StoppedInOrder as stopped:
                 decided = self.now
                 if safe < number - 1:
@@ -85,18 +90,18 @@ def test_a_first_step_that_compiles_is_forgotten():
 
 def test_a_look_is_allowed_for_before_the_first_one_was_taken():
     now = [0.0]
-    deadline = Deadline(
+    deadline = DeadlineCallback(
         30.0,
         save_seconds=lambda: 1.0,
-        look_seconds=lambda number: 50.0 if number == 3 else 0.0,
+        evaluation_seconds=lambda number: 50.0 if number == 3 else 0.0,
         margin=1.0,
         clock=lambda: now[0],
     )
     for number in (1, 2):
-        deadline.before_step(number, 10)
+        deadline.on_step_begin(number, 10)
         now[0] += 1
     with pytest.raises(StoppedInOrder):
-        deadline.before_step(3, 10)
+        deadline.on_step_begin(3, 10)
 
 
 def test_the_longest_of_many_steps_is_the_measure_and_not_the_last():
@@ -109,7 +114,7 @@ def test_the_longest_of_many_steps_is_the_measure_and_not_the_last():
 def test_what_was_measured_survives_a_restart():
     first = Place(1000.0, margin=1.0, step_times=lambda: 7.0, save_times=lambda: 3.0)
     first.run()
-    second = Deadline(20.0, save_seconds=lambda: None, margin=1.0, clock=lambda: 0.0)
+    second = DeadlineCallback(20.0, save_seconds=lambda: None, margin=1.0, clock=lambda: 0.0)
     second.restore(first.deadline.state())
     assert second.seconds_needed(1) == pytest.approx(7.0 * STEP_ALLOWANCE + 3.0 * SAVE_ALLOWANCE + 1.0)
     assert not second.wants_checkpoint(None)

@@ -4,16 +4,16 @@ import pytest
 import torch
 from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
 
-from graftwork.files.journal import Journal
-from graftwork.model.adapter import attach
+from graftwork.files.disk import Journal
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.train.attend.examine import Examine, choose_rows
-from graftwork.train.crew.alone import Alone
-from graftwork.train.engine import Engine
-from graftwork.train.log import read_steps
-from graftwork.train.looks import read_looks
-from graftwork.train.loop import Loop
+from graftwork.train.callbacks.evaluation import EvaluationCallback, choose_evaluation_rows, read_evaluations
+from graftwork.train.distributed.strategies import SingleProcess
+from graftwork.train.engine import TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import ExamineSettings
 
 
@@ -31,29 +31,29 @@ class Scripted:
     def smaller_is_better(self, metric):
         return self.smaller
 
-    def examine(self, model, rows, *, metric, seconds, pulse):
-        pulse()
+    def examine(self, model, rows, *, metric, seconds, progress):
+        progress()
         self.asked.append(len(rows))
         return tuple(self.looks.pop(0))[: len(rows)]
 
 
-def make_loop(tiny_base, folder, *, settings=None, examiner=None, before=None, words=None, **more):
+def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, words=None, **more):
     torch.set_num_threads(1)
     model = load_base(tiny_base)
-    engine = Engine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
-    attendants = [Before(before)] if before else []
+    engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
+    callbacks = [Before(before)] if before else []
     examine = None
     if settings:
         said = words.append if words is not None else lambda word: None
-        examine = Examine(settings, make_rows(6), folder=folder, examiner=examiner, on_word=said, **more)
-        attendants.append(examine)
-    loop = Loop(
+        examine = EvaluationCallback(
+            settings, make_rows(6), folder=folder, evaluator=evaluator, report=said, **more
+        )
+        callbacks.append(examine)
+    loop = TrainingLoop(
         engine,
-        make_rows(),
-        settings=SETTINGS,
-        folder=folder,
-        attendants=attendants,
-        on_word=words.append if words is not None else lambda word: None,
+        EpochOrder(make_rows(), settings=SETTINGS),
+        RunContext(SETTINGS, folder, report=words.append if words is not None else lambda word: None),
+        callbacks=callbacks,
     )
     return loop, examine
 
@@ -67,7 +67,7 @@ def test_a_run_with_looks_has_the_losses_and_bytes_of_one_without(tiny_base, tmp
     assert [s.loss for s in read_steps(tmp_path / "looked")] == [
         s.loss for s in read_steps(tmp_path / "plain")
     ]
-    looks = read_looks(tmp_path / "looked")
+    looks = read_evaluations(tmp_path / "looked")
     assert [look.step for look in looks] == [3, 6, 8]
     assert all(look.cases == 4 and look.compared for look in looks)
     assert looks[0].value > looks[-1].value
@@ -76,8 +76,8 @@ def test_a_run_with_looks_has_the_losses_and_bytes_of_one_without(tiny_base, tmp
 def test_patience_ends_a_run_with_a_plain_reason(tiny_base, tmp_path):
     words = []
     settings = ExamineSettings(every=1, metric="m", cases=2, patience=2)
-    examiner = Scripted((0, 1), (1, 1), (1, 0), (1, 1))
-    loop, examine = make_loop(tiny_base, tmp_path, settings=settings, examiner=examiner, words=words)
+    evaluator = Scripted((0, 1), (1, 1), (1, 0), (1, 1))
+    loop, examine = make_loop(tiny_base, tmp_path, settings=settings, evaluator=evaluator, words=words)
     loop.run()
     assert len(read_steps(tmp_path)) == 4
     reason = next(word for word in words if word.startswith("stopped early"))
@@ -94,7 +94,7 @@ def test_the_score_is_smaller_for_the_better_model_whatever_the_metric(tiny_base
         tiny_base,
         tmp_path,
         settings=settings,
-        examiner=Scripted((0, 1), (1, 1), smaller=smaller),
+        evaluator=Scripted((0, 1), (1, 1), smaller=smaller),
         before=lambda *_: scores.append(examine.score()),
     )
     loop.run()
@@ -105,10 +105,10 @@ def test_the_score_is_smaller_for_the_better_model_whatever_the_metric(tiny_base
 
 @pytest.mark.parametrize("killed_before", [2, 4, 5, 7, 8])
 def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, killed_before):
-    """The examiner of the second process would say otherwise; what was found before the kill holds."""
+    """The evaluator of the second process would say otherwise; what was found before the kill holds."""
     settings = ExamineSettings(every=2, metric="m", cases=4, patience=2)
     told = [(1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 0, 0), (1, 0, 0, 0)]
-    whole, whole_examine = make_loop(tiny_base, tmp_path / "a", settings=settings, examiner=Scripted(*told))
+    whole, whole_examine = make_loop(tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted(*told))
     whole.run()
 
     def die(step, _steps):
@@ -117,17 +117,17 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
 
     taken = (killed_before - 1) // 2
     first = Scripted(*told)
-    cut, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, examiner=first, before=die)
+    cut, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=first, before=die)
     with pytest.raises(Killed):
         cut.run()
     second = Scripted(*told[taken:])
-    resumed, examine = make_loop(tiny_base, tmp_path / "b", settings=settings, examiner=second)
+    resumed, examine = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=second)
     resumed.run()
     assert final(resumed) == final(whole)
     assert examine.state() == whole_examine.state()
 
     def seen(folder):
-        return [look.model_copy(update={"seconds": 0}) for look in read_looks(folder)]
+        return [look.model_copy(update={"seconds": 0}) for look in read_evaluations(folder)]
 
     assert seen(tmp_path / "b") == seen(tmp_path / "a")
     assert len(first.asked) + len(second.asked) == len(told)
@@ -136,12 +136,12 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
 
 def test_a_first_look_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
     words = []
-    examiner = Scripted((1, 1, 1, 1, 0), (1,) * 6, (1, 1, 1), (0, 0, 0, 0))
+    evaluator = Scripted((1, 1, 1, 1, 0), (1,) * 6, (1, 1, 1), (0, 0, 0, 0))
     settings = ExamineSettings(every=2, metric="m", cases=6, patience=1)
-    loop, _ = make_loop(tiny_base, tmp_path, settings=settings, examiner=examiner, words=words)
+    loop, _ = make_loop(tiny_base, tmp_path, settings=settings, evaluator=evaluator, words=words)
     loop.run()
-    looks = read_looks(tmp_path)
-    assert examiner.asked[:2] == [6, 4]
+    looks = read_evaluations(tmp_path)
+    assert evaluator.asked[:2] == [6, 4]
     assert [(look.cases, look.compared, look.better) for look in looks] == [
         (4, True, True),
         (4, True, False),
@@ -151,31 +151,33 @@ def test_a_first_look_cut_short_sets_the_measure_and_a_shorter_one_is_not_compar
 
 def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base, tmp_path):
     settings = ExamineSettings(every=4, metric="m", cases=2)
-    whole, _ = make_loop(tiny_base, tmp_path / "a", settings=settings, examiner=Scripted((0, 1), (1, 1)))
+    whole, _ = make_loop(tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     whole.run()
     cut, _ = make_loop(
         tiny_base,
         tmp_path / "b",
         settings=settings,
-        examiner=Scripted((0, 1)),
+        evaluator=Scripted((0, 1)),
         stop_asked=lambda: True,
     )
     with pytest.raises(StoppedInOrder, match="during the look after step 4"):
         cut.run()
-    resumed, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, examiner=Scripted((0, 1), (1, 1)))
+    resumed, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     resumed.run()
     assert final(resumed) == final(whole)
-    assert [(k.step, k.value) for k in read_looks(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
+    assert [(k.step, k.value) for k in read_evaluations(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
 
 
 def test_what_is_missing_for_a_look_is_said_before_the_run():
     with pytest.raises(EnvironmentLacks, match="nobody here can measure json_valid"):
-        choose_rows(make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), examiner=None)
+        choose_evaluation_rows(
+            make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), evaluator=None
+        )
     with pytest.raises(UserMistake, match="the validation split is empty"):
-        choose_rows([], settings=ExamineSettings(every=1), examiner=None)
+        choose_evaluation_rows([], settings=ExamineSettings(every=1), evaluator=None)
 
 
-class Second(Alone):
+class Second(SingleProcess):
     """One of two who train together: what the first says arrives by `tell`."""
 
     rank, size = 1, 2
@@ -194,9 +196,9 @@ def test_the_second_of_a_crew_decides_by_what_the_first_found(tiny_base, tmp_pat
     settings = ExamineSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}
     crew = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
-    examine = Examine(settings, make_rows(4), folder=tmp_path, examiner=Scripted(), crew=crew)
-    examine.after_step(make_step(1), 9)
+    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted(), strategy=crew)
+    examine.on_step_end(make_step(1), 9)
     assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
-    examine.after_step(make_step(2), 9)
+    examine.on_step_end(make_step(2), 9)
     assert (examine.latest.value, examine.latest.better) == (0.5, False)
     assert not (tmp_path / "looks.jsonl").exists()

@@ -16,20 +16,26 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.nf4 import dequantize as dequantise_nf4
+from graftwork.model.adapters.nf4 import quantize
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest
-from graftwork.model.nf4 import dequantise as dequantise_nf4
-from graftwork.model.nf4 import quantise
 from graftwork.model.shape import linear_sizes
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.engine import Engine
-from graftwork.train.gpu.batch import PackSizes, deal_rows, pack, round_places, round_tokens
-from graftwork.train.gpu.engine import CardEngine
-from graftwork.train.gpu.families import why_not, why_plain
-from graftwork.train.gpu.frozen import Four, FourPart, dequantise, product, to_eight, turned_product
-from graftwork.train.gpu.furnish import furnish
+from graftwork.train.engine import TrainingEngine
+from graftwork.train.engine_choice import why_eager, why_unsupported
+from graftwork.train.gpu.engine import GpuEngine, PackSizes, bin_rows, pack, round_places, round_tokens
+from graftwork.train.gpu.load import load_quantized
+from graftwork.train.gpu.quantized import (
+    FourBitWeight,
+    Nf4Part,
+    dequantize_four,
+    product,
+    quantize_eight,
+    transposed_product,
+)
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 SETTINGS = TrainSettings(rank=4, alpha=8, max_gradient_norm=1e9)
@@ -107,10 +113,10 @@ def learn_something(parameters):
 
 
 def card_engine(model, tuning, *, layers=(0, 1, 2), targets=ALL_LINEARS):
-    furnished = furnish(model, tuning, device="cpu")
+    frozen = load_quantized(model, tuning, device="cpu")
     parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
     learn_something(parameters)
-    engine = CardEngine(model, parameters, settings=SETTINGS, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine = GpuEngine(model, parameters, settings=SETTINGS, frozen=frozen, tuning=tuning, shape=SHAPE)
     engine.settle(())
     return engine
 
@@ -118,7 +124,7 @@ def card_engine(model, tuning, *, layers=(0, 1, 2), targets=ALL_LINEARS):
 def plain_engine(model, *, layers=(0, 1, 2), targets=ALL_LINEARS):
     parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
     learn_something(parameters)
-    return Engine(model, parameters, settings=SETTINGS)
+    return TrainingEngine(model, parameters, settings=SETTINGS)
 
 
 def gradients(engine, rows):
@@ -204,36 +210,36 @@ def test_the_model_itself_still_answers_with_the_same_weights_and_they_stay(form
 def test_eight_bits_give_both_products_from_the_same_codes():
     weight, x, y = (torch.randn(48, 64), torch.randn(20, 64), torch.randn(20, 48))
     for turned in (False, True):
-        eight = to_eight(weight, None, turned=turned)
+        eight = quantize_eight(weight, None, turned=turned)
         numbers = eight.codes.float() * eight.scale
         assert (product(eight, x) - x @ numbers.t()).norm() / (x @ weight.t()).norm() < 0.04
-        assert (turned_product(eight, y) - y @ numbers).norm() / (y @ weight).norm() < 0.04
+        assert (transposed_product(eight, y) - y @ numbers).norm() / (y @ weight).norm() < 0.04
 
 
 def test_four_bits_are_read_as_they_are_written():
-    found = [quantise(torch.randn(rows, 128)) for rows in (40, 8)]
-    levels = torch.tensor(__import__("graftwork.model.nf4", fromlist=["LEVELS"]).LEVELS)
-    parts = tuple(FourPart(w.codes, w.scale_codes, w.chunk_scales, w.offset) for w in found)
-    ours = dequantise(Four(parts, levels, None), torch.float32)
+    found = [quantize(torch.randn(rows, 128)) for rows in (40, 8)]
+    levels = torch.tensor(__import__("graftwork.model.adapters.nf4", fromlist=["LEVELS"]).LEVELS)
+    parts = tuple(Nf4Part(w.codes, w.scale_codes, w.chunk_scales, w.offset) for w in found)
+    ours = dequantize_four(FourBitWeight(parts, levels, None), torch.float32)
     assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)
 
 
 def test_what_is_not_written_out_is_said():
     known = make_model().config.to_dict()
-    assert why_not(known) is None
-    assert "sliding window" in why_not(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
-    assert "family" in why_not({"model_type": "gemma2"})
-    assert why_plain(SETTINGS, known, capability=9.0) is None
-    assert "bfloat16" in why_plain(
+    assert why_unsupported(known) is None
+    assert "sliding window" in why_unsupported(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
+    assert "family" in why_unsupported({"model_type": "gemma2"})
+    assert why_eager(SETTINGS, known, capability=9.0) is None
+    assert "bfloat16" in why_eager(
         SETTINGS.model_copy(update={"precision": "float16"}), known, capability=9.0
     )
-    assert "Ampere" in why_plain(SETTINGS, known, capability=7.5)
-    assert "dora" in why_plain(SETTINGS.model_copy(update={"method": "dora"}), known, capability=9.0)
+    assert "Ampere" in why_eager(SETTINGS, known, capability=7.5)
+    assert "dora" in why_eager(SETTINGS.model_copy(update={"method": "dora"}), known, capability=9.0)
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.integers(16, 64))
 def test_every_row_goes_once_and_no_pass_is_too_full(lengths, room):
-    bins = deal_rows(lengths, room=room)
+    bins = bin_rows(lengths, room=room)
     assert sorted(row for some in bins for row in some) == list(range(len(lengths)))
     for some in bins:
         assert len(some) == 1 or sum(lengths[row] for row in some) <= room
@@ -304,7 +310,7 @@ class Crowded:
         self._holders = holders
         self.passes = 0
 
-    def learn(self, x, packed, scale, pulse=lambda: None):
+    def learn(self, x, packed, scale, progress=lambda: None):
         if self._holders:
             raise torch.OutOfMemoryError("no room")
         self.passes += 1
@@ -312,12 +318,12 @@ class Crowded:
 
 
 def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
-    from graftwork.train.gpu.captured import Captured
+    from graftwork.train.gpu.decoder import CudaGraphDecoder
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     weight = torch.nn.Parameter(torch.ones(2))
-    captured = Captured(Crowded({}), [weight])
+    captured = CudaGraphDecoder(Crowded({}), [weight])
     assert torch.equal(weight.grad, torch.zeros(2))
     crowded = Crowded(captured._recordings)
     captured.decoder = crowded
@@ -329,23 +335,25 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
 
 
 def test_memory_that_ran_out_is_known_behind_another_error():
-    from graftwork.train.gpu.captured import ran_out
+    from graftwork.train.gpu.decoder import is_out_of_memory
 
     broken = RuntimeError("the recording was broken off")
     broken.__context__ = torch.OutOfMemoryError("no room")
-    assert ran_out(broken)
-    assert ran_out(torch.OutOfMemoryError("no room"))
-    assert not ran_out(RuntimeError("something else"))
+    assert is_out_of_memory(broken)
+    assert is_out_of_memory(torch.OutOfMemoryError("no room"))
+    assert not is_out_of_memory(RuntimeError("something else"))
 
 
 def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
-    from graftwork.train.crew.alone import Alone
+    from graftwork.train.distributed.strategies import SingleProcess
 
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
-    crew = Alone()
-    crew.join(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
-    crew.hold(weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)})
-    assert {tensor.device.type for tensor in crew.held(weight).values()} == {"meta"}
+    crew = SingleProcess()
+    crew.prepare(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
+    crew.load_optimizer_state(
+        weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    )
+    assert {tensor.device.type for tensor in crew.optimizer_state(weight).values()} == {"meta"}
 
 
 def test_layers_that_are_adapted_behind_attention_alone_are_counted():

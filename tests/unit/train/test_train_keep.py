@@ -5,10 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.train.keep import Saved, best_of, is_better, steps_to_keep
+from graftwork.train.checkpoints.checkpoint import SavedCheckpoint, best_of, is_better, steps_to_keep
 
 scores = st.none() | st.floats(-10, 10) | st.just(math.nan)
-saved = st.builds(Saved, st.integers(1, 60), scores)
+saved = st.builds(SavedCheckpoint, st.integers(1, 60), scores)
 found = st.lists(saved, max_size=12, unique_by=lambda one: one.step)
 
 
@@ -26,7 +26,7 @@ def test_the_verified_one_the_newest_and_the_best_stay(found, verified, newest):
 
 @given(found, st.integers(1, 5))
 def test_along_a_whole_run_the_best_look_is_never_let_go(found, newest):
-    there: list[Saved] = []
+    there: list[SavedCheckpoint] = []
     for one in sorted(found, key=lambda saved: saved.step):
         keep = steps_to_keep([*there, one], verified=one.step, newest=newest)
         there = [saved for saved in (*there, one) if saved.step in keep]
@@ -42,4 +42,4 @@ def test_better_means_smaller_than_all_before(found, score):
 
 
 def test_of_equal_looks_the_earliest_is_the_best():
-    assert best_of([Saved(20, 0.5), Saved(10, 0.5), Saved(30, 0.7)]).step == 10
+    assert best_of([SavedCheckpoint(20, 0.5), SavedCheckpoint(10, 0.5), SavedCheckpoint(30, 0.7)]).step == 10

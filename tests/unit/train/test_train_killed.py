@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.journal import Journal
-from graftwork.process.environment import WORKER_ENVIRONMENT
-from graftwork.train.log import find_replay, read_journal, read_steps
+from graftwork.files.disk import Journal
+from graftwork.process.worker import WORKER_ENVIRONMENT
+from graftwork.train.run_folder import find_replay, read_journal, read_steps
 
 KILLS = 50
 

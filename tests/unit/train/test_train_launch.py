@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import UserMistake
-from graftwork.train.crew.assemble import _require_possible
-from graftwork.train.crew.deal import deal, deal_hands
-from graftwork.train.crew.zero import zero_config
-from graftwork.train.launch import Machines, end_of, parse_address, torchrun_arguments
+from graftwork.train.distributed.launch import (
+    NodeGroup,
+    _require_possible,
+    combined_exit_code,
+    parse_address,
+    torchrun_arguments,
+)
+from graftwork.train.distributed.strategies import balance_rows, split_into_micro_batches
+from graftwork.train.distributed.zero import zero_config
 from graftwork.train.settings import TrainSettings
 from graftwork.train.worker import job_settings
 
@@ -20,17 +25,17 @@ ROWS = make_rows(16)
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=40), st.integers(1, 8))
 def test_every_row_is_dealt_once_and_no_hand_is_much_heavier(lengths, size):
-    hands = deal_hands(lengths, size=size)
+    hands = balance_rows(lengths, size=size)
     assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
     tokens = [sum(lengths[row] for row in hand) for hand in hands]
     assert max(tokens) - min(tokens) <= max(lengths)
-    assert deal_hands(lengths, size=size) == hands
+    assert balance_rows(lengths, size=size) == hands
 
 
 @given(st.integers(1, 16), st.integers(1, 5), st.one_of(st.none(), st.integers(1, 6)))
 def test_all_work_equally_often_and_every_row_counts_once(count, size, micro_rows):
     rows = ROWS[:count]
-    portions = deal(rows, size=size, micro_rows=micro_rows)
+    portions = split_into_micro_batches(rows, size=size, micro_rows=micro_rows)
     assert len({len(own) for own in portions}) == 1
     assert all([one.last for one in own] == [False] * (len(own) - 1) + [True] for own in portions)
     counted = [row.id for own in portions for one in own if one.counts for row in one.rows]
@@ -41,14 +46,14 @@ def test_all_work_equally_often_and_every_row_counts_once(count, size, micro_row
 
 
 def test_one_process_keeps_the_rows_in_their_order():
-    assert [row.id for row in deal(ROWS, size=1)[0][0].rows] == [row.id for row in ROWS]
+    assert [row.id for row in split_into_micro_batches(ROWS, size=1)[0][0].rows] == [row.id for row in ROWS]
 
 
 def test_one_machine_finds_a_port_and_several_meet_at_the_first():
-    alone = torchrun_arguments(processes=2, machines=Machines(), module="m", job_file="job.json")
+    alone = torchrun_arguments(processes=2, machines=NodeGroup(), module="m", job_file="job.json")
     assert alone[0] == "--standalone"
     assert alone[-3:] == ("-m", "m", "job.json")
-    third = Machines(count=4, rank=2, address="10.0.0.1", port=29500)
+    third = NodeGroup(count=4, rank=2, address="10.0.0.1", port=29500)
     told = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
     assert told[:8] == (
         *("--nnodes", "4", "--node-rank", "2"),
@@ -60,7 +65,7 @@ def test_one_machine_finds_a_port_and_several_meet_at_the_first():
 def test_torchrun_understands_what_it_is_told():
     from torch.distributed.run import get_args_parser
 
-    machines = Machines(count=2, rank=1, address="h", port=1)
+    machines = NodeGroup(count=2, rank=1, address="h", port=1)
     told = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
     args = get_args_parser().parse_args(list(told))
     assert (args.nnodes, args.node_rank, args.nproc_per_node, args.master_port) == ("2", 1, "3", 1)
@@ -93,7 +98,7 @@ def test_what_is_no_address_is_refused(text):
     ],
 )
 def test_a_crew_ends_by_what_really_happened(codes, end):
-    assert end_of(codes) == end
+    assert combined_exit_code(codes) == end
 
 
 def test_offload_and_clipping_reach_deepspeed():
@@ -120,7 +125,7 @@ def test_what_cannot_work_together_is_said_before_a_model_is_loaded(settings, dt
 def test_another_crew_is_the_same_run():
     one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
     assert one.what_is_learned() == two.what_is_learned()
-    assert two.crew() == {"strategy": "fsdp", "processes": 8, "offload": True}
+    assert two.distribution() == {"strategy": "fsdp", "processes": 8, "offload": True}
 
 
 def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_worker_all_the_same():
@@ -128,7 +133,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
     two = TrainSettings(checkpoint_every=3, keep_checkpoints=7, compile="off", packing="off")
     assert one.what_is_learned() == two.what_is_learned()
     plan = SimpleNamespace(train={"settings": two.what_is_learned()})
-    job = SimpleNamespace(plan=plan, run={}, crew=two.crew(), keeping=two.keeping())
+    job = SimpleNamespace(plan=plan, run={}, strategy=two.distribution(), keeping=two.keeping())
     assert job_settings(job) == two
 
 
@@ -141,6 +146,6 @@ def test_what_changes_the_result_is_another_run(changed):
 
 def test_every_setting_reaches_the_worker_by_one_way():
     settings = TrainSettings()
-    ways = [settings.what_is_learned(), settings.keeping(), settings.crew(), {"run": ...}]
+    ways = [settings.what_is_learned(), settings.keeping(), settings.distribution(), {"run": ...}]
     names = [name for way in ways for name in way]
     assert sorted(names) == sorted(TrainSettings.model_fields)

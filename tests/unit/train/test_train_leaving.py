@@ -12,11 +12,11 @@ import pytest
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.errors import EXIT_RESUME_ME
-from graftwork.train import leaving, torchrun
-from graftwork.train.launch import Machines, torchrun_arguments
-from graftwork.train.leaving import leaving_in_order
+from graftwork.train.distributed import torchrun
+from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
+from graftwork.train.distributed.torchrun import main_node_leaves_last
 
 CHILD = Path(__file__).with_name("leaving_child.py")
 
@@ -52,11 +52,11 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
 
 
 def test_the_first_waits_until_every_other_has_left(monkeypatch):
-    port, goodbye = free_port(), leaving._say_goodbye
+    port, goodbye = free_port(), torchrun._say_goodbye
     said: list[int] = []
     one_left = threading.Event()
 
-    def say(machines: Machines) -> None:
+    def say(machines: NodeGroup) -> None:
         if machines.rank == 2:
             assert one_left.wait(timeout=30)
         said.append(machines.rank)
@@ -64,12 +64,12 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
         one_left.set()
 
     def work(rank: int) -> None:
-        with leaving_in_order(Machines(count=3, rank=rank, port=port)):
+        with main_node_leaves_last(NodeGroup(count=3, rank=rank, port=port)):
             pass
 
-    monkeypatch.setattr(leaving, "_say_goodbye", say)
+    monkeypatch.setattr(torchrun, "_say_goodbye", say)
     others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
-    with leaving_in_order(Machines(count=3, port=port)):
+    with main_node_leaves_last(NodeGroup(count=3, port=port)):
         for thread in others:
             thread.start()
     assert said == [1, 2]
@@ -85,9 +85,9 @@ def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
             asked.append(keys)
             return False
 
-    monkeypatch.setattr(leaving, "PATIENCE", 0.02)
-    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.001)
-    leaving._wait_for_the_others(Deserted(), 3)
+    monkeypatch.setattr(torchrun, "PATIENCE", 0.02)
+    monkeypatch.setattr(torchrun, "LOOK_SECONDS", 0.001)
+    torchrun._wait_for_the_others(Deserted(), 3)
     assert len(asked) > 1
     assert len(set(asked[0])) == 2
 
@@ -97,19 +97,19 @@ def test_a_store_that_is_gone_is_not_waited_for():
         def check(self, _):
             raise DistStoreError("gone")
 
-    leaving._wait_for_the_others(Gone(), 2)
+    torchrun._wait_for_the_others(Gone(), 2)
 
 
 def test_waiting_for_the_others_writes_nothing(monkeypatch, capfd):
-    monkeypatch.setattr(leaving, "PATIENCE", 1.2)
-    with leaving_in_order(Machines(count=2, port=free_port())):
+    monkeypatch.setattr(torchrun, "PATIENCE", 1.2)
+    with main_node_leaves_last(NodeGroup(count=2, port=free_port())):
         capfd.readouterr()
     assert capfd.readouterr() == ("", "")
 
 
 def test_to_a_first_machine_that_is_gone_nobody_says_goodbye(monkeypatch, capfd):
-    monkeypatch.setattr(leaving, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
-    with leaving_in_order(Machines(count=2, rank=1, port=free_port())):
+    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
+    with main_node_leaves_last(NodeGroup(count=2, rank=1, port=free_port())):
         pass
     assert capfd.readouterr() == ("", "")
 
@@ -122,8 +122,8 @@ def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypa
     monkeypatch.setattr(torchrun, "stop_with_parent", lambda: None)
     monkeypatch.setenv(PARENT_VARIABLE, "")
     monkeypatch.setattr("torch.distributed.run.run", signalled if in_the_work else lambda _: None)
-    monkeypatch.setattr(leaving, "_wait_for_the_others", signalled)
-    machines = Machines(count=2, port=free_port())
+    monkeypatch.setattr(torchrun, "_wait_for_the_others", signalled)
+    machines = NodeGroup(count=2, port=free_port())
     arguments = torchrun_arguments(processes=1, machines=machines, module="__future__", job_file="none")
     assert torchrun.main([*arguments]) == code
 
@@ -132,12 +132,12 @@ def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
     def never(*_):
         raise AssertionError("it waited")
 
-    monkeypatch.setattr(leaving, "_wait_for_the_others", never)
-    with pytest.raises(ZeroDivisionError), leaving_in_order(Machines(count=2, port=free_port())):
+    monkeypatch.setattr(torchrun, "_wait_for_the_others", never)
+    with pytest.raises(ZeroDivisionError), main_node_leaves_last(NodeGroup(count=2, port=free_port())):
         raise ZeroDivisionError
 
 
 def test_one_machine_alone_opens_no_door(monkeypatch):
-    monkeypatch.setattr(leaving, "_store", lambda *_, **__: pytest.fail("it opened one"))
-    with leaving_in_order(Machines()):
+    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it opened one"))
+    with main_node_leaves_last(NodeGroup()):
         pass

@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.run import Look, TrainStep
-from graftwork.train.looks import Course, count_cases, find_best, find_look, log_look, read_looks
+from graftwork.train.callbacks.evaluation import (
+    EvaluationHistory,
+    count_comparable_cases,
+    find_best_step,
+    find_evaluation,
+    log_evaluation,
+    read_evaluations,
+)
 
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=20)
 
@@ -28,22 +35,22 @@ def make_step(number, loss=1.0, weights="w"):
 
 @given(values, st.booleans())
 def test_the_best_is_the_first_of_the_best_values(found, smaller):
-    course = Course(smaller_is_better=smaller)
+    course = EvaluationHistory(smaller_is_better=smaller)
     judged = [course.judge(make_look(step, value)) for step, value in enumerate(found, 1)]
     best = min(found) if smaller else max(found)
     assert course.best == best
     assert course.best_step == found.index(best) + 1
     assert course.since == len(found) - course.best_step
-    assert find_best(tuple(judged)) == course.best_step
+    assert find_best_step(tuple(judged)) == course.best_step
 
 
 @given(values, st.integers(0, 20))
 def test_a_course_that_was_interrupted_anywhere_ends_the_same(found, cut):
-    whole, first = Course(smaller_is_better=True), Course(smaller_is_better=True)
+    whole, first = EvaluationHistory(smaller_is_better=True), EvaluationHistory(smaller_is_better=True)
     looks = [make_look(step, value) for step, value in enumerate(found, 1)]
     judged = [whole.judge(look) for look in looks]
     again = [first.judge(look) for look in looks[:cut]]
-    second = Course(smaller_is_better=True)
+    second = EvaluationHistory(smaller_is_better=True)
     second.restore(first.state())
     again += [second.judge(look) for look in looks[cut:]]
     assert again == judged
@@ -51,7 +58,7 @@ def test_a_course_that_was_interrupted_anywhere_ends_the_same(found, cut):
 
 
 def test_a_look_over_fewer_cases_or_without_a_number_decides_nothing():
-    course = Course(smaller_is_better=False)
+    course = EvaluationHistory(smaller_is_better=False)
     course.judge(make_look(1, 0.5, cases=8))
     for odd in (make_look(2, 1.0, cases=7), make_look(3, float("nan"))):
         judged = course.judge(odd)
@@ -62,7 +69,7 @@ def test_a_look_over_fewer_cases_or_without_a_number_decides_nothing():
 
 @given(st.integers(1, 50), st.integers(1, 50), st.none() | st.integers(1, 50))
 def test_a_look_counts_at_least_one_case_and_never_more_than_were_finished(finished, more, common):
-    counted = count_cases(finished, asked=finished + more - 1, common=common)
+    counted = count_comparable_cases(finished, asked=finished + more - 1, common=common)
     assert 1 <= counted <= finished
     if common is not None:
         assert counted == min(finished, common)
@@ -73,17 +80,17 @@ def test_a_look_counts_at_least_one_case_and_never_more_than_were_finished(finis
 
 
 def test_a_look_is_found_again_only_at_the_very_same_step(tmp_path):
-    log_look(tmp_path, make_look(4, 0.5), make_step(4))
-    assert find_look(tmp_path, make_step(4)) == make_look(4, 0.5)
-    assert find_look(tmp_path, make_step(4, loss=1.1)) is None
-    assert find_look(tmp_path, make_step(4, weights="other")) is None
-    assert find_look(tmp_path, make_step(4, weights="")) is not None, "not every step has a digest"
-    assert find_look(tmp_path, make_step(5)) is None
-    assert find_look(tmp_path / "elsewhere", make_step(4)) is None
+    log_evaluation(tmp_path, make_look(4, 0.5), make_step(4))
+    assert find_evaluation(tmp_path, make_step(4)) == make_look(4, 0.5)
+    assert find_evaluation(tmp_path, make_step(4, loss=1.1)) is None
+    assert find_evaluation(tmp_path, make_step(4, weights="other")) is None
+    assert find_evaluation(tmp_path, make_step(4, weights="")) is not None, "not every step has a digest"
+    assert find_evaluation(tmp_path, make_step(5)) is None
+    assert find_evaluation(tmp_path / "elsewhere", make_step(4)) is None
 
 
 def test_of_two_looks_at_one_step_the_last_holds(tmp_path):
     for value in (0.5, 0.25):
-        log_look(tmp_path, make_look(4, value), make_step(4, loss=value))
-    log_look(tmp_path, make_look(2, 0.75), make_step(2))
-    assert [(look.step, look.value) for look in read_looks(tmp_path)] == [(2, 0.75), (4, 0.25)]
+        log_evaluation(tmp_path, make_look(4, value), make_step(4, loss=value))
+    log_evaluation(tmp_path, make_look(2, 0.75), make_step(2))
+    assert [(look.step, look.value) for look in read_evaluations(tmp_path)] == [(2, 0.75), (4, 0.25)]

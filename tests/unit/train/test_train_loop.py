@@ -10,53 +10,50 @@ import pytest
 import torch
 from train_samples import SETTINGS, SHAPE, make_engine, make_rows
 
-from graftwork.files.journal import Journal
-from graftwork.model.adapter import attach
+from graftwork.files.disk import Journal
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train import tensors as checkpoint_tensors
-from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.attend.watch import Diverged, Watch
-from graftwork.train.checkpoint import latest_good
-from graftwork.train.log import Replay, StepLog, read_journal, read_steps
-from graftwork.train.loop import Loop, StepGivenUp
-from graftwork.train.loss import Batch, summed_loss
-from graftwork.train.order import shared_tokens
-from graftwork.train.origin import AnotherRun
-from graftwork.train.safety import pulse_that_stops
+from graftwork.train.callbacks import EarlyStop, TrainingCallback
+from graftwork.train.callbacks.guards import Diverged, DivergenceCallback
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.checkpoints import checkpoint as checkpoint_tensors
+from graftwork.train.checkpoints.checkpoint import CheckpointMismatch, latest_good
+from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.loop import RunContext, StepInterrupted, TrainingLoop
+from graftwork.train.loss import TokenBatch, summed_loss
+from graftwork.train.objectives.epochs import EpochOrder, shared_tokens
+from graftwork.train.run_folder import Replay, StepLog, read_journal, read_steps
+from graftwork.train.run_setup import stoppable_progress
 from graftwork.train.settings import ExamineSettings
-from graftwork.train.vault import Vault
 
 
 class Killed(BaseException):
     """Stands in for kill -9: nothing in the program catches it."""
 
 
-class Before(Attendant):
+class Before(TrainingCallback):
     """Calls back before each step."""
 
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
 def make_loop(
-    tiny_base, folder, *, rows=None, before=None, words=None, attendants=(), settings=SETTINGS, **more
+    tiny_base, folder, *, rows=None, before=None, words=None, callbacks=(), settings=SETTINGS, **more
 ):
-    pulse = more.pop("pulse", lambda *_: None)
-    engine = make_engine(tiny_base, settings, pulse=pulse)
-    on_word = words.append if words is not None else lambda word: None
-    return Loop(
+    progress = more.pop("pulse", lambda *_: None)
+    engine = make_engine(tiny_base, settings, progress=progress)
+    report = words.append if words is not None else lambda word: None
+    return TrainingLoop(
         engine,
-        rows or make_rows(),
-        settings=settings,
-        folder=folder,
-        attendants=[*attendants, *([Before(before)] if before else [])],
-        on_word=on_word,
+        EpochOrder(rows or make_rows(), settings=settings),
+        RunContext(settings, folder, report=report),
+        callbacks=[*callbacks, *([Before(before)] if before else [])],
         **more,
     )
 
@@ -140,7 +137,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path, attendants=[Watch(SETTINGS.watch)])
+    loop = make_loop(tiny_base, tmp_path, callbacks=[DivergenceCallback(SETTINGS.watch)])
     with torch.no_grad():
         loop._engine.parameters[0].fill_(float("nan"))
     with pytest.raises(Diverged) as caught:
@@ -152,7 +149,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tm
 def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):
     model = load_base(tiny_base)
     rows = make_rows(5)
-    batch = Batch(rows, device="cpu")
+    batch = TokenBatch(rows, device="cpu")
     with torch.inference_mode():
         ours = float(summed_loss(model, batch))
         theirs = 0.0
@@ -187,14 +184,14 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
         loss.backward()
         return float(loss.detach()), [parameter.grad for parameter in parameters]
 
-    together = gradients([Batch(rows, device="cpu")])
-    alone = gradients([Batch([row], device="cpu") for row in rows])
+    together = gradients([TokenBatch(rows, device="cpu")])
+    alone = gradients([TokenBatch([row], device="cpu") for row in rows])
     assert together[0] == pytest.approx(alone[0], rel=1e-5)
     for ours, theirs in zip(together[1], alone[1], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
-class Looks(Attendant):
+class Looks(TrainingCallback):
     """Looks at some steps, and sees what it was told to."""
 
     name = "looks"
@@ -203,10 +200,10 @@ class Looks(Attendant):
         self._scores, self._finish_at = scores, finish_at
         self._score = None
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._score = self._scores.get(step.step)
         if step.step == self._finish_at:
-            raise FinishEarly("no better any more")
+            raise EarlyStop("no better any more")
 
     def score(self):
         return self._score
@@ -221,22 +218,22 @@ def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
     always = make_loop(tiny_base, tmp_path / "plain")
     always._digest_is_cheap = True
     digests = {}
-    always._attendants = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
+    always._callbacks = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
     always.run()
     words: list[str] = []
     scores = {1: 0.8, 4: 0.7, 6: 0.7, 8: 0.75} | {best: 0.5}
-    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks(scores)], words=words)
+    loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks(scores)], words=words)
     loop.run()
     assert final(loop) == digests[best]
     assert loop.kept_step == (None if best == 8 else best)
     assert any(f"that of step {best}" in word for word in words) == (best != 8)
 
 
-class After(Attendant):
+class After(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._call(step)
 
 
@@ -244,7 +241,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
     plain = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
     settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
-    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks({2: 0.1})], settings=settings)
+    loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks({2: 0.1})], settings=settings)
     loop.run()
     assert final(loop) == final(plain)
 
@@ -252,7 +249,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
 @pytest.mark.parametrize("killed_before", [5, 7, 8])
 def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
     scores = {2: 0.9, 4: 0.1, 6: 0.5}
-    whole = make_loop(tiny_base, tmp_path / "whole", attendants=[Looks(scores)])
+    whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[Looks(scores)])
     whole.run()
 
     def die(step, _steps):
@@ -260,15 +257,15 @@ def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
             raise Killed
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", before=die, attendants=[Looks(scores)]).run()
-    resumed = make_loop(tiny_base, tmp_path / "cut", attendants=[Looks(scores)])
+        make_loop(tiny_base, tmp_path / "cut", before=die, callbacks=[Looks(scores)]).run()
+    resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks(scores)])
     resumed.run()
     assert final(resumed) == final(whole)
     assert resumed.kept_step == 4
 
 
 def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_path):
-    first = make_loop(tiny_base, tmp_path, attendants=[Looks({2: 0.1}, finish_at=5)])
+    first = make_loop(tiny_base, tmp_path, callbacks=[Looks({2: 0.1}, finish_at=5)])
     first.run()
     again = make_loop(tiny_base, tmp_path)
     again.run()
@@ -294,7 +291,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, sai
     made_for = {"made_for": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), **made_for).run()
-    with pytest.raises(AnotherRun) as caught:
+    with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(made_for | change)).run()
     assert said in caught.value.why
     assert "the checkpoint of step 4" in caught.value.what
@@ -329,15 +326,15 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
     beats: list[str] = []
     torch.set_rng_state(drawn_by(tmp_path / "whole"))
 
-    def pulse(*doing):
+    def progress(*doing):
         if len(beats) >= 4 * 4:
             torch.rand(3)  # whatever the step that is given up has drawn by then
         beats.append("")
         if len(beats) == 4 * 4 + part:
-            raise StepGivenUp
+            raise StepInterrupted
 
     with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
-        make_loop(tiny_base, tmp_path / "cut", pulse=pulse).run()
+        make_loop(tiny_base, tmp_path / "cut", progress=progress).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
     assert final(resumed) == final(whole)
@@ -350,15 +347,15 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
 ):
     whole = make_loop(tiny_base, tmp_path / "whole")
     whole.run()
-    pulse = pulse_that_stops(lambda *_: None, lambda: True)
+    progress = stoppable_progress(lambda *_: None, lambda: True)
 
-    class Looks(Attendant):
-        def after_step(self, done, steps):
+    class Looks(TrainingCallback):
+        def on_step_end(self, done, steps):
             if done.step == step:
-                pulse("forward")
+                progress("forward")
 
     with pytest.raises(StoppedInOrder) as caught:
-        make_loop(tiny_base, tmp_path / "cut", attendants=[Looks()]).run()
+        make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks()]).run()
     assert caught.value.exit_code == 75
     assert "stopped in good order" in caught.value.what
     assert "same command" in caught.value.fix
@@ -413,8 +410,8 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
         tiny_base,
         tmp_path,
         before=stop,
-        attendants=[Pulse(heart, tmp_path)],
-        vault=Vault(tmp_path / "checkpoints", keep=2, mirror=mirror),
+        callbacks=[HeartbeatCallback(heart, tmp_path)],
+        store=CheckpointStore(tmp_path / "checkpoints", keep=2, mirror=mirror),
     )
     with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
         loop.run()

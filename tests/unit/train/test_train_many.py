@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Moment
-from graftwork.train import many
-from graftwork.train.files import ATTEMPTS, OUTCOME, SAVED
-from graftwork.train.many import _require_patience, crashes_in_a_row, train_many
-from graftwork.train.settled import failure_of, is_settled
+from graftwork.train import multi_run
+from graftwork.train.multi_run import _require_patience, crashes_in_a_row, train_many
+from graftwork.train.run_folder import ATTEMPTS, OUTCOME, SAVED, failure_of, is_settled
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_what_a_run_took_is_free_when_the_next_begins(tmp_path, monkeypatch, fai
         left.append(weakref.ref(Knot()))
         if fails:
             raise ValueError("broken")
-        write_whole(tmp_path / job.run_id / OUTCOME, "{}")
+        write_atomic(tmp_path / job.run_id / OUTCOME, "{}")
 
     batch = SimpleNamespace(jobs=jobs, side_by_side=(), begun=Moment(at=0, steady=0, boot=""))
     train_many(batch, train)
@@ -111,5 +109,5 @@ def test_without_a_card_that_was_used_none_is_touched(monkeypatch):
     card = Card()
     card.is_initialized = lambda: False
     monkeypatch.setattr(torch, "cuda", card)
-    many.free_memory()
+    multi_run.free_memory()
     assert card.asked == []

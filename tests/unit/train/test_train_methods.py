@@ -8,8 +8,8 @@ import torch
 from test_train_gpu import make_tuning
 from test_train_loop import make_rows
 
-from graftwork.model.adapter import activate, load_adapter
 from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import activate, load_adapter
 from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
 from graftwork.records.base import Figure
@@ -127,19 +127,19 @@ def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_bas
 @pytest.mark.parametrize("method", ["dora", "qlora", "full"])
 def test_a_killed_run_comes_to_the_same_bytes(tiny_base, tmp_path, method, monkeypatch):
     whole = train(make_job(tiny_base, tmp_path / "whole", method=method))
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
 
-    apply, count = Engine.apply, iter(range(100))
+    apply, count = TrainingEngine.apply, iter(range(100))
 
     def die(self, rate):
         if next(count) == 4:
             raise Killed
         apply(self, rate)
 
-    monkeypatch.setattr(Engine, "apply", die)
+    monkeypatch.setattr(TrainingEngine, "apply", die)
     with pytest.raises(Killed):
         train(make_job(tiny_base, tmp_path / "cut", method=method))
-    monkeypatch.setattr(Engine, "apply", apply)
+    monkeypatch.setattr(TrainingEngine, "apply", apply)
     resumed = train(make_job(tiny_base, tmp_path / "cut", method=method))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash
@@ -203,19 +203,19 @@ def test_the_step_of_a_card_learns_what_the_plain_one_learns(tiny_base, tmp_path
 
 def test_a_killed_run_of_a_card_goes_on_to_the_same_adapter(tiny_base, tmp_path, monkeypatch):
     whole = train(on_a_card(make_job(tiny_base, tmp_path / "whole", method="qlora"), form="four"))
-    from graftwork.train.gpu.engine import CardEngine
+    from graftwork.train.gpu.engine import GpuEngine
 
-    backward, count = CardEngine.backward, iter(range(100))
+    backward, count = GpuEngine.backward, iter(range(100))
 
     def die(self, rows):
         if next(count) == 5:
             raise Killed
         return backward(self, rows)
 
-    monkeypatch.setattr(CardEngine, "backward", die)
+    monkeypatch.setattr(GpuEngine, "backward", die)
     with pytest.raises(Killed):
         train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
-    monkeypatch.setattr(CardEngine, "backward", backward)
+    monkeypatch.setattr(GpuEngine, "backward", backward)
     resumed = train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash

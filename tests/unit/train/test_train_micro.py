@@ -4,9 +4,9 @@ import pytest
 import torch
 from train_rows import SETTINGS, SHAPE, make_rows
 
-from graftwork.model.adapter import attach
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
-from graftwork.train.engine import Engine
+from graftwork.train.engine import StepOptions, TrainingEngine
 
 
 def make_engine(tiny_base, **more):
@@ -17,13 +17,13 @@ def make_engine(tiny_base, **more):
         # Fresh adapters do nothing, and half of their gradient is zero: give them something to do.
         for parameter in parameters:
             parameter.add_(torch.full_like(parameter, 0.01))
-    return Engine(model, parameters, settings=SETTINGS, **more)
+    return TrainingEngine(model, parameters, settings=SETTINGS, **more)
 
 
 @pytest.mark.parametrize("micro_rows", [1, 2, 3, 5, 100])
 def test_fewer_rows_at_a_time_give_the_same_gradient(tiny_base, micro_rows):
     rows = make_rows(5)
-    whole, split = make_engine(tiny_base), make_engine(tiny_base, micro_rows=micro_rows)
+    whole, split = make_engine(tiny_base), make_engine(tiny_base, step=StepOptions(micro_rows=micro_rows))
     expected, found = whole.backward(rows), split.backward(rows)
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
@@ -34,5 +34,5 @@ def test_fewer_rows_at_a_time_give_the_same_gradient(tiny_base, micro_rows):
 
 def test_a_step_says_what_it_does_at_every_micro_batch(tiny_base):
     told = []
-    make_engine(tiny_base, micro_rows=2, pulse=told.append).backward(make_rows(5))
+    make_engine(tiny_base, step=StepOptions(micro_rows=2), progress=told.append).backward(make_rows(5))
     assert told == ["data", "forward", "backward"] * 3 + ["update"]

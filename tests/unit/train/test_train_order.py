@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.order import (
+from graftwork.train.objectives.epochs import (
     choose_rows,
     choose_training_rows,
     count_visits,
+    learning_rate,
     plan_batches,
     plan_steps,
 )
-from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60).map(tuple)

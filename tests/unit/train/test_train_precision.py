@@ -8,14 +8,14 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import load_base
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.engine import Engine
-from graftwork.train.log import read_steps
-from graftwork.train.loop import Loop
-from graftwork.train.precision import choose_precision, has_amx
-from graftwork.train.scaler import LARGEST, SMALLEST, Scaler
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.engine import LARGEST_SCALE, SMALLEST_SCALE, LossScaler, TrainingEngine
+from graftwork.train.engine_choice import choose_precision, has_amx
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -53,7 +53,7 @@ def test_bfloat16_without_matrix_units_does_not_count():
 
 
 def test_the_scale_grows_after_enough_good_steps_and_halves_at_an_overflow():
-    scaler = Scaler(on=True, first=8.0, grow_every=3)
+    scaler = LossScaler(on=True, first=8.0, grow_every=3)
     for expected in (8.0, 8.0, 16.0, 16.0):
         scaler.went_well()
         assert scaler.factor == expected
@@ -70,19 +70,19 @@ def test_the_scale_stays_in_its_bounds_and_goes_on_exactly_where_it_was(goods, g
     def go(scaler, events):
         for good in events:
             scaler.went_well() if good else scaler.overflowed()
-            assert SMALLEST <= scaler.factor <= LARGEST
+            assert SMALLEST_SCALE <= scaler.factor <= LARGEST_SCALE
         return scaler
 
-    whole = go(Scaler(on=True, grow_every=grow_every), goods)
-    first = go(Scaler(on=True, grow_every=grow_every), goods[:cut])
-    second = Scaler(on=True, grow_every=grow_every)
+    whole = go(LossScaler(on=True, grow_every=grow_every), goods)
+    first = go(LossScaler(on=True, grow_every=grow_every), goods[:cut])
+    second = LossScaler(on=True, grow_every=grow_every)
     second.restore(first.state())
     go(second, goods[cut:])
     assert (second.factor, second._good) == (whole.factor, whole._good)
 
 
 def test_types_that_need_no_scale_have_none():
-    scaler = Scaler(on=False)
+    scaler = LossScaler(on=False)
     scaler.went_well()
     assert scaler.factor == 1.0
     assert not scaler.can_fall
@@ -93,22 +93,27 @@ class Killed(BaseException):
     """Stands in for kill -9."""
 
 
-class Before(Attendant):
+class Before(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
 def make_loop(tiny_base, folder, *, first_factor=2.0**24, before=None, dtype="float16"):
     torch.set_num_threads(1)
     model = load_base(tiny_base, dtype=dtype)
-    engine = Engine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
+    engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
     if dtype == "float16":
-        engine._scaler = Scaler(on=True, first=first_factor, grow_every=4)
-    attendants = [Before(before)] if before else []
-    return Loop(engine, make_rows(16, seed=2), settings=SETTINGS, folder=folder, attendants=attendants)
+        engine._scaler = LossScaler(on=True, first=first_factor, grow_every=4)
+    callbacks = [Before(before)] if before else []
+    return TrainingLoop(
+        engine,
+        EpochOrder(make_rows(16, seed=2), settings=SETTINGS),
+        RunContext(SETTINGS, folder),
+        callbacks=callbacks,
+    )
 
 
 def test_float16_learns_what_float32_learns(tiny_base, tmp_path):
@@ -157,7 +162,7 @@ def test_a_killed_float16_run_goes_on_to_the_same_bytes(tiny_base, tmp_path, kil
 
 
 def test_a_gradient_that_no_scale_can_save_is_not_taken_for_an_overflow(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path, first_factor=SMALLEST)
+    loop = make_loop(tiny_base, tmp_path, first_factor=SMALLEST_SCALE)
     engine = loop._engine
     engine._lower = lambda factor: engine.parameters[0].grad.fill_(float("inf"))
     measured = engine.backward(make_rows(4))

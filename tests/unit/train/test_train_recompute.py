@@ -7,13 +7,14 @@ import torch
 from train_rows import SETTINGS, make_rows
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import begin_learning
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.load import load_base
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.records.plan import PlainStep
-from graftwork.train.assemble import make_engine as assemble_engine
-from graftwork.train.crew import Alone
-from graftwork.train.engine import Engine
+from graftwork.train.distributed.strategies import SingleProcess
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.engine_choice import EngineInputs
+from graftwork.train.engine_choice import make_engine as assemble_engine
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
@@ -22,20 +23,20 @@ def make_engine(base, kind="lora", *, four_bits=False, **more):
     torch.set_num_threads(1)
     model = load_base(base, four_bits=four_bits)
     shape = AdapterShape(kind=kind, rank=4, alpha=8, targets=TARGETS, layers=(0, 1))
-    parameters = begin_learning(model, shape, seed=3)
+    parameters = make_trainable(model, shape, seed=3)
     if kind != "full":
         with torch.no_grad():
             # Fresh adapters do nothing, and half of their gradient is zero: give them something to do.
             for parameter in parameters:
                 parameter.add_(torch.full_like(parameter, 0.01))
-    return Engine(model, parameters, settings=SETTINGS, **more)
+    return TrainingEngine(model, parameters, settings=SETTINGS, **more)
 
 
 def count_products(engine):
     """How often the first block's MLP is called in one step."""
     calls = []
     # Before it and not behind: the second time is over when the last tensor that is needed is there.
-    hook = parts_of(engine.model).blocks[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    hook = decoder_parts(engine.model).blocks[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     engine.backward(make_rows(4))
     hook.remove()
     return len(calls)
@@ -52,7 +53,7 @@ def kept_bytes(engine):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        parts_of(engine.model).decoder(input_ids=torch.arange(5, 45)[None], use_cache=False)
+        decoder_parts(engine.model).decoder(input_ids=torch.arange(5, 45)[None], use_cache=False)
     return sum(sizes.values())
 
 
@@ -63,7 +64,12 @@ def kept_bytes(engine):
 def test_losses_and_gradients_are_the_same(tiny_base, kind, four_bits, micro_rows):
     rows = make_rows(5)
     plain, again = (
-        make_engine(tiny_base, kind, four_bits=four_bits, micro_rows=micro_rows, checkpointing=on)
+        make_engine(
+            tiny_base,
+            kind,
+            four_bits=four_bits,
+            step=StepOptions(micro_rows=micro_rows, activation_checkpointing=on),
+        )
         for on in (False, True)
     )
     expected, found = plain.backward(rows), again.backward(rows)
@@ -74,22 +80,30 @@ def test_losses_and_gradients_are_the_same(tiny_base, kind, four_bits, micro_row
 
 
 def test_a_block_is_computed_again_on_the_way_back_and_read_once_where_nothing_is_learned(tiny_base):
-    plain, again = make_engine(tiny_base), make_engine(tiny_base, checkpointing=True)
+    plain, again = (
+        make_engine(tiny_base),
+        make_engine(tiny_base, step=StepOptions(activation_checkpointing=True)),
+    )
     assert count_products(plain) == 1
     assert count_products(again) == 2
     with torch.no_grad():
         calls = []
-        parts_of(again.model).blocks[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+        decoder_parts(again.model).blocks[0].mlp.register_forward_hook(lambda *_: calls.append(1))
         again.model(torch.tensor([[5, 6, 7]]))
     assert calls == [1]
 
 
 def test_it_keeps_less(tiny_base):
-    assert kept_bytes(make_engine(tiny_base, checkpointing=True)) < 0.2 * kept_bytes(make_engine(tiny_base))
+    assert kept_bytes(
+        make_engine(tiny_base, step=StepOptions(activation_checkpointing=True))
+    ) < 0.2 * kept_bytes(make_engine(tiny_base))
 
 
 def test_a_model_that_learns_this_way_still_answers_with_a_cache(tiny_base):
-    plain, again = make_engine(tiny_base), make_engine(tiny_base, checkpointing=True)
+    plain, again = (
+        make_engine(tiny_base),
+        make_engine(tiny_base, step=StepOptions(activation_checkpointing=True)),
+    )
     asked = torch.tensor([[5, 6, 7, 8]])
     texts = [
         one.model.generate(asked, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
@@ -111,20 +125,18 @@ def test_a_model_that_learns_this_way_still_answers_with_a_cache(tiny_base):
 def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, planned, expected):
     model = load_base(tiny_base)
     shape = AdapterShape(rank=4, alpha=8, targets=TARGETS, layers=(0, 1))
-    learned = begin_learning(model, shape, seed=3)
+    learned = make_trainable(model, shape, seed=3)
     plain = None if planned is None else PlainStep(micro_rows=2, checkpointed=planned, peak_gib=1.0)
     plan = SimpleNamespace(tuning=None, plain=plain, train={}, dtype="float32")
+    job = SimpleNamespace(plan=plan, folder=str(tmp_path), base_folder=str(tiny_base))
+    # Several processes train eagerly; a single one has the CPU step.
+    settings = SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"})
     engine = assemble_engine(
-        SimpleNamespace(plan=plan, folder=str(tmp_path), base_folder=str(tiny_base)),
-        model,
-        learned,
-        make_rows(4),
-        # Several processes take the plain path; alone, the processor has its own.
-        settings=SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"}),
-        crew=Alone(),
-        shares=False,
-        pulse=lambda *_: None,
-        say=lambda _: None,
+        EngineInputs(job, settings, model, learned, make_rows(4)),
+        strategy=SingleProcess(),
+        shares_steps=False,
+        progress=lambda *_: None,
+        report=lambda _: None,
     )
     passes = 2 if plain else 1
     assert count_products(engine) == passes * (2 if expected else 1)

@@ -7,18 +7,18 @@ import pytest
 import torch
 from test_train_gpu import make_tuning
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import PlainStep
-from graftwork.train.engine import Engine
-from graftwork.train.grouping import choose_groups
-from graftwork.train.held import HeldBase
-from graftwork.train.log import read_steps
-from graftwork.train.loop import Loop
+from graftwork.train.engine import TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.multi_run import BaseCache, choose_side_by_side
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
-from graftwork.train.side_by_side import train_abreast
+from graftwork.train.side_by_side import train_side_by_side
 
 RUNS = [
     (
@@ -52,10 +52,15 @@ def make_rows(count, seed):
     return rows
 
 
-def train_run(place, model, folder, crew=None):
+def train_run(place, model, folder, strategy=None):
     shape, settings, count = RUNS[place]
-    engine = Engine(model, attach(model, shape, seed=settings.seed), settings=settings, crew=crew)
-    Loop(engine, make_rows(count, place), settings=settings, folder=folder / str(place)).run()
+    parameters = attach(model, shape, seed=settings.seed)
+    engine = TrainingEngine(model, parameters, settings=settings, strategy=strategy)
+    TrainingLoop(
+        engine,
+        EpochOrder(make_rows(count, place), settings=settings),
+        RunContext(settings, folder / str(place)),
+    ).run()
     return engine
 
 
@@ -72,7 +77,7 @@ def test_runs_side_by_side_have_the_losses_and_the_adapters_of_runs_alone(tiny_b
 
         return work
 
-    party = train_abreast(base, [work_on(place) for place in range(len(RUNS))])
+    party = train_side_by_side(base, [work_on(place) for place in range(len(RUNS))])
 
     steps = [len(read_steps(tmp_path / "alone" / str(place))) for place in range(len(RUNS))]
     assert party.passes == max(steps) > min(steps)  # the shorter run left, the longer went on
@@ -98,7 +103,7 @@ def test_a_run_that_fails_leaves_and_the_others_go_on(tiny_base, tmp_path):
         done.append(True)
 
     with pytest.raises(ValueError, match="broken"):
-        train_abreast(load_base(tiny_base), [fail, work])
+        train_side_by_side(load_base(tiny_base), [fail, work])
     assert done == [True]
 
 
@@ -120,7 +125,7 @@ def test_an_error_in_the_common_pass_reaches_every_run(tiny_base, tmp_path, monk
 
         return work
 
-    train_abreast(load_base(tiny_base), [work_on(0), work_on(1)])
+    train_side_by_side(load_base(tiny_base), [work_on(0), work_on(1)])
     assert sorted(seen) == [0, 1]
 
 
@@ -131,7 +136,7 @@ def make_job(folder, method="lora", tuning=None):
 
 
 def test_a_held_base_is_loaded_once_and_handed_out_as_it_was_loaded(tiny_base):
-    held = HeldBase(lambda job: load_base(tiny_base))
+    held = BaseCache(lambda job: load_base(tiny_base))
     first = held.take(make_job(tiny_base))
     names, digest = [name for name, _ in first.named_modules()], base_digest(first)
     attach(first, RUNS[0][0], seed=1)
@@ -149,7 +154,7 @@ def test_a_held_base_is_loaded_once_and_handed_out_as_it_was_loaded(tiny_base):
 
 
 def test_a_base_in_another_form_is_another_base(tiny_base):
-    held = HeldBase(lambda job: load_base(tiny_base))
+    held = BaseCache(lambda job: load_base(tiny_base))
     whole, eight = make_tuning(), make_tuning(form="eight", head="eight")
     for tuning in (None, whole, eight, eight):
         held.take(make_job(tiny_base, tuning=tuning))
@@ -157,7 +162,7 @@ def test_a_base_in_another_form_is_another_base(tiny_base):
 
 
 def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
-    held = HeldBase(lambda job: load_base(tiny_base))
+    held = BaseCache(lambda job: load_base(tiny_base))
     first = held.take(make_job(tiny_base))
     layer = first.model.layers[0].mlp.down_proj
     layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
@@ -197,7 +202,7 @@ def planned(
         start_adapter=start,
         plan=plan,
         run=run,
-        crew={"strategy": "single"},
+        strategy={"strategy": "single"},
     )
 
 
@@ -213,14 +218,14 @@ def test_only_who_was_asked_shares_and_nobody_waits_for_one_of_its_group():
         planned("runs/g", dtype="bfloat16"),
         planned("runs/h", tuning="of a card"),
     ]
-    assert choose_groups(jobs) == ((0, 2), (1, 3))
+    assert choose_side_by_side(jobs) == ((0, 2), (1, 3))
 
 
 def test_a_group_takes_no_more_memory_than_there_is():
     # The base counts once: 0.5 GiB, and 1.0 for each; 3.6 GiB may be filled.
     jobs = [planned(f"runs/{number}", peak=1.5) for number in range(5)]
-    assert choose_groups(jobs) == ((0, 1, 2), (3, 4))
-    assert choose_groups([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()
+    assert choose_side_by_side(jobs) == ((0, 1, 2), (3, 4))
+    assert choose_side_by_side([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()
 
 
 def test_who_has_no_room_for_its_own_rows_at_once_shares_no_step():
@@ -229,4 +234,4 @@ def test_who_has_no_room_for_its_own_rows_at_once_shares_no_step():
         for rows, computed_again in ((4, False), (2, False), (4, True))
     )
     jobs = [planned(f"runs/{at}", plain=one) for at, one in enumerate((all_at_once, few, again, None))]
-    assert choose_groups(jobs) == ((0, 3),)
+    assert choose_side_by_side(jobs) == ((0, 3),)

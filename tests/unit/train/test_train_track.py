@@ -9,8 +9,8 @@ from test_train_looks import make_step
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import Look
-from graftwork.train.attend.track import Track
-from graftwork.train.trackers.tracker import require_installed
+from graftwork.train.callbacks.reporting import TrackerCallback
+from graftwork.train.trackers import require_installed
 
 
 class Tape:
@@ -45,28 +45,28 @@ def tape(monkeypatch):
 
 
 def make_track(folder, words=None, look=None, trackers=("tape",), **options):
-    return Track(
+    return TrackerCallback(
         trackers,
         run_id="run-1",
         settings={"rank": 8},
         folder=folder,
-        latest_look=lambda: look,
-        on_word=(words if words is not None else []).append,
+        latest_evaluation=lambda: look,
+        report=(words if words is not None else []).append,
         **options,
     )
 
 
 def work_through(track, steps):
-    track.begins(None, done=0, steps=9)
+    track.on_train_begin(None, done=0, steps=9)
     for step in steps:
-        track.after_step(make_step(step), 9)
+        track.on_step_end(make_step(step), 9)
 
 
 def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
     work_through(make_track(tmp_path), [1, 2, 3, 4])
     track = make_track(tmp_path)
     work_through(track, [3, 4, 5, 6])
-    track.ends()
+    track.on_train_end()
     assert [step for step, _ in tape.logged] == [1, 2, 3, 4, 5, 6]
     assert tape.opened == [("run-1", "tape")] * 2
     assert tape.closed == 1
@@ -93,7 +93,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_word(tape, tmp_path, monkeypa
     words = []
     track = make_track(tmp_path, words, trackers=("tape", "other"))
     work_through(track, [1, 2, 3, 4])
-    track.ends()
+    track.on_train_end()
     assert [step for step, _ in tape.logged] == [1]
     assert [step for step, _ in other.logged] == [1, 2, 3, 4]
     assert words == ["the tracker tape is left out from here on: RuntimeError: the line is down"]
@@ -106,7 +106,7 @@ def test_a_tracker_that_never_answers_does_not_hold_the_run(tape, tmp_path, monk
     words = []
     track = make_track(tmp_path, words, patience=0.05)
     work_through(track, [1, 2, 3])
-    track.ends()
+    track.on_train_end()
     held.set()
     assert words == ["the tracker tape is left out from here on: TimeoutError: no answer within 0.05 s"]
 
@@ -127,14 +127,14 @@ def test_a_tracker_that_is_not_installed_is_said_before_the_run(monkeypatch):
 
 
 def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
-    from graftwork.train.attend.onlookers import onlookers
+    from graftwork.train.run_setup import reporting_callbacks
     from graftwork.train.settings import RunSettings, TrainSettings
 
     monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
     settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
     with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
-        onlookers(job, settings)
+        reporting_callbacks(job, settings)
 
 
 def test_the_word_about_a_tracker_that_fails_has_no_password_in_it(tape, tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import pytest
 
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.attend.watch import Diverged, Watch, name_rows
-from graftwork.train.engine import Measured
+from graftwork.train.callbacks.guards import Diverged, DivergenceCallback, name_rows
+from graftwork.train.engine import StepResult
 from graftwork.train.settings import WatchSettings
 
 
@@ -28,12 +28,12 @@ ROWS = [row(line) for line in (3, 8)]
 
 
 def measured(loss, norm=1.0):
-    return Measured(loss, norm, 10, 5)
+    return StepResult(loss, norm, 10, 5)
 
 
 def usual(watch, count=8, loss=2.0):
     for number in range(1, count + 1):
-        assert watch.judge(number, measured(loss + number / 100), ROWS)
+        assert watch.accept_gradient(number, measured(loss + number / 100), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -48,46 +48,46 @@ def usual(watch, count=8, loss=2.0):
 )
 def test_one_bad_step_is_passed_over_with_a_word_and_a_second_stops_the_run(bad, said):
     words = []
-    watch = Watch(WatchSettings(tolerate=1), on_word=words.append)
+    watch = DivergenceCallback(WatchSettings(tolerate=1), report=words.append)
     usual(watch)
-    assert not watch.judge(9, bad, ROWS)
+    assert not watch.accept_gradient(9, bad, ROWS)
     assert said in words[0]
     assert "log.jsonl:3, log.jsonl:8" in words[0]
     with pytest.raises(Diverged, match=said) as caught:
-        watch.judge(10, bad, ROWS)
+        watch.accept_gradient(10, bad, ROWS)
     assert caught.value.where == "log.jsonl:3, log.jsonl:8"
     assert "last good checkpoint is kept" in caught.value.why
 
 
 def test_a_good_step_between_two_bad_ones_counts():
-    watch = Watch(WatchSettings(tolerate=1))
+    watch = DivergenceCallback(WatchSettings(tolerate=1))
     usual(watch)
     for number in range(9, 20, 2):
-        assert not watch.judge(number, measured(40.0), ROWS)
-        assert watch.judge(number + 1, measured(2.0), ROWS)
+        assert not watch.accept_gradient(number, measured(40.0), ROWS)
+        assert watch.accept_gradient(number + 1, measured(2.0), ROWS)
 
 
 def test_a_spike_does_not_become_the_usual():
-    watch = Watch(WatchSettings(tolerate=100, window=4))
+    watch = DivergenceCallback(WatchSettings(tolerate=100, window=4))
     usual(watch)
-    assert not any(watch.judge(number, measured(40.0), ROWS) for number in range(9, 60))
+    assert not any(watch.accept_gradient(number, measured(40.0), ROWS) for number in range(9, 60))
 
 
 def test_close_to_zero_a_multiple_alone_is_no_spike():
-    watch = Watch(WatchSettings(tolerate=0))
+    watch = DivergenceCallback(WatchSettings(tolerate=0))
     usual(watch, loss=0.001)
-    assert watch.judge(9, measured(0.4), ROWS)
+    assert watch.accept_gradient(9, measured(0.4), ROWS)
 
 
 def test_it_comes_to_the_same_verdicts_after_a_resume_at_any_step():
     chance = random.Random(5)
     losses = [chance.choice([2.0, 2.5, 3.0, 50.0]) * chance.uniform(0.8, 1.2) for _ in range(60)]
     settings = WatchSettings(tolerate=50, window=6)
-    whole = Watch(settings)
+    whole = DivergenceCallback(settings)
     expected = [whole.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses)]
     assert False in expected
     for cut in range(0, 60, 7):
-        before, after = Watch(settings), Watch(settings)
+        before, after = DivergenceCallback(settings), DivergenceCallback(settings)
         got = [before.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses[:cut])]
         after.restore(json.loads(json.dumps(before.state())))
         got += [after.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses[cut:])]

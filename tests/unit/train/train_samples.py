@@ -4,12 +4,12 @@ import random
 
 import torch
 
-from graftwork.model.adapter import attach
 from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.engine import Engine
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -40,4 +40,4 @@ def make_rows(count=16):
 def make_engine(base, settings=SETTINGS, **more):
     torch.set_num_threads(1)
     model = load_base(base)
-    return Engine(model, attach(model, SHAPE, seed=settings.seed), settings=settings, **more)
+    return TrainingEngine(model, attach(model, SHAPE, seed=settings.seed), settings=settings, **more)

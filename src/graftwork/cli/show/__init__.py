@@ -1,17 +1,24 @@
-"""Records as tables for people: one function a kind of record, found by its type."""
+"""Records as tables for the terminal, one function per type of record."""
+
+from importlib import import_module
 
 from rich.console import Console
 
 from graftwork.records.base import Record
 
+MODULES = {
+    "data": ("Audit", "Prepared"),
+    "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
+    "evaluation": ("Report", "Evaluated", "Verdict"),
+    "releases": ("Release", "TryOut"),
+}
+
 
 def show(console: Console, record: Record) -> None:
-    """Print the record the way a person wants to see it."""
-    from graftwork.cli.show import data, evaluation, releases, training
-
-    for module in (data, training, evaluation, releases, training):
-        printer = module.PRINTERS.get(type(record).__name__)
-        if printer is not None:
-            printer(console, record)
-            return
-    console.print_json(record.to_json())
+    """Print the record as tables, or as JSON if there is no printer for it."""
+    name = type(record).__name__
+    module = next((module for module, names in MODULES.items() if name in names), None)
+    if module is None:
+        console.print_json(record.to_json())
+    else:
+        import_module(f"graftwork.cli.show.{module}").PRINTERS[name](console, record)

@@ -1,4 +1,4 @@
-"""The purchase as tables: the choices, what each machine can, payback against each place, the sentence."""
+"""Purchases, comparisons of places and the catalog as tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ def show_purchase(console: Console, found: Purchase) -> None:
     _show_paybacks(console, found)
     print_line(console, f"\n[bold]{quote(found.answer)}[/]")
     print_line(console, "\n[bold]Assumed[/]")
-    for words in (*found.assumptions, *found.notes):
-        print_line(console, f"  · {quote(words)}")
+    for text in (*found.assumptions, *found.notes):
+        print_line(console, f"  · {quote(text)}")
 
 
 def _show_choices(console: Console, found: Purchase) -> None:
@@ -57,15 +57,15 @@ def _note(choice: PurchaseChoice, found: Purchase) -> str:
         return choice.why_not
     if choice.label == found.best:
         return "best"
-    words = []
+    notes = []
     if choice.pays_above_usd_per_hour is not None:
-        words.append(f"right above {dollars(choice.pays_above_usd_per_hour.value)} an hour of waiting")
+        notes.append(f"right above {dollars(choice.pays_above_usd_per_hour.value)} an hour of waiting")
     elif choice.pays_unrented_above_usd_per_hour is not None:
         worth = dollars(choice.pays_unrented_above_usd_per_hour.value)
-        words.append(f"if nothing may be rented, right above {worth} an hour of waiting")
+        notes.append(f"if nothing may be rented, right above {worth} an hour of waiting")
     if choice.throughput is not None:
-        words.append(f"{choice.runs_at_once} runs at once: {choice.throughput.value:.1f} × the runs")
-    return "; ".join(words)
+        notes.append(f"{choice.runs_at_once} runs at once: {choice.throughput.value:.1f} × the runs")
+    return "; ".join(notes)
 
 
 def _show_reach(console: Console, found: Purchase) -> None:
@@ -97,7 +97,9 @@ def _show_paybacks(console: Console, found: Purchase) -> None:
     bought = [choice for choice in found.choices if choice.paybacks]
     if not bought:
         return
-    made = table("months until paid back, against", "a run there", *(quote(one.label) for one in bought))
+    made = table(
+        "months until paid back, against", "a run there", *(quote(choice.label) for choice in bought)
+    )
     for index, payback in enumerate(bought[0].paybacks[:MOST_PLACES]):
         made.add_row(
             quote(payback.against),
@@ -111,13 +113,13 @@ def _months(payback: Payback) -> str:
     if payback.months is None:
         return "[dim]never[/]"
     high = "never" if payback.months.high >= ENDLESS else f"{payback.months.high:.0f}"
-    words = f"{payback.months.value:.0f} ({payback.months.low:.0f}–{high})"
-    return words if payback.in_time else f"[dim]{words}[/]"
+    text = f"{payback.months.value:.0f} ({payback.months.low:.0f}–{high})"
+    return text if payback.in_time else f"[dim]{text}[/]"
 
 
 SHOWN = 14
 NOTED = 3
-"""Places whose rules are told: those that one would go to."""
+"""Places whose rules are shown: the best ones."""
 RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
 
 
@@ -140,16 +142,16 @@ def show_comparison(console: Console, found: PlaceComparison, *, everything: boo
         for change in found.sensitivity:
             print_line(console, f"  · {quote(change.words)}")
     print_line(console, "\n[bold]Assumed[/]")
-    for words in (*found.assumptions, *found.notes[:1]):
-        print_line(console, f"  · {quote(words)}")
+    for text in (*found.assumptions, *found.notes[:1]):
+        print_line(console, f"  · {quote(text)}")
     wanted = {row.title for row in (found.rows if everything else shown[:NOTED])}
-    for words in found.notes[1:]:
-        if words.split(":")[0] in wanted:
-            print_line(console, f"  [dim]· {quote(words)}[/]")
+    for text in found.notes[1:]:
+        if text.split(":")[0] in wanted:
+            print_line(console, f"  [dim]· {quote(text)}[/]")
 
 
 def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
-    """All that will do, up to the number shown, and then those that will not: the reason is an answer too."""
+    """Offers that qualify, up to the number shown, then some that do not, with the reason."""
     good = [row for row in lines if row.eligible][:SHOWN]
     mine = [row for row in lines if row.kind == "own" and row not in good]
     bad = [row for row in lines if not row.eligible and row not in mine]
@@ -184,8 +186,8 @@ def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> object:
         if value is not None:
             cells.append(f"{row.return_usd.value:,.0f}" if row.return_usd and row.fits else "–")
         mark = "[green]" if row.verdict == "best" else "[dim]" if not row.eligible else ""
-        words = quote("; ".join((row.verdict, *_limits(row)[:1])))
-        made.add_row(*cells, f"{mark}{words}[/]" if mark else words)
+        verdict = quote("; ".join((row.verdict, *_limits(row)[:1])))
+        made.add_row(*cells, f"{mark}{verdict}[/]" if mark else verdict)
     return made
 
 
@@ -199,7 +201,7 @@ def _limits(row: PlaceRow) -> tuple[str, ...]:
     """The rules that this run meets: one session that is long enough is no limit."""
     if not row.fits or not row.recommended:
         return ()
-    return tuple(words for words in row.limits if not words.startswith("1 session "))
+    return tuple(limit for limit in row.limits if not limit.startswith("1 session "))
 
 
 def _place(row: PlaceRow) -> str:
@@ -209,8 +211,8 @@ def _place(row: PlaceRow) -> str:
 def _dates(shown: Sequence[PlaceRow]) -> str:
     """How old the prices are: one line instead of a column."""
     dated = sorted({row.price_dated for row in shown})
-    words = f"prices of {dated[0]}" if len(dated) == 1 else f"prices of {dated[0]} to {dated[-1]}"
-    return f"{words}{'; * is old: look it up' if any(row.stale for row in shown) else ''}"
+    text = f"prices of {dated[0]}" if len(dated) == 1 else f"prices of {dated[0]} to {dated[-1]}"
+    return f"{text}{'; * is old: look it up' if any(row.stale for row in shown) else ''}"
 
 
 def _spread(best: PlaceRow) -> str:
@@ -259,7 +261,7 @@ Rows = list[dict[str, Any]]
 
 
 def show_catalog(console: Console, listed: dict[str, Rows]) -> None:
-    """All that was listed, kind by kind, then what is old."""
+    """One table per kind, then a note about old rows."""
     makers = {
         "models": _models,
         "gpus": _gpus,
@@ -321,7 +323,7 @@ def _cpus(kind: str, rows: Rows) -> PlainTable:
 
 
 def _prices(kind: str, rows: Rows) -> PlainTable:
-    title = "prices" if kind == "prices" else "prices as teams quoted them (not reckoned with)"
+    title = "prices" if kind == "prices" else "prices quoted by teams (not used in estimates)"
     numbers = ("$ an hour", "spot", "$ a month", "hours a month")
     made = table("place", "card", *numbers, "source", "dated", title=title, right=numbers)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Audits as one screen."""
+"""Audits, prepared datasets, rows, traces and differences of datasets as tables."""
 
 import re
 from collections import Counter
@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.cli.show.tables import PlainTable, print_line, quote, safe, table
-from graftwork.data.diff import DatasetDiff, RowChanges
-from graftwork.data.export.record import Export
-from graftwork.data.show_tokens import Piece, ShownRow
-from graftwork.data.trace import Place, Trace, TracedDrop, TracedRow, TracedToken
+from graftwork.data.export.sink import ExportRecord
+from graftwork.data.inspect.diff import DatasetDiff, RowChanges
+from graftwork.data.inspect.rows import ShownRow, TextPiece
+from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow, TracedToken
 from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
 
 if TYPE_CHECKING:
-    from graftwork.data.portions import PortionSummary, Unmatched
+    from graftwork.data.split.model_subsets import SubsetSummary, UnmatchedValue
 
 if TYPE_CHECKING:
     from graftwork.records.dataset import Dataset, Drop
@@ -58,27 +58,27 @@ def show_diff(console: Console, diff: DatasetDiff) -> None:
         for change in (*diff.made_for, *diff.settings):
             settings.add_row(quote(change.key), _value(change.before), _value(change.after))
         console.print(settings)
-    for word, files in (
+    for kind, files in (
         ("added", diff.inputs.added),
         ("removed", diff.inputs.removed),
         ("changed", diff.inputs.changed),
     ):
         if files:
             named = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-            print_line(console, f"logs {word}: {quote(named)}")
+            print_line(console, f"logs {kind}: {quote(named)}")
     _show_row_changes(console, diff.rows)
     _show_totals(console, diff)
 
 
-def show_export(console: Console, export: Export, *, folder: Path) -> None:
+def show_export(console: Console, export: ExportRecord, *, folder: Path) -> None:
     files = table("file", "rows", "sha256", right=("rows",))
     for file in export.files:
         files.add_row(quote(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
     console.print(files)
     for left_out in export.left_out:
         first = ", ".join(str(origin) for origin in left_out.first[:3])
-        words = f"{left_out.rows} rows left out: {left_out.why} ({first})"
-        print_line(console, f"[yellow]! {quote(words)}[/]")
+        text = f"{left_out.rows} rows left out: {left_out.why} ({first})"
+        print_line(console, f"[yellow]! {quote(text)}[/]")
     for note in export.notes:
         print_line(console, f"[dim]{quote(note)}[/]")
     pairs = f", {export.preference_rows} of them preference pairs" if export.preference_rows else ""
@@ -94,15 +94,15 @@ def _show_traced_row(console: Console, row: TracedRow) -> None:
     rows.add_row(
         "log line", f"{row.input_hash or '?'}  [{LOG_COLOURS[row.log.state]}]{quote(row.log.words)}[/]"
     )
-    rows.add_row("stands in", f"[bold]{row.place.split}[/], row {row.place.number} counted from 0")
+    rows.add_row("is in", f"[bold]{row.place.split}[/], row {row.place.number} counted from 0")
     for label, value in (("group", row.group), ("domain", row.domain), ("stage", row.stage)):
         if value is not None:
             rows.add_row(label, quote(value))
     if row.capture is not None:
-        said = "no feedback" if row.capture.feedback is None else f"feedback {row.capture.feedback:g}"
+        feedback = "no feedback" if row.capture.feedback is None else f"feedback {row.capture.feedback:g}"
         corrected = ", corrected by a person" if row.capture.corrected else ""
         served = f"{row.capture.id} by {row.capture.release[:12]} at {row.capture.at[:19]}"
-        rows.add_row("captured", quote(f"{served}, {said}{corrected}"))
+        rows.add_row("captured", quote(f"{served}, {feedback}{corrected}"))
     if row.weight != 1:
         rows.add_row("weight", f"{row.weight:g}")
     trained = row.tokens - row.trained_from
@@ -116,7 +116,7 @@ def _show_traced_row(console: Console, row: TracedRow) -> None:
 
 def _token(token: TracedToken) -> str:
     text = "not decoded here" if token.text is None else quote(repr(token.text))
-    trained = "[bold green]trained[/]" if token.trained else "[dim]only read[/]"
+    trained = "[bold green]trained[/]" if token.trained else "[dim]not trained[/]"
     return f"{token.token}  {text}  {trained}"
 
 
@@ -134,7 +134,7 @@ def _show_traced_drop(console: Console, traced: TracedDrop) -> None:
     console.print(rows)
 
 
-def _origin(place: Place) -> str:
+def _origin(place: RowPlace) -> str:
     return quote(place.origin)
 
 
@@ -142,7 +142,7 @@ def _show_row_changes(console: Console, changes: RowChanges) -> None:
     print_line(
         console,
         f"rows: {changes.same:,} the same, {changes.added:,} added, {changes.removed:,} removed, "
-        f"{changes.moved:,} moved to another split, {changes.changed:,} rendered otherwise",
+        f"{changes.moved:,} moved to another split, {changes.changed:,} rendered differently",
     )
     for kind in ("moved", "changed", "added", "removed"):
         named = changes.named.get(kind, ())
@@ -182,7 +182,7 @@ def _value(value: Any) -> str:
     return quote(text if len(text) <= 60 else f"{text[:57]}…")
 
 
-def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
+def _colour(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
     text = Text()
     for piece in pieces:
         style = TRAINED if piece.trained else CONTROL if piece.control else ""
@@ -192,8 +192,8 @@ def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
     return text
 
 
-def _mark(pieces: tuple[Piece, ...], by_token: bool) -> Text:
-    """The same without colours."""
+def _mark(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
+    """Trained text in brackets, without colours."""
     parts, trained = [], False
     for piece in pieces:
         if piece.trained != trained:
@@ -211,7 +211,7 @@ FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 
 
 def show_portions(
-    console: Console, portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    console: Console, portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> None:
     stages = sorted({stage for portion in portions for stage in portion.stages})
     named = tuple(f"s{stage}" for stage in stages)
@@ -231,15 +231,15 @@ def show_portions(
     console.print(rows)
     print_line(
         console,
-        "[dim]own and replay: different training rows; epoch: rows an epoch, by their weights; "
-        "RL: prompts set apart; s1 …: training rows of a stage[/]",
+        "[dim]own and replay: distinct training rows; epoch: rows per epoch, by their weights; "
+        "RL: prompts reserved for reinforcement learning; s1 …: training rows of a stage[/]",
     )
     for key, value in unmatched:
         print_line(console, f"[yellow]![/] {quote(key)}: no kept row has {quote(repr(value))}")
 
 
 def portions_as_json(
-    portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> dict[str, Any]:
     return {
         "portions": [portion.model_dump(mode="json") for portion in portions],
@@ -248,7 +248,7 @@ def portions_as_json(
 
 
 MOST_DROP_REASONS = 5
-# Of a million rows left out the first tell enough.
+# The first rows are enough to find the most frequent reasons.
 MOST_DROPS = 200_000
 
 _KINDS = (
@@ -262,7 +262,7 @@ _FIGURE = re.compile(r"\d[\d,.]*")
 
 
 class Reasons(NamedTuple):
-    """The most frequent first, and how many rows were looked at."""
+    """The most frequent reasons, and how many rows were counted."""
 
     counts: list[tuple[str, int]]
     rows: int
@@ -291,13 +291,12 @@ def show_prepared(console: Console, prepared: Any) -> None:
         _show_folder(console, prepared.folder, dataset.content_hash)
     print_line(
         console,
-        "[dim]`graft data show` shows its rows, `graft data trace FILE:LINE` what became of a line of the "
-        "log[/]",
+        "[dim]`graft data show` shows the rows, `graft data trace FILE:LINE` what became of a log line[/]",
     )
 
 
 def count_reasons(drops: "Iterable[Drop]", *, most: int = MOST_DROP_REASONS) -> Reasons:
-    """Reasons that differ only in the rows and figures that they name count as one."""
+    """Counts reasons that differ only in row names and numbers as one."""
     counts = Counter(_name_kind(drop.reason) for drop in islice(drops, MOST_DROPS))
     return Reasons(counts.most_common(most), sum(counts.values()))
 
@@ -310,7 +309,7 @@ def _name_kind(reason: str) -> str:
 
 
 def _show_splits(console: Console, dataset: "Dataset") -> None:
-    from graftwork.data.rules.together import say_together
+    from graftwork.data.audit.corpus_findings import say_together
 
     split_by = str(dataset.settings.get("split_by", "question"))
     groups = "question groups" if split_by == "question" else "groups"
@@ -327,13 +326,13 @@ def _show_splits(console: Console, dataset: "Dataset") -> None:
         )
     console.print(rows)
     if split_by != "question":
-        print_line(console, f"[dim]a group: rows that {quote(say_together(split_by))} (data.split_by)[/]")
+        print_line(console, f"[dim]group: rows that {quote(say_together(split_by))} (data.split_by)[/]")
 
 
 def _show_reasons(console: Console, folder: Path, dataset: "Dataset") -> None:
-    from graftwork.files.dataset_folder import DROPS, iterate_drops
+    from graftwork.files.dataset import DROPS, iterate_drops
 
-    # A result that is shown again may be of a dataset that was removed since.
+    # The dataset of an earlier result may have been removed.
     if dataset.drops is None or not dataset.drops.rows or not (folder / DROPS).is_file():
         return
     reasons = count_reasons(iterate_drops(folder))
@@ -344,20 +343,20 @@ def _show_reasons(console: Console, folder: Path, dataset: "Dataset") -> None:
 
 
 def _show_folder(console: Console, folder: str, content_hash: str, whose: str = "") -> None:
-    # A path that is broken in two cannot be copied.
+    # A wrapped path cannot be copied.
     print_line(console, f"dataset [bold]{content_hash[:12]}[/]{whose} in {quote(folder)}", soft_wrap=True)
 
 
 MARKS = {"blocker": "✗", "warning": "!", "info": "·"}
 COLOURS = {"blocker": "red", "warning": "yellow", "info": "dim"}
-# Why a row could not be read is the finding; of the others the title says enough.
+# These findings show the reasons; for the others the title is enough.
 WITH_REASONS = ("parse_error", "schema")
 MOST_REASONS = 3
 MOST_SUSPICIOUS = 5
 
 
 def show_audit(console: Console, audit: Audit) -> None:
-    """One screen: what was found and what mends it. All the rest is in the page and in --json."""
+    """One screen: findings and fixes. Everything else is in the HTML page and in --json."""
     print_line(
         console,
         f"[bold]{audit.rows:,}[/] rows in {quote(_name_files(audit.files))}: {audit.readable:,} readable, "
@@ -373,18 +372,18 @@ def show_audit(console: Console, audit: Audit) -> None:
         )
     console.print(findings)
     for why, codes in _group_reasons(audit).items():
-        print_line(console, f"[dim]? {quote(codes)} not looked for: {quote(why)}[/]")
+        print_line(console, f"[dim]? {quote(codes)} not checked: {quote(why)}[/]")
     _show_noise(console, audit.label_noise)
     answer = (
         "[green]fit to train on as it is[/]"
         if audit.fit_to_train
-        else "[red]must not be trained on as it is[/]: `graft data prepare` drops and mends what it can"
+        else "[red]must not be trained on as it is[/]: `graft data prepare` drops or repairs what it can"
     )
     print_line(console, f"\n{answer}")
 
 
 def _show_noise(console: Console, noise: LabelNoise) -> None:
-    """The estimate of each field, and the first rows to review. The page and --json list all of them."""
+    """The estimate for each field, and the first rows to review. The HTML page and --json list all."""
     if noise.why_not:
         print_line(console, f"[dim]? label noise not estimated: {quote(noise.why_not)}[/]")
         return
@@ -398,7 +397,7 @@ def _show_noise(console: Console, noise: LabelNoise) -> None:
         )
     for name, why in noise.not_estimated.items():
         print_line(console, f"[dim]? label noise in {quote(name)} not estimated: {quote(why)}[/]")
-    # A log without wrong labels has most suspicious rows too; nobody needs to see them here.
+    # A log without wrong labels also has a most suspicious row, which is not worth showing.
     if any(field.rate.low > 0 for field in noise.fields):
         for row in noise.suspicious[:MOST_SUSPICIOUS]:
             print_line(console, f"[dim]  review {quote(_say_suspicious(row))}[/]")
@@ -412,7 +411,7 @@ def _say_suspicious(row: SuspiciousLabel) -> str:
 
 
 def _say_too_long(audit: Audit) -> str:
-    from graftwork.data.rules.length import BUT_FOR_LENGTH
+    from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 
     found = (finding.reasons.get(BUT_FOR_LENGTH, 0) for finding in audit.findings)
     rows = sum(found)
@@ -420,16 +419,16 @@ def _say_too_long(audit: Audit) -> str:
 
 
 def _say(finding: Finding, audit: Audit) -> str:
-    """The title and where; of what matters also what mends it, and of a blocker what it does."""
+    """Title and place; the fix unless it is only information; the effect of a blocker."""
     effect = f": {quote(finding.effect)}" if finding.severity == "blocker" else ""
-    said = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
+    text = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
     if finding.code in WITH_REASONS:
-        said += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
-    return said if finding.severity == "info" else f"{said}\n[dim]{quote(finding.fix)}[/]"
+        text += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
+    return text if finding.severity == "info" else f"{text}\n[dim]{quote(finding.fix)}[/]"
 
 
 def _name_reasons(finding: Finding) -> list[str]:
-    """The most frequent, each with its count. What would have been read instead the page and --json say."""
+    """The most frequent reasons with their counts; the page and --json list all."""
     reasons: Counter[str] = Counter()
     for reason, count in finding.reasons.items():
         reasons[reason.partition("; expected ")[0]] += count
@@ -440,11 +439,11 @@ def _name_reasons(finding: Finding) -> list[str]:
 
 
 def _where(finding: Finding, files: tuple[str, ...]) -> str:
-    """The first rows; the file only where there are several."""
+    """The first rows; with the file name if there are several files."""
     if not finding.rows:
         return ""
     if len(files) == 1:
-        # The records of an array may all stand on one line.
+        # All records of a JSON array may be on one line.
         numbers = list(dict.fromkeys(row.line for row in finding.rows))
         lines = ", ".join(str(number) for number in numbers[:4])
         several = f" ({len(finding.rows):,} rows there)" if len(numbers) < min(len(finding.rows), 4) else ""
@@ -457,7 +456,7 @@ def _name_files(files: tuple[str, ...]) -> str:
 
 
 def _group_reasons(audit: Audit) -> dict[str, str]:
-    """Rules that could not look for the same reason share a line."""
+    """Rules that were skipped for the same reason share a line."""
     codes: dict[str, list[str]] = {}
     for lacking in audit.not_looked_for:
         codes.setdefault(lacking.why, []).append(lacking.code)

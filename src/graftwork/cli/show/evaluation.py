@@ -1,4 +1,4 @@
-"""Reports and verdicts as tables."""
+"""Evaluation reports and verdicts as tables that stay readable on a narrow terminal."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +23,13 @@ from graftwork.records.report import Comparison, Metric, Report, SliceFigure, Su
 from graftwork.records.verdict import Verdict
 
 NAME_ROOM = 24
-"""The name of a metric may be wrapped between words from this width on."""
+"""Longer names of metrics may be wrapped."""
 MEDIANS = (LATENCY, FIRST_TOKEN)
 Pairs = dict[tuple[str, str], Comparison]
 
 
 def metrics_table(console: Console, report: Report) -> PlainTable:
-    """A column for each subject where all figures fit beside each other, else a line for each."""
+    """One column per subject if all figures fit next to each other, otherwise one line per subject."""
     wide = _wide_table(report)
     names = max((len(name_of(name)) for name in figured(report)), default=0)
     if whole_width(console, wide) - max(0, names - NAME_ROOM) <= console.width:
@@ -41,22 +41,22 @@ def metrics_table(console: Console, report: Report) -> PlainTable:
 
 def subjects_of(report: Report) -> list[SubjectReport]:
     """Baseline, champion, candidate, then the others: each once."""
-    champion = [one for one in report.others if one.subject == report.champion]
+    champion = [other for other in report.others if other.subject == report.champion]
     ordered = (report.baseline, *champion, report.candidate, *report.others)
-    return list({one.subject: one for one in ordered}.values())
+    return list({subject.subject: subject for subject in ordered}.values())
 
 
 def figured(report: Report) -> list[str]:
-    """The metrics of which at least one subject has a figure."""
+    """The metrics that at least one subject has a figure for."""
     return [name for name, known in _metrics(report).items() if known]
 
 
 def figures_missing(report: Report) -> str | None:
-    """Names the metrics without any figure, which are left out of the table."""
+    """Names the metrics without any figure; the table omits them."""
     missing = [name for name, known in _metrics(report).items() if not known]
     if not missing:
         return None
-    return f"without a figure, for no case could be graded by it: {', '.join(map(_say_why(report), missing))}"
+    return f"no figure, because no case could be graded: {', '.join(map(_say_why(report), missing))}"
 
 
 def _say_why(report: Report) -> Callable[[str], str]:
@@ -70,7 +70,7 @@ def _say_why(report: Report) -> Callable[[str], str]:
 
 
 def medians_unbounded(report: Report) -> str | None:
-    """So few requests do not bound their median, and that is said instead of an interval."""
+    """A note for medians of so few requests that they have no interval."""
     few = {
         name: _fewest(metric)
         for subject in subjects_of(report)
@@ -88,28 +88,31 @@ def show_p(value: float) -> str:
 
 
 def _metrics(report: Report) -> dict[str, bool]:
-    """Every metric in order, and whether anybody has a figure of it."""
+    """Every metric in order, and whether any subject has a figure for it."""
     subjects = (report.candidate, *subjects_of(report))
-    names = dict.fromkeys(name for one in subjects for name in one.metrics)
-    return {name: any(one.metrics[name].n for one in subjects if name in one.metrics) for name in names}
+    names = dict.fromkeys(name for subject in subjects for name in subject.metrics)
+    return {
+        name: any(subject.metrics[name].n for subject in subjects if name in subject.metrics)
+        for name in names
+    }
 
 
 def _pairs(report: Report) -> Pairs:
-    """The candidate against each other subject; a pair without a case in common shows nothing."""
+    """The candidate against each other subject that has cases in common with it."""
     return {
-        (one.metric, one.baseline): one
-        for one in report.comparisons
-        if one.candidate == report.candidate.subject and one.n
+        (pair.metric, pair.baseline): pair
+        for pair in report.comparisons
+        if pair.candidate == report.candidate.subject and pair.n
     }
 
 
 def _is_corrected(pairs: Pairs) -> bool:
-    return any(one.adjusted_p is not None for one in pairs.values())
+    return any(pair.adjusted_p is not None for pair in pairs.values())
 
 
 def _wide_table(report: Report) -> PlainTable:
     subjects, pairs = subjects_of(report), _pairs(report)
-    against = [one.subject for one in subjects if any(key[1] == one.subject for key in pairs)]
+    against = [item.subject for item in subjects if any(key[1] == item.subject for key in pairs)]
     corrected = _is_corrected(pairs)
     rows = PlainTable(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     rows.add_column("", overflow="fold")
@@ -123,7 +126,7 @@ def _wide_table(report: Report) -> PlainTable:
             rows.add_column("p, corrected")
     gap = " " if len(subjects) <= 2 else "\n"
     for name in figured(report):
-        cells = [_metric_figure(one.metrics.get(name), gap=gap) for one in subjects]
+        cells = [_metric_figure(subject.metrics.get(name), gap=gap) for subject in subjects]
         for other in against:
             with_corrected = corrected and other == report.baseline.subject
             cells += _pair_cells(pairs.get((name, other)), corrected=with_corrected)
@@ -132,12 +135,12 @@ def _wide_table(report: Report) -> PlainTable:
 
 
 def _tall_table(report: Report) -> PlainTable:
-    """A line for each subject; one line for all where they do not differ at all."""
+    """One line per subject; a single line if all subjects are equal."""
     subjects, pairs = subjects_of(report), _pairs(report)
     corrected = _is_corrected(pairs)
     heads = ("won/lost", "p", *(["p, corrected"] if corrected else []))
     rows = table("", "", "", *heads)
-    # One blank between columns: the figures need the room.
+    # One space between columns leaves room for the figures.
     rows.padding = (0, 1, 0, 0)
     for column in rows.columns[2:5]:
         column.no_wrap = True
@@ -151,15 +154,19 @@ def _tall_table(report: Report) -> PlainTable:
 def _lines(
     name: str, subjects: Sequence[SubjectReport], pairs: Pairs, *, corrected: bool
 ) -> list[tuple[str, ...]]:
-    shown = [one for one in subjects if one.metrics.get(name) is not None and one.metrics[name].n]
-    figures = {one.subject: _metric_figure(one.metrics[name], gap=" ") for one in shown}
+    shown = [item for item in subjects if item.metrics.get(name) is not None and item.metrics[name].n]
+    figures = {item.subject: _metric_figure(item.metrics[name], gap=" ") for item in shown}
     own = [pair for (metric, _), pair in pairs.items() if metric == name]
-    if len(shown) > 1 and len(set(figures.values())) == 1 and not any(one.wins or one.losses for one in own):
-        who = "all" if len(shown) == len(subjects) else ", ".join(quote(one) for one in figures)
+    if (
+        len(shown) > 1
+        and len(set(figures.values())) == 1
+        and not any(pair.wins or pair.losses for pair in own)
+    ):
+        who = "all" if len(shown) == len(subjects) else ", ".join(quote(subject) for subject in figures)
         return [(who, next(iter(figures.values())), *([""] * (3 if corrected else 2)))]
     return [
-        (quote(one), figure, *_pair_cells(pairs.get((name, one)), corrected=corrected))
-        for one, figure in figures.items()
+        (quote(subject), figure, *_pair_cells(pairs.get((name, subject)), corrected=corrected))
+        for subject, figure in figures.items()
     ]
 
 
@@ -171,7 +178,7 @@ def _pair_cells(pair: Comparison | None, *, corrected: bool) -> list[str]:
 
 
 def _metric_figure(metric: Metric | None, *, gap: str) -> str:
-    """The figure with its interval; the interval is what one may believe."""
+    """The figure with its interval."""
     if metric is None or not metric.n:
         return ""
     if metric.kind in ("rate", "score"):
@@ -193,44 +200,46 @@ def _fewest(metric: Metric) -> int:
 MOST_ROWS = 8
 MOST_MISTAKES = 3
 FEWEST_CASES = 5
-"""A part of fewer cases shows a large difference by chance."""
+"""Slices with fewer cases differ by chance."""
 ROOM_FOR_INTERVALS = 100
-"""Columns from which on each figure stands with its interval."""
+"""Terminal width from which figures are shown with their intervals."""
 
 
 def show_parts(console: Console, report: Report) -> None:
-    """Where base and adapter differ most, and how many more figures there are."""
+    """The slices where base and adapter differ most, and how many more there are."""
     if not report.slices:
         return
-    telling = choose_parts(report)
-    if telling:
-        console.print(_table(report, telling, intervals=console.width >= ROOM_FOR_INTERVALS))
-    print_line(console, f"[dim]{_say_rest(report, telling)}[/]")
+    chosen = choose_parts(report)
+    if chosen:
+        console.print(_table(report, chosen, intervals=console.width >= ROOM_FOR_INTERVALS))
+    print_line(console, f"[dim]{_say_rest(report, chosen)}[/]")
 
 
 def show_confusions(console: Console, report: Report) -> None:
-    """For each field with few values: what became of each class, and what it was taken for most often."""
+    """For each field with few values: recall and precision of each class, and its most frequent mistakes."""
     for found in report.confusions:
         if found.subject != report.candidate.subject:
             continue
-        rows = table(f"{name_of(found.metric)} due", "cases", "found", "right when said", "taken for")
+        rows = table(f"expected {name_of(found.metric)}", "cases", "recall", "precision", "mistaken for")
         taken: dict[str, list[str]] = {}
         for count, label, column in found.mistakes():
             taken.setdefault(label, []).append(f"{quote(column)} {count}")
         for shown in found.classes:
-            said = "–" if shown.precision is None else percent(shown.precision)
+            precision = "–" if shown.precision is None else percent(shown.precision)
             most = ", ".join(taken.get(shown.label, [])[:MOST_MISTAKES])
-            rows.add_row(quote(shown.label), str(shown.cases), percent(shown.recall), said, most)
+            rows.add_row(quote(shown.label), str(shown.cases), percent(shown.recall), precision, most)
         console.print(rows)
 
 
 def choose_parts(report: Report) -> list[SliceFigure]:
-    """The largest differences among the parts that have enough cases: what got worse first."""
-    differ = [one for one in report.slices if one.n >= FEWEST_CASES and abs(one.after - one.before) > 1e-9]
+    """The largest differences among slices with enough cases, losses first."""
+    differ = [
+        part for part in report.slices if part.n >= FEWEST_CASES and abs(part.after - part.before) > 1e-9
+    ]
 
-    def weight(one: SliceFigure) -> tuple[bool, float, int]:
-        gain = (one.before - one.after) if one.metric in LOWER_IS_BETTER else (one.after - one.before)
-        return gain > 0, -round(abs(gain), 9), -one.n
+    def weight(part: SliceFigure) -> tuple[bool, float, int]:
+        gain = (part.before - part.after) if part.metric in LOWER_IS_BETTER else (part.after - part.before)
+        return gain > 0, -round(abs(gain), 9), -part.n
 
     return sorted(differ, key=weight)[:MOST_ROWS]
 
@@ -240,22 +249,22 @@ def _say_rest(report: Report, shown: list[SliceFigure]) -> str:
     where = "are on the page and in --json" if rest != 1 else "is on the page and in --json"
     if not shown:
         counted = plural(len(report.slices), "figure")
-        if all(one.n < FEWEST_CASES for one in report.slices):
-            return f"no part has {FEWEST_CASES} cases or more; the {counted} of all parts {where}"
-        return f"no part of {FEWEST_CASES} cases and more differs; the {counted} of all parts {where}"
+        if all(part.n < FEWEST_CASES for part in report.slices):
+            return f"no slice has {FEWEST_CASES} cases or more; {counted} of slices {where}"
+        return f"no slice with {FEWEST_CASES} cases or more differs; {counted} of slices {where}"
     most = (
-        "the largest differences, losses first, between parts"
+        "the largest differences, losses first, in slices"
         if len(shown) > 1
-        else "the one difference between parts"
+        else "the only difference in slices"
     )
     if not rest:
-        return f"{most} of {FEWEST_CASES} cases and more"
-    return f"{most} of {FEWEST_CASES} cases and more; {plural(rest, 'more figure')} of parts {where}"
+        return f"{most} with {FEWEST_CASES} cases or more"
+    return f"{most} with {FEWEST_CASES} cases or more; {plural(rest, 'more figure')} of slices {where}"
 
 
 def _table(report: Report, figures: list[SliceFigure], *, intervals: bool) -> PlainTable:
-    # What every line must show stays whole; only the names of the parts are folded.
-    rows = table("part of the cases", right=("cases",))
+    # Only the names of the slices may be folded.
+    rows = table("slice", right=("cases",))
     for name in ("cases", report.baseline.subject, report.candidate.subject, "won/lost", "p, corrected"):
         rows.add_column(quote(name), justify="right" if name == "cases" else "left", overflow="fold")
     for column in rows.columns[1:]:
@@ -287,49 +296,49 @@ OUTCOMES = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yello
 
 
 def show_report(console: Console, report: Report, *, held_out: bool = False) -> None:
-    """`held_out` says that the cases are the project's own, which no row of training comes of."""
+    """`held_out`: the cases are the test split of the project."""
     source = f" (imported from {quote(report.source)})" if report.source else ""
     counted = plural(report.cases, "held-out case" if held_out else "case")
     print_line(console, f"{counted}{source}{_say_example(report)}")
     console.print(metrics_table(console, report))
-    for line in _told_beside(report):
+    for line in _notes_on_table(report):
         print_line(console, line)
     show_parts(console, report)
     show_confusions(console, report)
-    for line in _told_at_the_end(report):
+    for line in _closing_notes(report):
         print_line(console, line)
 
 
 def _say_example(report: Report) -> str:
-    """Who was shown a worked example: only whoever answers without having been trained for it."""
+    """The subjects that were shown a worked example: those that were not trained for the task."""
     helped = [
-        quote(one.subject) for one in subjects_of(report) if one.generation.settings.get("worked_example")
+        quote(item.subject) for item in subjects_of(report) if item.generation.settings.get("worked_example")
     ]
     return f"; one worked example shown to {', '.join(helped)}" if helped else ""
 
 
-def _told_beside(report: Report) -> list[str]:
-    """What stands in the table and what does not, how fast each answered, and which graders failed."""
+def _notes_on_table(report: Report) -> list[str]:
+    """What the table omits, how fast each subject answered, and which graders failed."""
     lines = []
     if len(subjects_of(report)) > 2:
         name = quote(report.candidate.subject)
-        lines.append(f"[dim]won/lost: cases on which {name} did better/worse than the one named[/]")
-    lines += [f"[dim]{one}[/]" for one in (figures_missing(report), medians_unbounded(report)) if one]
+        lines.append(f"[dim]won/lost: cases on which {name} did better/worse than the other subject[/]")
+    lines += [f"[dim]{note}[/]" for note in (figures_missing(report), medians_unbounded(report)) if note]
     for subject in subjects_of(report):
         made = subject.generation
         speed = f", {plural(round(made.tokens_per_second), 'token')}/s" if made.tokens_per_second else ""
         lines.append(f"[dim]{quote(subject.subject)}: {plural(made.answers, 'answer')}{speed}[/]")
         lines += [
             f"[yellow]{quote(name_of(name))} of {quote(subject.subject)}: the grader failed on "
-            f"{plural(metric.failed, 'case')} of which nothing is known ({quote(metric.why_failed)})[/]"
+            f"{plural(metric.failed, 'case')} without a result ({quote(metric.why_failed)})[/]"
             for name, metric in subject.metrics.items()
             if metric.failed
         ]
     return lines
 
 
-def _told_at_the_end(report: Report) -> list[str]:
-    """What to know of the subjects, what the judge said, what so many cases can show, how worn they are."""
+def _closing_notes(report: Report) -> list[str]:
+    """Remarks on the subjects, the results of the judge, the statistical power, and reuse of the cases."""
     lines = [quote(remark) for remark in report.remarks]
     lines += [
         f"{quote(tally.model)} preferred {quote(tally.candidate)} in {tally.wins} of "
@@ -345,22 +354,22 @@ def _told_at_the_end(report: Report) -> list[str]:
     elif report.wear is not None and report.looks > 1:
         lines.append(f"[dim]{quote(report.wear.sentence)}[/]")
     elif report.looks > 1:
-        lines.append(f"[dim]these cases were looked at {report.looks} times[/]")
+        lines.append(f"[dim]these cases were evaluated {report.looks} times[/]")
     return lines
 
 
 def show_evaluated(console: Console, evaluated: Any) -> None:
-    # Only the pipeline's own evaluation names its adapter; cases of a file may be anybody's.
+    # Only the evaluation of the pipeline names its adapter.
     show_report(console, evaluated.report, held_out=bool(evaluated.adapter_hash))
     if evaluated.page:
-        print_line(console, f"every case, side by side: {quote(evaluated.page)}", soft_wrap=True)
+        print_line(console, f"all cases, side by side: {quote(evaluated.page)}", soft_wrap=True)
 
 
 def show_imported(console: Console, imported: Any) -> None:
     show_report(console, imported.report)
     for note in (imported.why, *imported.notes):
         print_line(console, quote(note))
-    print_line(console, f"every case, side by side: {quote(imported.page)}", soft_wrap=True)
+    print_line(console, f"all cases, side by side: {quote(imported.page)}", soft_wrap=True)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""An answer of fit for people: the verdict, then memory by parts, time, how it is set, what else there is."""
+"""Answers of the planner as tables: fit, serving, probe, past residuals, preflight."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,14 +20,14 @@ WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005
 LONG_MINUTES = 120.0
 EIGHTHS = " ▏▎▍▌▋▊▉"
 ADVICE = {
-    "computed": "`graft plan probe` on the machine itself, or --trace, makes it surer",
+    "computed": "`graft plan probe` on the machine, or --trace, makes it more certain",
     "traced": "",
     "probed": "",
 }
 
 
 def show_fit(console: Console, answer: FitAnswer, *, files: Sequence[Path] = ()) -> None:
-    """Everything that a person wants to know, on one screen."""
+    """Verdict, memory, time, strategy and alternatives on one screen."""
     mark = "[bold green]✓[/]" if answer.fits else "[bold red]✗[/]"
     print_line(console, f"{mark} [bold]{escape(answer.verdict)}[/]", soft_wrap=True)
     console.print(_memory(answer))
@@ -50,7 +50,7 @@ def show_fit(console: Console, answer: FitAnswer, *, files: Sequence[Path] = ())
 
 
 def _memory(answer: FitAnswer) -> PlainTable:
-    """Parts of the peak as bars of one length: the card."""
+    """Parts of the peak memory as bars, scaled to the device."""
     room = max(answer.card_gib.value, answer.peak_reserved_gib.value, 1e-9)
     rows = table("memory", "GiB", "range", "", right=("GiB",))
     for name, value in main_parts(answer):
@@ -76,7 +76,7 @@ def _memory(answer: FitAnswer) -> PlainTable:
 
 
 def main_parts(answer: FitAnswer) -> list[tuple[str, float]]:
-    """The largest parts, the small ones together, and last what the allocator rounds up."""
+    """The largest parts, the sum of the small ones, and the overhead of the allocator."""
     parts = {name: figure.value for name, figure in answer.parts_gib.items()}
     beyond = parts.pop("allocator", 0.0)
     ordered = sorted(parts.items(), key=lambda part: -part[1])
@@ -96,10 +96,10 @@ def _time(answer: FitAnswer) -> PlainTable:
     ):
         rows.add_row(name, short_number(figure.value), spread(figure))
     if answer.fits:
-        # What does not fit runs out at once, not late.
+        # A run that does not fit fails at the start.
         chance = answer.late_oom_chance
-        said = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
-        rows.add_row("chance to run out late", said, "" if said == "none" else _percents(chance))
+        text = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
+        rows.add_row("chance to run out late", text, "" if text == "none" else _percents(chance))
     return rows
 
 
@@ -112,7 +112,7 @@ def _percents(figure: Figure) -> str:
 
 
 def shown(ways: Sequence[Considered]) -> list[Considered]:
-    """The first few; the last one too, which is another engine's."""
+    """The first few and the last one, which is of another engine."""
     return list(ways) if len(ways) <= WAYS_SHOWN else [*ways[: WAYS_SHOWN - 1], ways[-1]]
 
 
@@ -133,9 +133,9 @@ def _ways(title: str, ways: Sequence[Considered]) -> PlainTable:
 
 
 def say_strategy(strategy: Strategy) -> str:
-    """How it is set, in one line."""
+    """The strategy in one line."""
     titles = {"none": "one card", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
-    words = [
+    parts = [
         titles[strategy.sharding],
         f"weights in {strategy.weights}, {strategy.precision}",
         f"{strategy.micro_tokens:,} tokens at a time × {strategy.accumulation}",
@@ -144,13 +144,13 @@ def say_strategy(strategy: Strategy) -> str:
         else "nothing checkpointed",
     ]
     if strategy.offload != "none":
-        words.append(
+        parts.append(
             f"{strategy.offload} on the host"
             if strategy.offload == "optimizer"
             else "weights and optimizer on the host"
         )
-    words.append("packed" if strategy.packing else "padded")
-    return " · ".join(words)
+    parts.append("packed" if strategy.packing else "padded")
+    return " · ".join(parts)
 
 
 def bar(share: float) -> str:
@@ -180,7 +180,7 @@ WORDS = {
     "no": "[red]no[/]",
 }
 SMALL = 0.01
-"""A part below this share is not named."""
+"""Parts below this share are not shown."""
 
 
 def show_serving(console: Console, answer: ServeAnswer) -> None:
@@ -205,12 +205,12 @@ def show_serving(console: Console, answer: ServeAnswer) -> None:
 
 def _show_figures(console: Console, answer: ServeAnswer) -> None:
     rows = table("figure", "planned", "range", "of which", right=("planned",))
-    held = _list_parts(answer.parts_gib, lambda value: f"{value:.1f}")
+    memory_parts = _list_parts(answer.parts_gib, lambda value: f"{value:.1f}")
     rows.add_row(
         "memory of each card" if answer.question.cards > 1 else "memory",
         f"{answer.memory_gib.value:.1f} of {answer.available_gib.value:.1f} GiB",
         _spread(answer.memory_gib),
-        held,
+        memory_parts,
     )
     alone, together = answer.first_token_alone_seconds, answer.first_token_seconds
     rows.add_row("first token", say_seconds(alone.value), _seconds_range(alone), "")
@@ -282,15 +282,15 @@ def _show_specialists(console: Console, specialists: tuple[SpecialistRow, ...]) 
     console.print(rows)
     print_line(
         console,
-        "[dim]in GiB; in all and base: with cache, workspace and runtime; fit: how many are held[/]",
+        "[dim]in GiB; in all and base: with cache, workspace and runtime; fit: how many fit[/]",
     )
 
 
 def _list_parts(parts: dict[str, Figure], say: Callable[[float], str]) -> str:
-    """The parts that matter, the largest first."""
+    """The large parts, largest first."""
     whole = sum(part.value for part in parts.values())
     shown = [(name, part.value) for name, part in parts.items() if part.value > whole * SMALL]
-    return ", ".join(f"{name} {say(value)}" for name, value in sorted(shown, key=lambda one: -one[1]))
+    return ", ".join(f"{name} {say(value)}" for name, value in sorted(shown, key=lambda part: -part[1]))
 
 
 def _spread(figure: Figure) -> str:
@@ -353,17 +353,17 @@ def show_probe(
 
 
 def show_past(console: Console, found: PastResiduals) -> None:
-    """Each run's figures, then what they have in common."""
+    """The figures of each run, then the bias over all runs."""
     if not found.runs:
-        print_line(console, "no run of this project has ended yet: `graft train` makes the first")
+        print_line(console, "no run of this project has finished yet: `graft train` starts one")
         return
-    rows = table("run", "on", "figure", "planned", "range", "came out", "off", right=("planned", "off"))
+    rows = table("run", "on", "figure", "planned", "range", "actual", "error", right=("planned", "error"))
     for run in found.runs:
         first = (f"{quote(run.run_id)}\n[dim]{quote(run.recorded_at[:16])}[/]", quote(run.device))
         for residual in run.residuals:
             planned = residual.planned
             if "." in residual.name or planned.low == planned.high == residual.actual:
-                # Parts are in the JSON and on the run's page; what is exact is no estimate.
+                # Parts are in the JSON and on the page of the run; exact figures are no estimates.
                 continue
             colour = "green" if residual.inside else "yellow"
             rows.add_row(
@@ -376,7 +376,9 @@ def show_past(console: Console, found: PastResiduals) -> None:
             )
             first = ("", "")
     console.print(rows)
-    biases = table("bias over past runs", "runs", "median", "from … to", "within the range", right=("runs",))
+    biases = table(
+        "bias over past runs", "runs", "median", "range", "within the planned range", right=("runs",)
+    )
     for bias in found.biases:
         biases.add_row(
             _title(bias.figure),
@@ -407,14 +409,14 @@ def show_preflight(console: Console, found: Preflight) -> None:
     if found.errors:
         print_line(console, f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
     else:
-        print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and decides.")
+        print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and gates.")
 
 
 def show_trials(console: Console, found: Preflight) -> None:
-    """What each metric says of answers that are known to be right, and of those known to be wrong."""
+    """The score of each metric on correct answers and on corrupted ones."""
     if not found.metrics:
         return
-    rows = table("metric", "cases", "log's own", "spoiled", "one answer to all", right=("cases",))
+    rows = table("metric", "cases", "log replies", "corrupted", "constant answer", right=("cases",))
     for trial in found.metrics:
         graded = (trial.own, trial.spoiled, trial.constant)
         cells = ("–" if share is None else percent(share) for share in graded)

@@ -1,4 +1,4 @@
-"""Releases and what they answer, as tables."""
+"""Releases, aliases, lineage, garbage collection and comparisons of releases as tables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.evaluate.ab import ABResult, ArmFacts
+from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.registry.lineage import LineageGraph, LineageNode
 
 _LONGEST_FACT = 160
 
@@ -23,7 +23,7 @@ def show_release(console: Console, release: Release) -> None:
         ("run", release.run_id),
         ("verdict", release.decision.replace("_", " ")),
         ("parent", release.parent[:12] if release.parent else "none"),
-        ("made", release.created_at),
+        ("created", release.created_at),
     ):
         rows.add_row(label, quote(value))
     console.print(rows)
@@ -32,13 +32,13 @@ def show_release(console: Console, release: Release) -> None:
 def show_known(
     console: Console, release: Release, entry: ReleaseEntry, notes: tuple[ReleaseNote, ...]
 ) -> None:
-    """A release with what is said of it in the index."""
+    """A release with its version, aliases, tags and notes."""
     show_release(console, release)
     for label, value in (
         ("model", f"{release.model} {entry.version or ''}"),
         ("aliases", ", ".join(entry.aliases) or "none"),
         ("tags", ", ".join(entry.tags) or "none"),
-        ("licence of the base", release.licence or "not stated by its files"),
+        ("licence of the base", release.licence or "not stated in its files"),
         ("files", f"collected {entry.collected_at}" if entry.collected_at else f"{len(release.files)}"),
     ):
         print_line(console, f"[bold]{label}[/]: {quote(value)}")
@@ -48,9 +48,9 @@ def show_known(
 
 def show_entries(console: Console, entries: tuple[ReleaseEntry, ...], *, more: bool = False) -> None:
     if not entries:
-        print_line(console, "no such release; `graft run` makes one")
+        print_line(console, "no releases found; `graft run` creates one")
         return
-    rows = table("release", "version", "alias", "verdict", "made", "tags")
+    rows = table("release", "version", "alias", "verdict", "created", "tags")
     for entry in entries:
         rows.add_row(
             entry.id[:12],
@@ -64,7 +64,7 @@ def show_entries(console: Console, entries: tuple[ReleaseEntry, ...], *, more: b
         rows.columns[place].no_wrap = True
     console.print(fit_words(console, rows))
     if more:
-        print_line(console, "[dim]there are more: --limit 0 lists all[/]")
+        print_line(console, "[dim]more releases exist: use --limit 0 to list all[/]")
 
 
 def show_move(console: Console, move: AliasMove) -> None:
@@ -75,7 +75,7 @@ def show_move(console: Console, move: AliasMove) -> None:
 def show_log(
     console: Console, alias: str, moves: tuple[AliasMove, ...], *, decisions: Mapping[str, str] | None = None
 ) -> None:
-    """`decisions` are the verdicts of the releases, by their ids, as far as they are known."""
+    """`decisions` are the known verdicts by release id."""
     known = decisions or {}
     if not moves:
         print_line(console, f"{quote(alias)} never pointed at a release")
@@ -86,7 +86,7 @@ def show_log(
         rows.add_row(
             quote(move.when[:16].replace("T", " ")),
             f"[bold]{move.release_id[:12]}[/]",
-            known.get(move.release_id, "not known").replace("_", " "),
+            known.get(move.release_id, "unknown").replace("_", " "),
             (move.previous or "")[:12],
             quote(move.who),
             quote(how + move.why),
@@ -97,23 +97,19 @@ def show_log(
 
 
 def show_garbage(console: Console, found: Garbage) -> None:
-    would = "would go" if found.dry_run else "went"
-    for one in found.releases:
-        print_line(console, f"{one[:12]} {would}")
-    for one in found.adopted:
-        print_line(
-            console, f"{one[:12]} lay in the store without an entry in the index: it is entered and stays"
-        )
+    would = "would be removed" if found.dry_run else "removed"
+    for release_id in found.releases:
+        print_line(console, f"{release_id[:12]} {would}")
+    for release_id in found.adopted:
+        print_line(console, f"{release_id[:12]} was missing from the index: it is added and stays")
     for release_id in found.refused:
         if release_id not in found.unreadable:
-            words = "it is not in the index and does not verify, so it was neither entered nor taken"
+            text = "it is not in the index and its hashes do not match, so it was neither added nor removed"
             name = quote(release_id[:12])
-            print_line(console, f"[yellow]{name}[/]: {words}; move its folder away if it is not yours")
-    for one in found.unreadable:
-        words = (
-            "its manifest cannot be read, so no shared file was touched (`graft release verify` says more)"
-        )
-        print_line(console, f"[yellow]{quote(one[:12])}[/]: {words}")
+            print_line(console, f"[yellow]{name}[/]: {text}; move its folder away if it is not yours")
+    for release_id in found.unreadable:
+        text = "its manifest cannot be read, so no shared file was removed (see `graft release verify`)"
+        print_line(console, f"[yellow]{quote(release_id[:12])}[/]: {text}")
     print_line(
         console,
         f"{len(found.releases)} releases, {found.blobs} files and {found.leftovers} leftovers {would}: "
@@ -122,7 +118,7 @@ def show_garbage(console: Console, found: Garbage) -> None:
 
 
 def show_lineage(console: Console, graph: LineageGraph) -> None:
-    """The graph as a tree; what hangs in it twice is drawn once."""
+    """The graph as a tree; a node with several parents is expanded once."""
     from rich.tree import Tree
 
     drawn: set[str] = set()
@@ -151,10 +147,10 @@ def _shorten(text: str) -> str:
 
 def show_try_out(console: Console, try_out: Any) -> None:
     for tried in try_out.tried:
-        rows = table("asked", quote(tried.question))
+        rows = table("prompt", quote(tried.question))
         rows.add_row("base", quote(tried.base_answer))
         rows.add_row("[green]release[/]", f"[green]{quote(tried.release_answer)}[/]")
-        rows.add_row("the log says", quote(tried.reference))
+        rows.add_row("log", quote(tried.reference))
         rows.add_row(
             "[dim]answered by[/]",
             f"[dim]{tried.answered_by[:12]}, in {tried.seconds:.1f} s, captured as {tried.capture_id}[/]",
@@ -166,19 +162,19 @@ PRINTERS = {"Release": show_release, "TryOut": show_try_out}
 
 
 MOST_EVIDENCE = 1_000_000
-"""More than this is not told apart: nobody needs it."""
+"""Larger values are not shown exactly."""
 
 
 def show_ab(console: Console, found: ABResult) -> None:
     mark = "[bold green]✓[/]" if found.winner is not None else "[bold yellow]?[/]"
     print_line(console, f"{mark} [bold]{quote(found.sentence)}[/]", soft_wrap=True)
     if found.experiment is not None:
-        print_line(console, f"  dealt by lot in experiment {quote(found.experiment)}", soft_wrap=True)
-    asked = f"; cases asked {found.asked}" if found.traffic == "cases" else ""
+        print_line(console, f"  randomized in experiment {quote(found.experiment)}", soft_wrap=True)
+    asked = f"; cases answered {found.asked}" if found.traffic == "cases" else ""
     print_line(console, f"  {_say_counts(found)}; ungraded {found.ungraded}{asked}", soft_wrap=True)
     print_line(
         console,
-        f"  B less A: {found.low:+.1%} to {found.high:+.1%} ({found.confidence:.0%}, at all times); "
+        f"  B minus A: {found.low:+.1%} to {found.high:+.1%} ({found.confidence:.0%}, valid at any time); "
         f"p {found.p_value:.3g}, {_say_evidence(found)}",
         soft_wrap=True,
     )
@@ -189,7 +185,7 @@ def show_ab(console: Console, found: ABResult) -> None:
 
 
 def _say_counts(found: ABResult) -> str:
-    """Live, each arm was right or wrong; on cases, one of the two was better or neither."""
+    """Successes and failures of each arm on live traffic; wins, losses and ties on cases."""
     if found.traffic == "cases":
         names = {"wins": "B better", "losses": "A better", "ties": "tied"}
         return ", ".join(f"{names.get(name, name)} {count:.10g}" for name, count in found.counts.items())
@@ -201,17 +197,17 @@ def _say_counts(found: ABResult) -> str:
 
 
 def _say_evidence(found: ABResult) -> str:
-    """The stake of the bet against "no difference", beside what it must grow to."""
+    """The e-value against "no difference", and the threshold that decides."""
     enough = f"{1 / (1 - found.confidence):.3g}"
     if found.winner is None:
-        return f"evidence {found.e_value:.2g} of the {enough} that decide it"
+        return f"e-value {found.e_value:.2g}, decided at {enough}"
     if found.e_value >= MOST_EVIDENCE:
-        return f"evidence over {MOST_EVIDENCE:,}; {enough} decide it"
-    return f"evidence {found.e_value:.0f}; {enough} decide it"
+        return f"e-value over {MOST_EVIDENCE:,}, decided at {enough}"
+    return f"e-value {found.e_value:.0f}, decided at {enough}"
 
 
 def _show_arms(console: Console, arms: dict[str, ArmFacts]) -> None:
-    """A column for each arm: fits a narrow terminal."""
+    """One column per arm, to fit a narrow terminal."""
     heads = tuple(f"{name} {arm.release[:12]}" for name, arm in arms.items())
     rows = table("", *heads, right=heads)
     figures: tuple[tuple[str, Callable[[ArmFacts], str]], ...] = (

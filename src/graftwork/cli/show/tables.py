@@ -1,6 +1,6 @@
-"""The one look of all tables and lines, and the one way in which text of a log gets into them.
+"""Tables and lines for the terminal, and the escaping of text that comes from logs.
 
-Markup of ours is obeyed, names of emoji are not: a placeholder such as `<REDACTED:email:1>` may hold one.
+Our own markup is rendered, emoji names are not: a placeholder such as `<REDACTED:email:1>` may contain one.
 """
 
 from typing import Any
@@ -13,21 +13,21 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-# What a terminal would obey is shown as its picture: logs are not trusted.
+# Control characters are shown as symbols: logs are not trusted.
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-# These turn the direction of what is written behind them.
+# These change the direction of the text that follows.
 VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 FEWEST_LETTERS = 6
-"""A column is not made narrower than this for the sake of the others."""
+"""No column is made narrower than this."""
 
 
 class PlainTable(Table):
     """A table whose cells are markup without emoji."""
 
     def add_row(self, *renderables: RenderableType | None, **more: Any) -> None:
-        super().add_row(*(to_text(one) if isinstance(one, str) else one for one in renderables), **more)
+        super().add_row(*(to_text(cell) if isinstance(cell, str) else cell for cell in renderables), **more)
 
 
 def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> PlainTable:
@@ -40,32 +40,32 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
 
 
 def whole_width(console: Console, made: Table) -> int:
-    """How wide the table is if nothing in it is wrapped."""
+    """The width of the table without any wrapping."""
     return Measurement.get(console, console.options.update(width=100_000), made).maximum
 
 
 def fit_words(console: Console, made: PlainTable) -> PlainTable:
-    """Give each column its width, so that a narrow console wraps between words and cuts none.
+    """Set column widths so that a narrow console wraps between words.
 
-    Only where the longest words do not fit side by side, the longest of them are folded.
+    If the longest words do not fit next to each other, the longest of them are folded.
     """
     wanted = [max((cell_len(line) for line in _lines_of(column)), default=0) for column in made.columns]
     room = console.width - (whole_width(console, made) - sum(wanted))
     if sum(wanted) <= room:
         return made
-    words = [
+    narrow = [
         want
         if column.no_wrap
         else max((cell_len(w) for line in _lines_of(column) for w in line.split()), default=0)
         for column, want in zip(made.columns, wanted, strict=True)
     ]
     folded = [place for place, column in enumerate(made.columns) if not column.no_wrap]
-    while sum(words) > room and (long := [at for at in folded if words[at] > FEWEST_LETTERS]):
-        words[max(long, key=words.__getitem__)] -= 1
-    if sum(words) > room:
-        return made  # so narrow a console squeezes whatever there is
-    widths = list(words)
-    # The narrowest that still wants room gets it first: what is short stays in one line.
+    while sum(narrow) > room and (long := [at for at in folded if narrow[at] > FEWEST_LETTERS]):
+        narrow[max(long, key=narrow.__getitem__)] -= 1
+    if sum(narrow) > room:
+        return made  # too narrow: let rich squeeze the columns
+    widths = list(narrow)
+    # Columns that need the least extra room get it first, so that short cells stay on one line.
     for place in sorted(range(len(widths)), key=lambda at: wanted[at] - widths[at]):
         widths[place] += max(0, min(wanted[place] - widths[place], room - sum(widths)))
     for column, width in zip(made.columns, widths, strict=True):
@@ -89,12 +89,12 @@ def to_text(markup: str) -> Text:
 
 
 def safe(text: str) -> str:
-    """Text of a log that a terminal does not obey."""
+    """Text with its control characters made visible."""
     return text.translate(VISIBLE)
 
 
 def quote(text: object) -> str:
-    """Text of a log as a part of markup: neither the terminal nor the markup is obeyed."""
+    """Text escaped for use in markup, with its control characters made visible."""
     return escape(safe(str(text)))
 
 

@@ -1,4 +1,4 @@
-"""Plans and runs as tables."""
+"""Plans, training runs, their events and exported adapters as tables and lines."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, safe, table
-from graftwork.pipeline.events import Event
+from graftwork.pipeline.runs import Event
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
-from graftwork.train.files import PAGE
+from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
     from graftwork.pipeline.train_all import ModelResult, TrainedAll
@@ -26,7 +26,7 @@ KEPT = 400
 
 
 class LossTrend:
-    """The losses so far, one a step: a bar is told of the same step many times."""
+    """The losses so far, one per step; progress may report the same step many times."""
 
     def __init__(self) -> None:
         self._losses: dict[float, float] = {}
@@ -35,7 +35,7 @@ class LossTrend:
         if "loss" in detail:
             self._losses[done] = float(detail["loss"])
             if len(self._losses) > KEPT:
-                # Every other one of the older half: the trend stays.
+                # Drop every other value of the older half.
                 for old in list(self._losses)[: KEPT // 2 : 2]:
                     del self._losses[old]
 
@@ -45,7 +45,7 @@ class LossTrend:
 
 
 def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
-    """Values as a row of small bars, each the mean of its part; nothing for fewer than two."""
+    """Values as a row of small bars, each the mean of its part; empty for fewer than two values."""
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2:
         return ""
@@ -59,11 +59,11 @@ def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
     return "".join(BLOCKS[min(round((mean - low) / (high - low) * top), top)] for mean in means)
 
 
-def describe_detail(detail: dict[str, float | str], course: LossTrend, *, total: float = 0) -> str:
-    """What stands below the bar."""
+def describe_detail(detail: dict[str, float | str], losses: LossTrend, *, total: float = 0) -> str:
+    """The line below the progress bar."""
     shown: list[str] = []
     if "loss" in detail:
-        shown.append(f"loss {float(detail['loss']):.3f} {course.trend}".rstrip())
+        shown.append(f"loss {float(detail['loss']):.3f} {losses.trend}".rstrip())
     if "tokens_per_second" in detail:
         shown.append(f"{float(detail['tokens_per_second']):,.0f} tokens/s")
     if "gradient_norm" in detail:
@@ -73,8 +73,8 @@ def describe_detail(detail: dict[str, float | str], course: LossTrend, *, total:
     if "step_seconds" in detail and "expected_step_seconds" in detail:
         expected = float(detail["expected_step_seconds"])
         shown.append(
-            f"{duration(float(detail['step_seconds']))} a step (plan: {duration(expected)}, "
-            f"{duration(expected * total)} in all)"
+            f"{duration(float(detail['step_seconds']))} per step (plan: {duration(expected)}, "
+            f"{duration(expected * total)} in total)"
         )
     shown += [f"{value:,} {name}" for name, value in detail.items() if name.endswith("/s")]
     if "subject" in detail:
@@ -98,9 +98,9 @@ NAMES = {
     "peak_memory_gib": "peak memory",
     "disk_gib": "disk",
     "tokens": "tokens",
-    "trained_tokens": "of them trained on",
+    "trained_tokens": "trained tokens",
     "steps": "steps",
-    "tokens_per_second": "speed",
+    "tokens_per_second": "throughput",
     "minutes": "time",
 }
 
@@ -124,23 +124,25 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 
 def show_run_plan(console: Console, plan: RunPlan) -> None:
-    """Stage by stage, and all of them; what is up to date takes no time."""
-    rows = table("stage of the run", "planned", "range", "", right=("planned",))
-    for one in plan.stages:
-        figure = one.seconds
+    """Estimated time of each step and of the whole run."""
+    rows = table("step", "planned", "range", "", right=("planned",))
+    for stage in plan.stages:
+        figure = stage.seconds
         if figure.value == 0:
-            rows.add_row(one.stage, "", "", f"[dim]{one.state}[/]")
+            rows.add_row(stage.stage, "", "", f"[dim]{stage.state}[/]")
             continue
-        state = "" if one.state == "to do" else one.state
+        state = "" if stage.state == "to do" else stage.state
         rows.add_row(
-            one.stage, duration(figure.value), f"{duration(figure.low)} … {duration(figure.high)}", state
+            stage.stage, duration(figure.value), f"{duration(figure.low)} … {duration(figure.high)}", state
         )
     whole = plan.minutes
     spread = f"{duration(60 * whole.low)} … {duration(60 * whole.high)}"
     rows.add_row("[bold]whole run[/]", f"[bold]{duration(60 * whole.value)}[/]", spread, "")
     console.print(rows)
     if plan.rough:
-        print_line(console, "[dim]rough: from the size of the logs, since the dataset is not prepared yet[/]")
+        print_line(
+            console, "[dim]rough estimate from the size of the logs: the dataset is not prepared yet[/]"
+        )
 
 
 def show_outcome(console: Console, outcome: TrainOutcome) -> None:
@@ -151,39 +153,37 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
         f"{outcome.steps} steps, loss {outcome.first_loss:.3f} → {outcome.final_loss:.3f}{held_out}",
     )
     if outcome.restarts:
-        same = {True: "[green]to the same bytes[/]", False: "[red]with other bytes[/]", None: "none"}
+        same = {True: "[green]with identical bytes[/]", False: "[red]with different bytes[/]", None: "none"}
         print_line(
             console,
-            f"restarted {outcome.restarts} time(s); {outcome.replayed_steps} steps were done again, "
+            f"restarted {outcome.restarts} time(s); {outcome.replayed_steps} steps repeated, "
             f"{same[outcome.replay_identical]}",
         )
-    for line in tell_looks(outcome):
+    for line in describe_evaluations(outcome):
         print_line(console, line)
-    print_line(console, "base weights unchanged (hash before and after are the same)")
+    print_line(console, "base weights unchanged (same hash before and after)")
     show_residuals(console, outcome.residuals)
     for drift in outcome.drifts:
-        print_line(console, f"[yellow]beyond the plan:[/] {quote(drift.says)}")
+        print_line(console, f"[yellow]outside the planned range:[/] {quote(drift.says)}")
     print_line(console, f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
     page = Path(outcome.adapter_folder).parent / PAGE
     if page.exists():
-        print_line(console, f"the course of the run: {quote(str(page))}")
+        print_line(console, f"training curves: {quote(str(page))}")
 
 
-def tell_looks(outcome: TrainOutcome) -> list[str]:
-    """How often the model was looked at on the way, and when it was best."""
+def describe_evaluations(outcome: TrainOutcome) -> list[str]:
+    """How often the model was evaluated during training, and when it was best."""
     best = next((look for look in outcome.looks if look.step == outcome.best_step), None)
     if best is None:
         return []
     return [
-        f"looked at {len(outcome.looks)} time(s): {best.metric} was best after step {best.step}, "
+        f"evaluated {len(outcome.looks)} time(s): {best.metric} was best after step {best.step}, "
         f"{best.value:.3f} over {best.cases} case(s)"
     ]
 
 
 def show_residuals(console: Console, residuals: tuple[Residual, ...]) -> None:
-    rows = table(
-        "plan against reality", "planned", "range", "came out", "off", right=("planned", "came out", "off")
-    )
+    rows = table("figure", "planned", "range", "actual", "error", right=("planned", "actual", "error"))
     for residual in residuals:
         planned = residual.planned
         colour = "green" if residual.inside else "yellow"
@@ -204,14 +204,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-PRINTERS = {"Plan": show_plan, "RunPlan": show_run_plan, "TrainOutcome": show_outcome}
-
-
 EVENT_COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
 
 
 def to_markup(event: Event) -> str:
-    """The time, what kind it is, and what it says."""
+    """The time, the kind and the text of an event."""
     when = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     colour = EVENT_COLOURS.get(event.kind, "dim")
     return f"[dim]{when}[/] [{colour}]{event.kind:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
@@ -226,7 +223,7 @@ def _step(body: dict[str, Any]) -> str:
 
 
 def _look(body: dict[str, Any]) -> str:
-    better = " (the best so far)" if body.get("better") else ""
+    better = " (best so far)" if body.get("better") else ""
     return f"after step {body['step']}: {quote(body['metric'])} {body['value']:.4f}{better}"
 
 
@@ -283,11 +280,11 @@ def show_trained_all(console: Console, trained: "TrainedAll") -> None:
         rows.add_row(model.model, *([quote(model.base)] if several else []), *_figures(model), _state(model))
     console.print(rows)
     for model in trained.failed:
-        said = model.error or {}
-        print_line(console, f"[red]{quote(model.model)}[/]: {quote(str(said.get('what', '')))}")
+        error = model.error or {}
+        print_line(console, f"[red]{quote(model.model)}[/]: {quote(str(error.get('what', '')))}")
         for label in ("why", "fix", "where"):
-            if said.get(label):
-                print_line(console, f"  [dim]{label:<6}[/]{quote(str(said[label]))}")
+            if error.get(label):
+                print_line(console, f"  [dim]{label:<6}[/]{quote(str(error[label]))}")
     print_line(console, f"[dim]{len(trained.models)} models in {trained.seconds / 60:.1f} minutes[/]")
 
 
@@ -297,7 +294,7 @@ def _figures(model: "ModelResult") -> tuple[str, str, str, str]:
     outcome = model.outcome
     before, after = outcome.validation_loss_before, outcome.validation_loss_after
     if before is None or after is None:
-        # Without held-out rows the first and the last step say what can be said.
+        # Without held-out rows, the losses of the first and the last step.
         before, after = outcome.first_loss, outcome.final_loss
     return f"{outcome.rows:,}", f"{outcome.steps:,}", f"{before:.3f} → {after:.3f}", f"{model.minutes:.1f}"
 
@@ -313,23 +310,29 @@ def show_exported(console: Console, exported: "ExportedAdapter") -> None:
         found = exported.merged.agreement
         print_line(
             console,
-            f"[green]proven[/]: {exported.merged.merged_weights} weights merged; on {found.positions} reply "
-            f"tokens of {found.rows} held-out rows the logits differ by at most "
+            f"[green]verified[/]: {exported.merged.merged_weights} weights merged; on {found.positions} "
+            f"reply tokens of {found.rows} held-out rows the logits differ by at most "
             f"{found.largest_difference:.2g} (largest logit {found.largest_logit:.1f}, {found.dtype}), "
-            f"the first choice is the same at {found.same_first:.1%}",
+            f"the most likely token is the same at {found.same_first:.1%}",
         )
     if exported.gguf:
-        said = exported.gguf
+        gguf = exported.gguf
         print_line(
             console,
-            f"[green]read back[/]: {said['tensors']} tensors, {said['blocks']} blocks, "
-            f"{said['elements']:,} weights ({said['architecture']})",
+            f"[green]read back[/]: {gguf['tensors']} tensors, {gguf['blocks']} blocks, "
+            f"{gguf['elements']:,} weights ({gguf['architecture']})",
         )
-    for word in exported.words:
-        print_line(console, f"[yellow]![/] {quote(word)}")
-    print_line(console, "base files untouched (hashes before and after are the same)")
+    for message in exported.words:
+        print_line(console, f"[yellow]![/] {quote(message)}")
+    print_line(console, "base files unchanged (same hashes before and after)")
     for name, digest in exported.files.items():
         print_line(console, f"[dim]{digest[:12]}  {quote(name)}[/]")
 
 
-MANY_PRINTERS = {"TrainedAll": show_trained_all, "ExportedAdapter": show_exported}
+PRINTERS = {
+    "Plan": show_plan,
+    "RunPlan": show_run_plan,
+    "TrainOutcome": show_outcome,
+    "TrainedAll": show_trained_all,
+    "ExportedAdapter": show_exported,
+}

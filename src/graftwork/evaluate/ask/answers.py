@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.evaluate.cases import insert_example
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -45,7 +44,7 @@ class KeptAnswers:
         body = answer.model_dump(mode="json")
         content = json.dumps({"key": key, "hash": fingerprint(body), "answer": body}, ensure_ascii=False)
         # Not waited for: what a power cut takes is found to be torn, and asked again.
-        write_whole(self._path(key), content, durable=False)
+        write_atomic(self._path(key), content, durable=False)
 
     def forget(self, keys: Sequence[str]) -> None:
         if self._folder is not None:
@@ -88,7 +87,7 @@ BATCHES_FILE = "batches.jsonl"
 PLAN_FILE = "plan.json"
 
 
-class Batch(NamedTuple):
+class CaseBatch(NamedTuple):
     """Cases that are asked together, and which of their several answers it is."""
 
     repeat: int
@@ -117,20 +116,20 @@ class AnswerBook:
             return sum(len(cases) for _, cases in self._job.batches)
         return len(self._cases) * repeats_of(self._job)
 
-    def plan(self, lengths: Mapping[str, int]) -> list[Batch]:
+    def plan(self, lengths: Mapping[str, int]) -> list[CaseBatch]:
         """The batches of this job, as they were cut when it first began."""
         if self._job.batches is not None:
-            return [Batch(repeat, cases) for repeat, cases in self._job.batches]
+            return [CaseBatch(repeat, cases) for repeat, cases in self._job.batches]
         path = self._folder / PLAN_FILE
         if not path.exists():
             self._take_over()
             planned = cut_missing(
                 lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
             )
-            write_whole(path, json.dumps(planned))
-        return [Batch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
+            write_atomic(path, json.dumps(planned))
+        return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
 
-    def open_batches(self, planned: Iterable[Batch]) -> list[Batch]:
+    def open_batches(self, planned: Iterable[CaseBatch]) -> list[CaseBatch]:
         """Those that are not answered to their last row; a torn one is asked whole."""
         return [b for b in planned if not self._there.issuperset((case, b.repeat) for case in b.cases)]
 
@@ -143,7 +142,7 @@ class AnswerBook:
         self._there.add(place)
         self._kept.put(key_of(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
 
-    def close_batch(self, batch: Batch, *, peak_memory_gib: float) -> None:
+    def close_batch(self, batch: CaseBatch, *, peak_memory_gib: float) -> None:
         self._batches.append({"rows": len(batch.cases), "peak_memory_gib": peak_memory_gib})
 
     def peaks(self) -> list[float]:
@@ -175,13 +174,13 @@ def open_kept(job: EvalJob) -> KeptAnswers:
 
 def cut_missing(
     lengths: Mapping[str, int], there: set[tuple[str, int]], *, size: int, repeats: int
-) -> list[Batch]:
+) -> list[CaseBatch]:
     """What is not there yet, in batches of like length: little padding, and the same ones every time."""
     batches = []
     for repeat in range(repeats):
         missing = [case for case in lengths if (case, repeat) not in there]
         ordered = sorted(missing, key=lambda case: (lengths[case], case))
-        batches += [Batch(repeat, tuple(ordered[i : i + size])) for i in range(0, len(ordered), size)]
+        batches += [CaseBatch(repeat, tuple(ordered[i : i + size])) for i in range(0, len(ordered), size)]
     return batches
 
 

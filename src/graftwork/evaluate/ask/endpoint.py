@@ -7,18 +7,21 @@ that is busy is waited for; one that stays broken ends the job, and what was ans
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
 from graftwork.evaluate.ask.runner import Progress, stopped
 from graftwork.evaluate.cases import cases_to_time, insert_example
 from graftwork.grading.metrics import plural
-from graftwork.inference.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
-from graftwork.process.retry import FIRST_PAUSE, Retries
+from graftwork.inference.endpoint import (
+    EndpointEngine,
+    EndpointPolicy,
+)
+from graftwork.inference.engine import DecodingSettings, EngineReply, EngineUnavailable
+from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -29,7 +32,7 @@ POLL_SECONDS = 0.2
 class AskedEndpoint(NamedTuple):
     single_latency_seconds: tuple[float, ...]
     first_token_seconds: tuple[float, ...]
-    described: dict[str, Any]
+    details: Mapping[str, Any]
 
 
 class _Question(NamedTuple):
@@ -69,28 +72,25 @@ class _Desk:
     ) -> None:
         assert job.endpoint is not None
         self._job, self._book, self._progress, self._stop = job, book, progress, stop_asked
-        self._endpoint = job.endpoint
-        self.client = EndpointClient(
-            job.endpoint, Settings(job.max_new_tokens, job.temperature, job.top_p, job.seed)
-        )
         self._began, self._before = time.monotonic(), book.answered
         self._given_up = threading.Event()
-        self.retries = 0
+        policy = EndpointPolicy(wait=self._given_up.wait, first_pause=FIRST_WAIT)
+        self.engine = EndpointEngine(job.endpoint, policy)
 
     def ask(self, questions: Sequence[_Question], *, together: int) -> None:
-        self._tell()
+        self._report()
         left = list(reversed(questions))
-        running: dict[Future[EndpointReply], _Question] = {}
+        running: dict[Future[EngineReply], _Question] = {}
         with ThreadPoolExecutor(max_workers=together) as pool:
             try:
                 while left or running:
                     while left and len(running) < together:
                         question = left.pop()
-                        running[pool.submit(self._patiently, question)] = question
+                        running[pool.submit(self._ask_one, question)] = question
                     done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                     for future in done:
                         self._write(running.pop(future), future.result())
-                    self._tell()
+                    self._report()
                     if self._stop.is_set():
                         answered, asked = self._book.answered, plural(self._book.total, "case")
                         raise stopped(
@@ -104,22 +104,19 @@ class _Desk:
                         self._write(question, future.result())
                 self._given_up.clear()
 
-    def _patiently(self, question: _Question) -> EndpointReply:
-        """One question, asked again while that makes sense."""
-        messages = insert_example(question.case.messages, example=self._job.worked_example)
-        retries = Retries(
-            attempts=self._endpoint.attempts, first_pause=FIRST_WAIT, chance=Random(question.case.id)
+    def _ask_one(self, question: _Question) -> EngineReply:
+        job = self._job
+        messages = insert_example(question.case.messages, example=job.worked_example)
+        decoding = DecodingSettings(
+            job.max_new_tokens, job.temperature, job.top_p, seed=job.seed + question.repeat
         )
-        while True:
-            try:
-                return self.client.ask(messages, repeat=question.repeat)
-            except TryAgain as trouble:
-                self.retries += 1
-                pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
-                if pause is None or self._given_up.wait(pause):
-                    raise self._given(question, retries.failed, trouble) from trouble
+        try:
+            (reply,) = self.engine.answer([self.engine.render(messages)], decoding)
+        except EngineUnavailable as trouble:
+            raise self._no_answer(question, trouble) from trouble
+        return reply
 
-    def _write(self, question: _Question, reply: EndpointReply) -> None:
+    def _write(self, question: _Question, reply: EngineReply) -> None:
         self._book.write(
             Answer(
                 case_id=question.case.id,
@@ -127,13 +124,13 @@ class _Desk:
                 tokens=reply.tokens,
                 prompt_tokens=reply.prompt_tokens,
                 finish_reason=reply.finish_reason,
-                seconds=reply.seconds,
+                seconds=reply.seconds or 0.0,
                 repeat=question.repeat,
                 first_token_seconds=reply.first_token_seconds,
             )
         )
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         done, total = self._book.answered, self._book.total
         new = done - self._before
         pace = (time.monotonic() - self._began) / new if new else None
@@ -145,8 +142,8 @@ class _Desk:
             subject=self._job.subject,
         )
 
-    def _given(self, question: _Question, attempts: int, trouble: TryAgain) -> EnvironmentLacks:
-        asked = plural(attempts, "attempt")
+    def _no_answer(self, question: _Question, trouble: EngineUnavailable) -> EnvironmentLacks:
+        asked = plural(trouble.attempts, "attempt")
         return EnvironmentLacks(
             f"the endpoint did not answer case {question.case.id} in {asked}: {trouble}",
             why="a rate over the answered cases alone would flatter it",
@@ -159,17 +156,8 @@ def _sum_up(job: EvalJob, cases: Sequence[Case], desk: _Desk) -> AskedEndpoint:
     said = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
     timed = [said[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
     firsts = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
-    assert job.endpoint is not None
     return AskedEndpoint(
         single_latency_seconds=tuple(answer.seconds for answer in timed),
         first_token_seconds=tuple(firsts) if len(firsts) == len(timed) else (),
-        described={
-            "engine": "endpoint",
-            "endpoint": job.endpoint.url,
-            "model": job.endpoint.model,
-            "concurrency": job.endpoint.concurrency,
-            "asked_again": desk.retries,
-            "left_out": list(desk.client.left_out),
-            "device": "not known",
-        },
+        details=desk.engine.facts.details,
     )

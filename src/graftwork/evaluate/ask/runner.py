@@ -7,19 +7,17 @@ Before the first batch is done, its longest row is taken to go on to the limit: 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from graftwork.evaluate.ask.answers import (
-    ANSWERS_FILE,
-    BATCHES_FILE,
     AnswerBook,
-    Batch,
-    cut_missing,
+    CaseBatch,
     read_answers,
     repeats_of,
 )
 from graftwork.evaluate.cases import cases_to_time, insert_example
-from graftwork.inference.engine import Timing
+from graftwork.inference.engine import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
+from graftwork.inference.selection import ADAPTER
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.interaction import Message
@@ -92,34 +90,6 @@ class Pace:
         return self._first - self._began + each * (self._longest - 1)
 
 
-__all__ = [
-    "ANSWERS_FILE",
-    "BATCHES_FILE",
-    "Asker",
-    "Timing",
-    "cut_batches",
-    "read_answers",
-    "summarise",
-    "time_in_turn",
-]
-
-
-class Turns(Protocol):
-    """Messages to tokens, and tokens back to text."""
-
-    def prompt(self, messages: tuple[Message, ...]) -> list[int]: ...
-    def decode(self, tokens: list[int]) -> str: ...
-
-
-class Said(Protocol):
-    """What a model answered to one prompt."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def finish_reason(self) -> Literal["stop", "length"]: ...
-
-
 class Progress(Protocol):
     def beat(
         self,
@@ -133,9 +103,9 @@ class Progress(Protocol):
 
 
 def time_in_turn(
-    prompts: Mapping[str, Sequence[list[int]]],
+    prompts: Mapping[str, Sequence[RenderedPrompt]],
     *,
-    time_one: Callable[[str, list[int]], Timing],
+    time_one: Callable[[str, RenderedPrompt], Timing],
     after_round: Callable[[int], None] = lambda _round: None,
 ) -> dict[str, tuple[Timing, ...]]:
     """Every subject's requests, one case after the other, each case put to all subjects before the next.
@@ -153,39 +123,24 @@ def time_in_turn(
     return {name: tuple(found) for name, found in timings.items()}
 
 
-Generate = Callable[[list[list[int]]], Sequence[Said]]
-GenerateSeeded = Callable[[list[list[int]], int], Sequence[Said]]
-Weigh = Callable[[list[tuple[tuple[Message, ...], str]]], Sequence[float | None]]
-"""Conversations with the reply that the log holds; the mean loss of a token of each reply."""
-
-
-class Asker:
-    """Asks all cases of one job with one model. `sample` is needed where the job is not greedy."""
+class CaseRunner:
+    """Asks all cases of one job with one engine. `details` goes into the report besides the engine's own."""
 
     def __init__(
         self,
         job: EvalJob,
         *,
-        turns: Turns,
-        generate: Generate,
+        engine: MeasuringEngine,
         progress: Progress,
-        peak_memory_gib: Callable[[], float],
         stop_asked: Callable[[], bool],
-        sample: GenerateSeeded | None = None,
-        time_one: Callable[[list[int]], Timing] | None = None,
-        weigh: Weigh | None = None,
-        described: dict[str, Any] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
-        self._job = job
-        self._turns = turns
-        self._generate = generate
-        self._sample = sample
-        self._time_one = time_one or self._time_whole
-        self._weigh = weigh
-        self._progress = progress
-        self._peak_memory_gib = peak_memory_gib
+        self._job, self._engine, self._progress = job, engine, progress
         self._stop_asked = stop_asked
-        self._described = described or {}
+        self._details = dict(details or {})
+        self._adapter = ADAPTER if job.adapter_folder is not None else None
+        self._greedy = DecodingSettings(job.max_new_tokens, top_p=job.top_p)
+        self._as_asked = DecodingSettings(job.max_new_tokens, job.temperature, job.top_p, job.seed)
         self._peaks: list[float] = []
         self._warm = False
         self._pace: Pace | None = None
@@ -193,25 +148,25 @@ class Asker:
 
     def ask_all(self, cases: Sequence[Case]) -> None:
         """Answer every case that has no answer yet."""
-        prompts = {case.id: self._prompt(case) for case in cases}
+        prompts = {case.id: self._render(case) for case in cases}
         by_id = {case.id: case for case in cases}
         book = AnswerBook(self._job, cases)
-        planned = book.plan({case_id: len(prompt) for case_id, prompt in prompts.items()})
+        planned = book.plan({case_id: len(prompt.tokens) for case_id, prompt in prompts.items()})
         pace = Pace(left=book.total - book.answered, longest=self._job.max_new_tokens)
         self._pace, self._book = pace, book
-        self._tell("answering", book.answered, book.total)
+        self._report("answering", book.answered, book.total)
         for batch in book.open_batches(planned):
             self._stop_if_asked(f"{book.answered} of {book.total} cases are answered")
             pace.begin(len(batch.cases))
             for answer in self._ask(batch, [by_id[case_id] for case_id in batch.cases], prompts):
                 book.write(answer)
-            book.close_batch(batch, peak_memory_gib=self._peak_memory_gib())
+            book.close_batch(batch, peak_memory_gib=self._engine.peak_memory_gib())
             pace.end()
-            self._tell("answering", book.answered, book.total, left=pace.seconds_left())
+            self._report("answering", book.answered, book.total, left=pace.seconds_left())
         self._peaks = book.peaks()
 
-    def hear(self, row: int, _token: int) -> bool:
-        """A token of the batch that is being written: tells now and then how it goes, and lets it go on."""
+    def _on_token(self, row: int, _token: int) -> bool:
+        """Report progress now and then while a batch is generated."""
         if self._pace is not None and self._book is not None and self._pace.hear(row):
             self._progress.beat(
                 "answering",
@@ -226,18 +181,18 @@ class Asker:
     def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
         """One request at a time, as a user would wait for it: of as many sessions as there are."""
         timings: list[Timing] = []
-        chosen = [self._prompt(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
+        chosen = [self._render(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
         if chosen:
-            self._tell("timing single requests", 0, len(chosen))
+            self._report("timing single requests", 0, len(chosen))
         if chosen and not self._warm:
             # The first pass of a process pays for lazy initialisation; no user's request does.
-            self._generate([chosen[0]])
+            self._engine.answer([chosen[0]], self._greedy, adapter=self._adapter)
         for prompt in chosen:
             self._stop_if_asked("all cases are answered, single requests are being timed")
-            timings.append(self._time_one(prompt))
+            timings.append(self._engine.time_one(prompt, self._as_asked, adapter=self._adapter))
             mean = sum(timing.total for timing in timings) / len(timings)
             left = mean * (len(chosen) - len(timings))
-            self._tell("timing single requests", len(timings), len(chosen), left=left)
+            self._report("timing single requests", len(timings), len(chosen), left=left)
         return tuple(timings)
 
     def summarise(
@@ -250,48 +205,46 @@ class Asker:
             self._job,
             single_latency_seconds=single_latency_seconds,
             first_token_seconds=first_token_seconds,
-            peak_memory_gib=max([*self._peaks, self._peak_memory_gib()]),
-            described=self._described,
+            peak_memory_gib=max([*self._peaks, self._engine.peak_memory_gib()]),
+            details={**self._engine.facts.details, **self._details},
         )
 
-    def _ask(self, batch: Batch, cases: Sequence[Case], prompts: dict[str, list[int]]) -> list[Answer]:
+    def _ask(
+        self, batch: CaseBatch, cases: Sequence[Case], prompts: Mapping[str, RenderedPrompt]
+    ) -> list[Answer]:
         asked = [prompts[case_id] for case_id in batch.cases]
+        decoding = self._greedy
+        if self._job.temperature > 0:
+            decoding = self._as_asked._replace(seed=seed_of(self._job.seed, batch))
         began = time.perf_counter()
-        if self._job.temperature > 0 and self._sample is not None:
-            said = self._sample(asked, seed_of(self._job.seed, batch))
-        else:
-            said = self._generate(asked)
+        replies = self._engine.answer(asked, decoding, adapter=self._adapter, on_token=self._on_token)
         share = (time.perf_counter() - began) / len(asked)
         self._warm = True
         losses: Sequence[float | None] = [None] * len(asked)
-        if self._job.perplexity and self._weigh is not None:
-            losses = self._weigh([(self._messages(case), case.reference) for case in cases])
+        if self._job.perplexity:
+            conversations = [(self._messages(case), case.reference) for case in cases]
+            losses = self._engine.reply_losses(conversations, adapter=self._adapter)
         return [
             Answer(
                 case_id=case.id,
-                text=self._turns.decode(list(reply.tokens)),
-                tokens=len(reply.tokens),
-                prompt_tokens=len(prompt),
+                text=reply.text,
+                tokens=reply.tokens,
+                prompt_tokens=reply.prompt_tokens,
                 finish_reason=reply.finish_reason,
                 seconds=share,
                 repeat=batch.repeat,
                 reference_loss=loss,
             )
-            for case, prompt, reply, loss in zip(cases, asked, said, losses, strict=True)
+            for case, reply, loss in zip(cases, replies, losses, strict=True)
         ]
-
-    def _time_whole(self, prompt: list[int]) -> Timing:
-        began = time.perf_counter()
-        self._generate([prompt])
-        return Timing(None, time.perf_counter() - began)
 
     def _messages(self, case: Case) -> tuple[Message, ...]:
         return insert_example(case.messages, example=self._job.worked_example)
 
-    def _prompt(self, case: Case) -> list[int]:
-        return self._turns.prompt(self._messages(case))
+    def _render(self, case: Case) -> RenderedPrompt:
+        return self._engine.render(self._messages(case))
 
-    def _tell(self, phase: str, done: int, total: int, *, left: float | None = None) -> None:
+    def _report(self, phase: str, done: int, total: int, *, left: float | None = None) -> None:
         self._progress.beat(phase, done, total, seconds_left=left, subject=self._job.subject)
 
     def _stop_if_asked(self, reached: str) -> None:
@@ -313,7 +266,7 @@ def summarise(
     single_latency_seconds: tuple[float, ...],
     first_token_seconds: tuple[float, ...],
     peak_memory_gib: float,
-    described: dict[str, Any],
+    details: Mapping[str, Any],
 ) -> Generation:
     """How the answers in the job's folder were made. Everything that decided them is named."""
     answers = read_answers(Path(job.folder))
@@ -336,17 +289,11 @@ def summarise(
             "batch_size": job.batch_size,
             "threads": job.threads,
             "worked_example": bool(job.worked_example),
-            **described,
+            **details,
         },
     )
 
 
-def seed_of(seed: int, batch: Batch) -> int:
+def seed_of(seed: int, batch: CaseBatch) -> int:
     """A seed of its own for each batch, the same whichever process asks it."""
     return int(fingerprint([seed, batch.repeat, batch.cases])[:8], 16)
-
-
-def cut_batches(prompts: dict[str, list[int]], *, size: int) -> list[tuple[str, ...]]:
-    """Case ids in batches of like length: little padding, and the same batches every time."""
-    lengths = {case_id: len(prompt) for case_id, prompt in prompts.items()}
-    return [batch.cases for batch in cut_missing(lengths, set(), size=size, repeats=1)]

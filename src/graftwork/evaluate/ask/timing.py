@@ -13,9 +13,10 @@ from pathlib import Path
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
-from graftwork.files.whole import write_whole
-from graftwork.inference.engine import Timing
-from graftwork.inference.selection import settle
+from graftwork.files.disk import write_atomic
+from graftwork.inference.embedded import EmbeddedEngine
+from graftwork.inference.engine import DecodingSettings, RenderedPrompt, Timing
+from graftwork.inference.selection import settle, source_of
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
@@ -26,30 +27,30 @@ PHASE = "timing single requests in turn"
 
 def time_subjects(job: TimingJob) -> None:
     """Load the base with all adapters, time the chosen cases in turn, note the times of each subject."""
-    from graftwork.inference.embedded import OwnModel
-
     first = settle(job.jobs[0])
     cases = cases_to_time(read_cases(Path(first.cases_file)), most=job.requests)
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading the model", 0, len(cases))
-        model = OwnModel(first.model_copy(update={"adapter_folder": None}))
-        acts_as: dict[str, str | None] = {}
-        for number, subject in enumerate(job.jobs):
-            acts_as[subject.subject] = None
-            if subject.adapter_folder is not None:
-                acts_as[subject.subject] = f"subject_{number}"
-                model.add_adapter(f"subject_{number}", Path(subject.adapter_folder))
+        adapters = {
+            f"subject_{number}": Path(subject.adapter_folder)
+            for number, subject in enumerate(job.jobs)
+            if subject.adapter_folder is not None
+        }
+        engine = EmbeddedEngine(source_of(first)._replace(adapters=adapters))
+        adapter_of = {
+            subject.subject: f"subject_{number}" if subject.adapter_folder is not None else None
+            for number, subject in enumerate(job.jobs)
+        }
+        decoding = DecodingSettings(first.max_new_tokens, first.temperature, first.top_p, first.seed)
         prompts = {
             subject.subject: [
-                model.template.prompt(insert_example(case.messages, example=subject.worked_example))
-                for case in cases
+                engine.render(insert_example(case.messages, example=subject.worked_example)) for case in cases
             ]
             for subject in job.jobs
         }
 
-        def time_one(name: str, prompt: list[int]) -> Timing:
-            model.act_as(acts_as[name])
-            return model.time_one(prompt)
+        def time_one(name: str, prompt: RenderedPrompt) -> Timing:
+            return engine.time_one(prompt, decoding, adapter=adapter_of[name])
 
         def after_round(done: int) -> None:
             heart.beat(PHASE, done, len(cases))
@@ -77,7 +78,7 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
             "timed_group": group,
         }
     )
-    write_whole(path, made.to_json())
+    write_atomic(path, made.to_json())
 
 
 def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:

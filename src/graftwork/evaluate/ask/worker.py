@@ -14,28 +14,25 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, Batch
-from graftwork.evaluate.ask.runner import Asker, Progress, stopped, summarise
+from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, CaseBatch
+from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
-from graftwork.files.digest import file_digest, folder_digest
-from graftwork.files.whole import write_whole
-from graftwork.inference.selection import is_vllm, settle
-from graftwork.process import lock
+from graftwork.files.disk import file_digest, folder_digest, write_atomic
+from graftwork.inference.selection import is_vllm, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
-from graftwork.process.parent import PARENT_VARIABLE
-from graftwork.process.worker import ERROR_FILE, run_worker, stop_asked
+from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder, run_worker, stop_asked
 from graftwork.records import errors
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.report import Case, EvalJob, Generation
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
 LOG_FILE = "worker.log"
 
 
-def share_out(job: EvalJob, batches: Sequence[Batch], *, cards: int = 0) -> list[EvalJob]:
+def share_out(job: EvalJob, batches: Sequence[CaseBatch], *, cards: int = 0) -> list[EvalJob]:
     """One job a process, each with every n-th batch; no more of them than there are batches."""
     # vLLM reserves a card for itself: a second one beside it finds no room.
     most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
@@ -81,18 +78,17 @@ def ask_in_shards(
 def _wait_for_orphans(shards: Sequence[EvalJob], stop_asked: Callable[[], bool]) -> None:
     """Processes whose parent was killed stop at their next batch; until then they hold their folders."""
     pause, until = threading.Event(), time.monotonic() + PATIENCE_SECONDS
-    while any(lock.holder_of(Path(shard.folder)) is not None for shard in shards):
+    while any(lock_holder(Path(shard.folder)) is not None for shard in shards):
         if stop_asked() or time.monotonic() >= until:
             return
         pause.wait(POLL_SECONDS)
 
 
 def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
-    from graftwork.files.private import append_to
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import append_to, write_atomic
 
     folder = Path(shard.folder)
-    write_whole(folder / "job.json", shard.to_json())
+    write_atomic(folder / "job.json", shard.to_json())
     with append_to(folder / LOG_FILE) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "graftwork.evaluate.ask.worker", str(folder / "job.json")],
@@ -212,7 +208,7 @@ def evaluate(job: EvalJob) -> None:
             generation = _ask_endpoint(job, cases, heart)
         else:
             generation = _ask_model(job, cases, heart)
-        write_whole(folder / GENERATION_FILE, generation.to_json())
+        write_atomic(folder / GENERATION_FILE, generation.to_json())
         heart.beat("done", len(cases), len(cases), subject=job.subject)
 
 
@@ -237,7 +233,7 @@ def drop_answers_of_another_job(job: EvalJob) -> None:
         return
     for name in (GENERATION_FILE, ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
         (folder / name).unlink(missing_ok=True)
-    write_whole(marker, identity)
+    write_atomic(marker, identity)
 
 
 def identify(job: EvalJob) -> str:
@@ -259,11 +255,15 @@ def identify(job: EvalJob) -> str:
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     shards = _share_cases(job, cases, heart) if job.shards > 1 else 1
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
-    asker = _make_asker(job, heart, shards=shards)
-    asker.ask_all(cases)
-    timings = asker.time_requests(cases)
+    engine = open_engine(job.engine, source_of(job))
+    runner = CaseRunner(
+        job, engine=engine, progress=heart, stop_asked=stop_asked.is_set, details={"processes": shards}
+    )
+    runner.ask_all(cases)
+    timings = runner.time_requests(cases)
+    engine.close()
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    return asker.summarise(
+    return runner.summarise(
         single_latency_seconds=tuple(timing.total for timing in timings),
         first_token_seconds=tuple(firsts) if len(firsts) == len(timings) else (),
     )
@@ -271,9 +271,9 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
 
 def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     """What is missing, answered by several processes; this one then only measures single requests."""
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
 
-    template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+    template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
     lengths = {
         case.id: len(template.prompt(insert_example(case.messages, example=job.worked_example)))
         for case in cases
@@ -288,28 +288,6 @@ def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     )
 
 
-def _make_asker(job: EvalJob, heart: Heart, *, shards: int) -> Asker:
-    from graftwork.inference.embedded import OwnModel
-    from graftwork.inference.vllm_engine import VllmModel
-
-    model = VllmModel(job) if is_vllm(job) else OwnModel(job)
-    asker = Asker(
-        job,
-        turns=model.template,
-        generate=model.generate,
-        sample=model.sample,
-        time_one=model.time_one,
-        weigh=model.weigh,
-        progress=heart,
-        peak_memory_gib=model.peak_memory_gib,
-        stop_asked=stop_asked.is_set,
-        described={**model.described, "processes": shards},
-    )
-    if isinstance(model, OwnModel):
-        model.on_token = asker.hear
-    return asker
-
-
 def _ask_endpoint(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     from graftwork.evaluate.ask.endpoint import ask_endpoint
 
@@ -319,7 +297,7 @@ def _ask_endpoint(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generati
         single_latency_seconds=asked.single_latency_seconds,
         first_token_seconds=asked.first_token_seconds,
         peak_memory_gib=0.0,
-        described=asked.described,
+        details=asked.details,
     )
 
 

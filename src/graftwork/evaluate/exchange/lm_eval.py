@@ -33,7 +33,7 @@ from graftwork.evaluate.exchange.common import (
     too_large,
     whole_number,
 )
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Metric
 

@@ -10,21 +10,38 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from graftwork.evaluate.judge.client import Chat, ChatClient, Said, Unanswered
 from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
+from graftwork.inference.endpoint import JUDGE, EndpointEngine, EndpointPolicy
+from graftwork.inference.engine import DecodingSettings, EngineUnavailable, RenderedPrompt
 from graftwork.records.base import fingerprint
-from graftwork.records.report import Answer, Case, JudgeTally
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
+
+Chat = list[dict[str, str]]
+LONGEST_PAUSE = 30.0
+
+
+class JudgeReply(NamedTuple):
+    """What the judge said, and the tokens that it took."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+
+
+class JudgeUnavailable(Exception):
+    """All attempts failed in ways that may pass; this question has no reply for now."""
 
 
 class BudgetSpent(Exception):
     """Nothing more is asked; what was said stays."""
 
 
-class Spent(NamedTuple):
+class JudgeSpending(NamedTuple):
     """`cost` is None where graft.yaml names no prices."""
 
     questions: int
@@ -34,7 +51,7 @@ class Spent(NamedTuple):
     cost: float | None
 
 
-class Budget:
+class JudgeBudget:
     def __init__(self, settings: JudgeSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
@@ -54,19 +71,19 @@ class Budget:
                 raise BudgetSpent(f"evaluate.judge.max_cost {settings.max_cost:g} is reached")
             self._questions += 1
 
-    def add(self, said: Said) -> None:
+    def add(self, said: JudgeReply) -> None:
         with self._lock:
             self._tokens_in += said.tokens_in
             self._tokens_out += said.tokens_out
 
-    def spent(self) -> Spent:
+    def spent(self) -> JudgeSpending:
         price_in, price_out = self._settings.price_in, self._settings.price_out
         with self._lock:
             cost = None
             if price_in is not None and price_out is not None:
                 cost = (self._tokens_in * price_in + self._tokens_out * price_out) / 1e6
             seconds = self._clock() - self._began
-            return Spent(self._questions, self._tokens_in, self._tokens_out, seconds, cost)
+            return JudgeSpending(self._questions, self._tokens_in, self._tokens_out, seconds, cost)
 
 
 _CHOICES: dict[str, Choice] = {"A": "first", "B": "second", "tie": "tie"}
@@ -176,15 +193,15 @@ class ReplyStore:
     def __init__(self, folder: Path | None) -> None:
         self._journal = Journal(folder / REPLIES_FILE) if folder is not None else None
         self._lock = threading.Lock()
-        self._replies: dict[str, Said] = {}
+        self._replies: dict[str, JudgeReply] = {}
         for line in self._journal.read() if self._journal is not None else ():
-            self._replies[line["key"]] = Said(line["text"], line["tokens_in"], line["tokens_out"])
+            self._replies[line["key"]] = JudgeReply(line["text"], line["tokens_in"], line["tokens_out"])
 
-    def get(self, key: str) -> Said | None:
+    def get(self, key: str) -> JudgeReply | None:
         with self._lock:
             return self._replies.get(key)
 
-    def put(self, key: str, said: Said) -> None:
+    def put(self, key: str, said: JudgeReply) -> None:
         with self._lock:
             self._replies[key] = said
             if self._journal is not None:
@@ -195,13 +212,38 @@ Reading = TypeVar("Reading")
 Progress = Callable[[int, int], None]
 GIVE_UP_AFTER = 5
 """So many questions in a row without any reply: the judge is away, and asking on would only cost time."""
-_FAILURES = (UnclearReply, Unanswered, BudgetSpent)
+_FAILURES = (UnclearReply, JudgeUnavailable, BudgetSpent)
+
+
+class JudgeClient:
+    """The judge's endpoint. `wait` passes a pause; where its result is true, nothing more is asked."""
+
+    def __init__(self, settings: JudgeSettings, *, wait: Callable[[float], object] = time.sleep) -> None:
+        endpoint = Endpoint(
+            url=settings.url,
+            model=settings.model,
+            key_variable=settings.key_variable,
+            attempts=settings.attempts,
+            timeout_seconds=settings.timeout_seconds,
+        )
+        policy = EndpointPolicy(role=JUDGE, streamed=False, wait=wait, longest_pause=LONGEST_PAUSE)
+        self._engine = EndpointEngine(endpoint, policy)
+        self._decoding = DecodingSettings(settings.max_tokens, seed=None)
+
+    def say(self, chat: Chat) -> JudgeReply:
+        messages = tuple(Message.model_validate(turn) for turn in chat)
+        try:
+            (reply,) = self._engine.answer([RenderedPrompt(messages, [])], self._decoding)
+        except EngineUnavailable as trouble:
+            often = f", {trouble.attempts} times" if trouble.attempts > 1 else ""
+            raise JudgeUnavailable(f"the judge did not answer: {trouble}{often}") from trouble
+        return JudgeReply(reply.text, reply.prompt_tokens, reply.tokens)
 
 
 class Speaker(Protocol):
-    """Whoever answers a chat: the endpoint, or a stand-in."""
+    """Answers a chat: the judge's endpoint, or a stand-in."""
 
-    def say(self, chat: Chat) -> Said: ...
+    def say(self, chat: Chat) -> JudgeReply: ...
 
 
 class Judge:
@@ -213,18 +255,18 @@ class Judge:
         *,
         speaker: Speaker,
         replies: ReplyStore,
-        budget: Budget | None = None,
+        budget: JudgeBudget | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._speaker = speaker
         self._replies = replies
-        self._budget = budget or Budget(settings)
+        self._budget = budget or JudgeBudget(settings)
         self._stopping = stopping or threading.Event()
         self._unanswered = 0
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> JudgeSpending:
         return self._budget.spent()
 
     def rate(self, case: Case, text: str) -> float:
@@ -288,11 +330,11 @@ class Judge:
         if known is not None:
             return known.text
         if self._unanswered >= GIVE_UP_AFTER:
-            raise Unanswered(f"not asked: the judge left {GIVE_UP_AFTER} questions in a row unanswered")
+            raise JudgeUnavailable(f"not asked: the judge left {GIVE_UP_AFTER} questions in a row unanswered")
         self._budget.require()
         try:
             said = self._speaker.say(chat)
-        except Unanswered:
+        except JudgeUnavailable:
             self._unanswered += 1
             raise
         self._unanswered = 0
@@ -321,7 +363,7 @@ class Judge:
 def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
     """The judge of graft.yaml; its replies are kept in `folder`."""
     stopping = threading.Event()
-    speaker = ChatClient(settings, wait=stopping.wait)
+    speaker = JudgeClient(settings, wait=stopping.wait)
     return Judge(settings, speaker=speaker, replies=ReplyStore(folder), stopping=stopping)
 
 

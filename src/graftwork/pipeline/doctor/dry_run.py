@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graftwork.data.settings import DataSettings
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.model.base import EMBEDDED
-from graftwork.pipeline.doctor.check import Check, decide
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.doctor.machine import DoctorCheck, decide
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import ProjectFolder
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
 from graftwork.records.units import MIB
-from graftwork.train.checkpoint import verify
-from graftwork.train.files import CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import verify_checkpoint
+from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
 
 STEPS = 10
@@ -43,19 +43,19 @@ class _Aside(ProjectFolder):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Check]:
+def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _set_aside(project, Path(folder))
         try:
-            with open_workplace(aside, reporter) as work:
+            with use_project(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         except (StoppedInOrder, Interrupted):
             raise
         except GraftError as error:
             found = f"{error.what}{f': {error.why}' if error.why else ''}"
-            yield Check(name="dry run", result="missing", found=found, fix=error.fix)
+            yield DoctorCheck(name="dry run", result="missing", found=found, fix=error.fix)
             return
         yield _steps(outcome)
         yield _checkpoint(Path(outcome.adapter_folder).parent / CHECKPOINTS)
@@ -67,7 +67,7 @@ def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Chec
         )
 
 
-def _steps(outcome: TrainOutcome) -> Check:
+def _steps(outcome: TrainOutcome) -> DoctorCheck:
     told = (
         f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of loading, "
         f"loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, peak {outcome.peak_memory_gib:.2f} GiB"
@@ -76,21 +76,23 @@ def _steps(outcome: TrainOutcome) -> Check:
     return decide("dry run", good, told, "look at the base and the precision: a loss that is no number")
 
 
-def _checkpoint(folder: Path) -> Check:
+def _checkpoint(folder: Path) -> DoctorCheck:
     paths = sorted(folder.glob("step-*"))
     if not paths:
-        return Check(name="checkpoint", result="missing", found="none was written", fix="look at the disk")
+        return DoctorCheck(
+            name="checkpoint", result="missing", found="none was written", fix="look at the disk"
+        )
     try:
-        manifest = verify(paths[-1])
+        manifest = verify_checkpoint(paths[-1])
     except Damaged as damage:
-        return Check(
+        return DoctorCheck(
             name="checkpoint",
             result="missing",
             found=damage.what,
             fix="look at the disk: it does not keep what it is given",
         )
     size = sum(manifest.sizes.values()) / MIB
-    return Check(
+    return DoctorCheck(
         name="checkpoint",
         result="ok",
         found=f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was",

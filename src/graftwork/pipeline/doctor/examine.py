@@ -8,22 +8,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from graftwork.pipeline.doctor.cards import look_at_cards
-from graftwork.pipeline.doctor.check import Check
-from graftwork.pipeline.doctor.credentials import look_at_credentials
-from graftwork.pipeline.doctor.machine import look_at_machine
-from graftwork.pipeline.doctor.network import look_at_network
-from graftwork.pipeline.doctor.project_files import disk_planned, look_at_base, look_at_project
-from graftwork.pipeline.doctor.software import look_at_software
+from graftwork.pipeline.doctor.machine import DoctorCheck, look_at_cards, look_at_machine, look_at_software
+from graftwork.pipeline.doctor.project import (
+    disk_planned,
+    look_at_base,
+    look_at_credentials,
+    look_at_network,
+    look_at_project,
+)
 from graftwork.pipeline.reporter import Reporter
-from graftwork.project.folder import ProjectFolder
+from graftwork.project.load import ProjectFolder
 
 ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 
 
 def examine(
     project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
-) -> Iterator[Check]:
+) -> Iterator[DoctorCheck]:
     """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
     yield from _of("software", look_at_software(needed=project is not None))
     folder = project.state if project else Path()
@@ -56,6 +57,6 @@ def _wanted(project: ProjectFolder | None) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _of(group: str, checks: Iterator[Check]) -> Iterator[Check]:
+def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
     for check in checks:
         yield check.model_copy(update={"group": group})

@@ -4,19 +4,49 @@ In: the folder that work is done in and how much disk it needs. Out: checks. Cha
 that it removes.
 """
 
+import csv
+import importlib.util
+import json
 import os
+import platform
+import re
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.model.probe import describe_device
-from graftwork.pipeline.doctor.check import Check, decide
+from graftwork.process.devices import ask_nvidia_smi
 from graftwork.process.memory import machine_memory
+from graftwork.records.base import Record
+from graftwork.records.errors import pip_install
+from graftwork.records.hardware import FIRST_WITH_BF16, FIRST_WITH_FP8
 from graftwork.records.units import GIB
+
+Result = Literal["ok", "missing", "note"]
+
+
+class DoctorCheck(Record):
+    """`missing` must be mended before work can begin; a `note` is worth knowing."""
+
+    name: str
+    result: Result
+    found: str
+    fix: str = ""
+    group: str = ""
+
+
+def decide(name: str, good: bool, found: str, fix: str, *, otherwise: Result = "missing") -> DoctorCheck:
+    """`ok` without a fix, or `otherwise` with it."""
+    return DoctorCheck(name=name, result="ok" if good else otherwise, found=found, fix="" if good else fix)
+
 
 MEMORY_GIB = 3.0
 DISK_GIB = 3.0
@@ -26,7 +56,7 @@ MADE = 1_735_689_600
 """The beginning of 2025: a clock before that is wrong, and certificates and heartbeats with it."""
 
 
-def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[Check]:
+def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorCheck]:
     device, memory = describe_device(), machine_memory()
     limit = memory.get("limit", device.memory_gib)
     free = memory.get("free", limit)
@@ -38,7 +68,7 @@ def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[Check]:
     )
     yield _container(limit, device.memory_gib)
     yield _swap(memory)
-    yield Check(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
+    yield DoctorCheck(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
     yield look_at_disk(folder, needed=disk_gib)
     yield _writable(folder)
     yield _open_files()
@@ -50,22 +80,22 @@ def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[Check]:
     )
 
 
-def _container(limit: float, machine: float) -> Check:
+def _container(limit: float, machine: float) -> DoctorCheck:
     if limit < machine * 0.99:
         found = f"limited to {limit:.1f} of the machine's {machine:.1f} GiB"
-        return Check(name="container", result="note", found=found)
-    return Check(name="container", result="note", found="no memory limit below the machine's")
+        return DoctorCheck(name="container", result="note", found=found)
+    return DoctorCheck(name="container", result="note", found="no memory limit below the machine's")
 
 
-def _swap(memory: dict[str, float]) -> Check:
+def _swap(memory: dict[str, float]) -> DoctorCheck:
     used = memory.get("swap_used")
     if used is None:
-        return Check(name="swap", result="note", found="not told by this system")
+        return DoctorCheck(name="swap", result="note", found="not told by this system")
     fix = "end what fills the memory: a run that swaps takes many times as long"
     return decide("swap", used < SWAPPED_GIB, f"{used:.1f} GiB in use", fix, otherwise="note")
 
 
-def look_at_disk(folder: Path, *, needed: float | None) -> Check:
+def look_at_disk(folder: Path, *, needed: float | None) -> DoctorCheck:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(near).free / GIB
     least = max(DISK_GIB, needed or 0.0)
@@ -73,7 +103,7 @@ def look_at_disk(folder: Path, *, needed: float | None) -> Check:
     return decide("disk", free >= least, f"{free:.1f} GiB free{against}", f"free at least {least:.0f} GiB")
 
 
-def _writable(folder: Path) -> Check:
+def _writable(folder: Path) -> DoctorCheck:
     made = not folder.exists()
     try:
         make_folder(folder)
@@ -82,17 +112,266 @@ def _writable(folder: Path) -> Check:
             handle.flush()
             os.fsync(handle.fileno())
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             name="write access", result="missing", found=str(error), fix="work in a folder of your own"
         )
     if made:
         folder.rmdir()
-    return Check(name="write access", result="ok", found=str(folder))
+    return DoctorCheck(name="write access", result="ok", found=str(folder))
 
 
-def _open_files() -> Check:
+def _open_files() -> DoctorCheck:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     found = "unlimited" if unlimited else f"{soft} open files"
     fix = f"`ulimit -n {OPEN_FILES}`" + ("" if hard >= OPEN_FILES else ", which needs an administrator here")
     return decide("open files", unlimited or soft >= OPEN_FILES, found, fix, otherwise="note")
+
+
+NEEDED_EXTRAS = ("train", "serve")
+OTHER_EXTRAS = ("deepspeed", "postgres", "mirror", "tensorboard", "wandb", "mlflow", "trackio")
+REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9.]+))?")
+
+
+def look_at_software(*, needed: bool) -> Iterator[DoctorCheck]:
+    yield decide(
+        "python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or later"
+    )
+    yield _packages("core", requirements(None), needed=True)
+    for extra in NEEDED_EXTRAS:
+        yield _packages(extra, requirements(extra), needed=needed)
+    others = {extra: requirements(extra) for extra in OTHER_EXTRAS}
+    there = [extra for extra, wanted in others.items() if wanted and not _lacking(wanted)]
+    yield DoctorCheck(
+        name="other extras", result="note", found=", ".join(there) or "none of them is installed"
+    )
+
+
+def requirements(extra: str | None, listed: list[str] | None = None) -> dict[str, str]:
+    """Packages of the extra, or of the core, with the least version of each, as our metadata states them."""
+    found: dict[str, str] = {}
+    for line in listed if listed is not None else metadata.requires("graftwork") or []:
+        requirement, _, marker = line.partition(";")
+        match = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
+        named = REQUIREMENT.match(requirement.strip())
+        if named is None or (match.group(1) if match else None) != extra or "platform" in marker:
+            continue
+        name, least = named.group(1), named.group(2) or "0"
+        if name.lower() != "graftwork":
+            found[name] = least
+    return found
+
+
+def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> DoctorCheck:
+    lacking = _lacking(wanted)
+    if not lacking:
+        told = ", ".join(f"{name} {metadata.version(name)}" for name in wanted)
+        return DoctorCheck(name=f"packages [{extra}]", result="ok", found=told)
+    return DoctorCheck(
+        name=f"packages [{extra}]",
+        result="missing" if needed else "note",
+        found=f"lacking: {', '.join(lacking)}",
+        fix=pip_install("" if extra == "core" else extra),
+    )
+
+
+def _lacking(wanted: dict[str, str]) -> list[str]:
+    lacking = []
+    for name, least in wanted.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(name)
+            continue
+        if _parts(version) < _parts(least):
+            lacking.append(f"{name} {version}, wanted {least} or later")
+    return lacking
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """The numbers of a release; what follows them (rc1, +cu128) does not matter here."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in match.group().split(".")] if match else [0]
+    return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
+PATIENCE_SECONDS = 90.0
+"""torch alone takes that long to load from a cold network disk."""
+MOSTLY_FREE = 0.9
+
+ASK_TORCH = """
+import json, torch
+there = torch.cuda.is_available()
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "available": there,
+    "arches": torch.cuda.get_arch_list() if there else [],
+    "cards": [[torch.cuda.get_device_name(at), *torch.cuda.get_device_capability(at)]
+              for at in range(torch.cuda.device_count())] if there else [],
+}))
+"""
+
+
+class InstalledGpu(NamedTuple):
+    name: str
+    driver: str
+    total_gib: float
+    free_gib: float
+    capability: float | None
+
+
+class TorchView(NamedTuple):
+    """What torch sees of the cards."""
+
+    version: str
+    cuda: str | None
+    available: bool
+    arches: tuple[str, ...]
+    cards: tuple[tuple[str, int, int], ...]
+
+
+def look_at_cards() -> Iterator[DoctorCheck]:
+    if shutil.which("nvidia-smi") is None:
+        yield DoctorCheck(name="gpu", result="note", found="none: training runs on the processor")
+        return
+    cards = parse_cards(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
+    if not cards:
+        yield DoctorCheck(
+            name="gpu",
+            result="missing",
+            found="nvidia-smi is there, but shows no card",
+            fix="look at `nvidia-smi`: the driver is not loaded, or the container got no card (--gpus all)",
+        )
+        return
+    yield from describe_cards(cards)
+    yield from judge_torch(_ask_torch(), cards)
+
+
+def parse_cards(printed: str) -> tuple[InstalledGpu, ...]:
+    """Lines of `nvidia-smi --query-gpu`; an old driver does not know compute_cap and says so in its place."""
+    found = []
+    for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
+        if len(fields) != len(QUERY):
+            continue
+        total, free = _number(fields[2]), _number(fields[3])
+        if total is not None:
+            found.append(
+                InstalledGpu(
+                    fields[0].strip(),
+                    fields[1].strip(),
+                    total / 1024,
+                    (free or 0.0) / 1024,
+                    _number(fields[4]),
+                )
+            )
+    return tuple(found)
+
+
+def describe_cards(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+    """The card or cards, what is free of them, and what they multiply in."""
+    first = cards[0]
+    names = first.name if len(cards) == 1 else f"{len(cards)} × {first.name}"
+    if len({card.name for card in cards}) > 1:
+        names = ", ".join(card.name for card in cards)
+    yield DoctorCheck(
+        name="gpu", result="ok", found=f"{names}, {first.total_gib:.1f} GiB, driver {first.driver}"
+    )
+    fullest = min(cards, key=lambda card: card.free_gib / card.total_gib)
+    yield decide(
+        "gpu memory",
+        fullest.free_gib >= MOSTLY_FREE * fullest.total_gib,
+        f"{fullest.free_gib:.1f} of {fullest.total_gib:.1f} GiB free",
+        "`nvidia-smi` lists who holds the rest; plans reckon with an empty card",
+        otherwise="note",
+    )
+    ages = [card.capability for card in cards if card.capability is not None]
+    if ages:
+        yield _precision(min(ages))
+
+
+def _precision(capability: float) -> DoctorCheck:
+    there = ["float16"]
+    if capability >= FIRST_WITH_BF16:
+        there.insert(0, "bfloat16")
+    if capability >= FIRST_WITH_FP8:
+        there.append("FP8")
+    found = f"{', '.join(there)} (compute capability {capability:g})"
+    fix = "bfloat16 needs 8.0; training takes float16 with loss scaling here"
+    return decide("precision", capability >= FIRST_WITH_BF16, found, fix, otherwise="note")
+
+
+def judge_torch(sight: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+    """Whether torch can use what the driver shows."""
+    if sight is None:
+        yield DoctorCheck(
+            name="torch on the gpu",
+            result="note",
+            found="torch is not installed, or cannot be loaded",
+            fix=pip_install("train"),
+        )
+        return
+    if not sight.available:
+        built = f"built for CUDA {sight.cuda}" if sight.cuda else "built without CUDA"
+        yield DoctorCheck(
+            name="torch on the gpu",
+            result="missing",
+            found=f"torch {sight.version}, {built}, sees no card",
+            fix="install the wheel for the driver's CUDA from pytorch.org; an older driver cannot run it",
+        )
+        return
+    lacking = [name for name, major, minor in sight.cards if not _has_kernels(sight.arches, major, minor)]
+    yield decide(
+        "torch on the gpu",
+        not lacking,
+        f"torch {sight.version}, CUDA {sight.cuda}, {len(sight.cards)} of {len(cards)} cards",
+        f"this torch has no kernels for {', '.join(lacking)}: install the CUDA 12.6 wheels for old cards, "
+        "the newest for new ones",
+    )
+
+
+def _has_kernels(arches: tuple[str, ...], major: int, minor: int) -> bool:
+    """Kernels run on later cards of their generation; PTX (`compute_`) on every later card."""
+    if not arches:
+        return True
+    for arch in arches:
+        kind, _, digits = arch.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdigit():
+            continue
+        made = (int(digits[:-1]), int(digits[-1]))
+        if made <= (major, minor) and (kind == "compute" or made[0] == major):
+            return True
+    return False
+
+
+def _ask_torch() -> TorchView | None:
+    if importlib.util.find_spec("torch") is None:
+        return None
+    printed = _run([sys.executable, "-c", ASK_TORCH])
+    if not printed:
+        return None
+    said = json.loads(printed.splitlines()[-1])
+    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in said["cards"])
+    return TorchView(said["torch"], said["cuda"], said["available"], tuple(said["arches"]), cards)
+
+
+def _run(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None

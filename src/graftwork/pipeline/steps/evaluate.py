@@ -22,14 +22,14 @@ from graftwork.evaluate.subjects import (
     parse_subject,
     parse_subjects,
 )
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.grading.custom import hash_own, is_own
 from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, remark_on_log, report_on
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.step import Made, Step
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Case
@@ -55,19 +55,19 @@ REFERENCES = ("endpoint", "log")
 """Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
 
 
-def held_out(work: Workplace, prepared: Prepared) -> tuple[Case, ...]:
+def held_out(work: OpenProject, prepared: PreparedData) -> tuple[Case, ...]:
     """The cases of the prepared test split, as many as the settings allow."""
     return choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
 
 
-def worked_example(work: Workplace, prepared: Prepared) -> tuple[Message, ...]:
+def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
     settings = work.settings.evaluate
     if not settings.worked_example:
         return ()
     return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
 
 
-def line_up(work: Workplace, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
+def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
     """Base and adapter; the champion where there is another one; who the settings name; the log."""
 
     def resolved(subject: NamedSubject) -> Subject:
@@ -91,21 +91,21 @@ def line_up(work: Workplace, *, asking: Asking, outcome: TrainOutcome) -> Lineup
     )
 
 
-def put_cases(work: Workplace, cases: tuple[Case, ...]) -> Path:
+def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     """The file that the workers read the cases from, named by what is in it."""
     path = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
     write_cases(path, cases=cases)
     return path
 
 
-def log_look(work: Workplace, cases: Sequence[Case], *, subject: str) -> int:
+def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
     """Note that a subject was measured on these cases, and on which questions."""
     questions = {key for case in cases if (key := question_key(case))}
-    return work.looks.log(hash_cases(cases), subject=subject, when=now(), questions=questions)
+    return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
 
 
-def _do(work: Workplace, made: Made) -> Evaluated:
-    prepared, outcome = made.get("prepare", Prepared), made.get("train", TrainOutcome)
+def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
+    prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
     cases = held_out(work, prepared)
     asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
@@ -132,13 +132,13 @@ def _do(work: Workplace, made: Made) -> Evaluated:
     )
 
 
-def _champion_of(work: Workplace, adapter_hash: str) -> str | None:
+def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:
     """The release that serves now, unless it is this very adapter."""
     found = find_champion(work, unlike=adapter_hash)
     return found.id if found is not None else None
 
 
-def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
+def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
     """Whether the answers are, and no other champion serves than the one that was compared with."""
     files = [Path(folder) / GENERATION_FILE for folder in evaluated.folders.values()]
     if not all(path.exists() for path in (*files, Path(evaluated.cases_file))):
@@ -149,7 +149,7 @@ def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
-def _depends_on(work: Workplace, _made: Made) -> Any:
+def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code beside graft.yaml."""
     settings = work.settings.evaluate
     asked = settings.model_dump(mode="json")
@@ -162,7 +162,7 @@ def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
     return read_cases(Path(evaluated.cases_file))
 
 
-STEP = Step(
+STEP = PipelineStep(
     name="evaluate",
     title="evaluate base and adapter",
     needs=("prepare", "train"),

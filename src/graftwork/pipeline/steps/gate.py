@@ -17,21 +17,21 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
-from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.evaluate import Evaluated
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 
-def _do(work: Workplace, made: Made) -> Verdict:
+def _do(work: OpenProject, made: StepOutputs) -> Verdict:
     judged = gather(work, made)
     verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
     return name_changed_rules(work, finish(work, made, judged, verdict))
 
 
-def gather(work: Workplace, made: Made) -> Judged:
+def gather(work: OpenProject, made: StepOutputs) -> Judged:
     """All that the gate looks at: the report with the champion in it, the rules, how training went."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     champion = Champion(None)
@@ -47,7 +47,7 @@ def gather(work: Workplace, made: Made) -> Judged:
     )
 
 
-def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Verdict:
+def finish(work: OpenProject, made: StepOutputs, judged: Judged, verdict: Verdict) -> Verdict:
     """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
@@ -59,7 +59,7 @@ def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Ver
     return verdict
 
 
-def name_changed_rules(work: Workplace, verdict: Verdict) -> Verdict:
+def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
     """A verdict on the same report by the same rules that came out otherwise says which rule made it so."""
     last = work.ledger.get("gate" if work.model == work.settings.main_model else f"gate@{work.model}")
     before = Verdict.model_validate(last.output) if last is not None else None
@@ -78,11 +78,11 @@ def name_changed_rules(work: Workplace, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"notes": (said, *verdict.notes)})
 
 
-def _asks_champion(work: Workplace) -> bool:
+def _asks_champion(work: OpenProject) -> bool:
     return "champion" in work.settings.gate.subjects_needed()
 
 
-def _depends_on(work: Workplace, made: Made) -> Any:
+def _depends_on(work: OpenProject, made: StepOutputs) -> Any:
     rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
     if not _asks_champion(work):
         return rules
@@ -91,7 +91,7 @@ def _depends_on(work: Workplace, made: Made) -> Any:
     return {"rules": rules, "champion": found.release.id if found.release is not None else None, **told}
 
 
-STEP = Step(
+STEP = PipelineStep(
     name="gate",
     title="decide by the rules",
     needs=("train", "evaluate"),

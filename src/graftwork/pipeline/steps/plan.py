@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.costmodel.processor import MEMORY_SHARE, TrunkTokens, choose_kept, packed_bytes, why_plain_here
-from graftwork.files.dataset_folder import iterate_rows, read_rows
+from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.lineage import identity_of, start_of
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
-from graftwork.pipeline.step import Made, Step
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
@@ -24,13 +24,13 @@ from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
-from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.precision import choose_precision, has_amx_here
+from graftwork.train.engine_choice import choose_precision, has_amx_here
+from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import LOSS, TrainSettings
 
 
-def _do(work: Workplace, made: Made) -> Plan:
-    prepared = made.get("prepare", Prepared)
+def _do(work: OpenProject, made: StepOutputs) -> Plan:
+    prepared = made.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
     device = probe_device(threads=settings.threads)
@@ -91,7 +91,7 @@ class _WorkAhead(NamedTuple):
 
 
 def _as_on_processor(
-    work: Workplace, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
+    work: OpenProject, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
 ) -> _WorkAhead:
     """The work with how the step that is written for processors does it, where the run takes that step."""
     settings = work.settings.train
@@ -124,7 +124,7 @@ def _as_on_processor(
     return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
 
-def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
+def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
     """The rows as often as they will be trained on, by the function that the trainer asks too."""
     folder = Path(prepared.folder)
     rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
@@ -179,13 +179,13 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
     return adapter.model_dump(mode="json")
 
 
-def _started_from(work: Workplace) -> dict[str, dict[str, str]]:
+def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
     """What the adapter goes on from: another start is another run."""
-    start = start_of(work)
+    start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.named}
 
 
-def _examination(work: Workplace) -> dict[str, Any]:
+def _examination(work: OpenProject) -> dict[str, Any]:
     """How answers are asked for and read during training: it decides when a run ends, and with what."""
     examine, evaluate = work.settings.train.examine, work.settings.evaluate
     if examine.every is None or examine.metric == LOSS:
@@ -211,7 +211,7 @@ def _layers(settings: TrainSettings, shape: ModelShape) -> range:
     return range(shape.layers - min(settings.upper_layers or shape.layers, shape.layers), shape.layers)
 
 
-def kind_of_run(work: Workplace) -> str:
+def kind_of_run(work: OpenProject) -> str:
     """Runs of the same kind do the same work a token, so that their speeds can be compared."""
     same = work.settings.train.model_dump(
         mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
@@ -219,7 +219,7 @@ def kind_of_run(work: Workplace) -> str:
     return fingerprint([work.base.revision, same])
 
 
-STEP = Step(
+STEP = PipelineStep(
     name="plan",
     title="plan the run",
     needs=("prepare",),
@@ -227,13 +227,13 @@ STEP = Step(
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
         work.settings.train.keeping(),
-        work.settings.train.crew(),
+        work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
         _examination(work),
     ],
     do=_do,
     # Later steps care for what will be trained, not for how well it was foretold.
-    identity=identity_of,
+    identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

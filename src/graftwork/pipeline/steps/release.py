@@ -1,49 +1,60 @@
-"""Step: make a release of what the gate let through, and point the model's alias at it."""
+"""Step: publish what passed the gate, and point the alias of the model at it."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 from graftwork.model.base import note_on_weights
-from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.step import Made, Step
-from graftwork.pipeline.steps.evaluate import Evaluated
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace, now, who
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.pipeline.serving import serve_in_background
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
+from graftwork.records.report import Case, Metric
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.licence import find_licence
-from graftwork.registry.promote import promote
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest
+from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.publish import find_licence, publish
+from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 
-def _do(work: Workplace, made: Made) -> Release:
-    outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", Prepared).dataset
-    alias, store = own_alias(work), open_store(work)
-    # Held until the alias points at it: until then nobody else would know that the release is wanted.
-    with store.adding():
+def _release(work: OpenProject, made: StepOutputs) -> Release:
+    outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", PreparedData).dataset
+    alias, store = full_alias(work), open_store(work)
+    # Locked until the alias points at the release: until then garbage collection could remove it.
+    with store.shared_lock():
         release = publish(
-            folder=store,
-            index=work.releases,
-            project=work.settings.project,
-            base=work.base.name,
-            base_fingerprint=work.base.revision,
-            template_fingerprint=dataset.template_fingerprint,
+            store,
+            work.releases,
+            lineage=Lineage(
+                dataset=dataset,
+                plan=made.get("plan", Plan),
+                outcome=outcome,
+                report=made.get("evaluate", Evaluated).report,
+                verdict=made.get("gate", Verdict),
+            ),
+            context=ReleaseContext(
+                project=work.settings.project,
+                base=work.base.name,
+                base_fingerprint=work.base.revision,
+                template_fingerprint=dataset.template_fingerprint,
+                parent=work.releases.aliases().get(alias),
+                created_at=timestamp(),
+                settings={**publishable(work.settings), **_note_on_base(work)},
+                versions=outcome.versions,
+                licence=find_licence(Path(work.base.folder)),
+            ),
             adapter_folder=Path(outcome.adapter_folder),
-            dataset=dataset,
-            plan=made.get("plan", Plan),
-            outcome=outcome,
-            report=made.get("evaluate", Evaluated).report,
-            verdict=made.get("gate", Verdict),
-            parent=work.releases.aliases().get(alias),
-            created_at=now(),
-            settings={**publishable(work.settings), **_note_on_base(work)},
-            versions=outcome.versions,
-            licence=find_licence(Path(work.base.folder)),
         )
         _sign(work, store, release)
         store.verify(release.id)
@@ -51,36 +62,173 @@ def _do(work: Workplace, made: Made) -> Release:
             work.releases,
             release,
             alias=alias,
-            who=who(),
-            when=now(),
-            why="the gate said deploy",
+            change=Change(current_user(), timestamp(), "the gate said deploy"),
             require_verdict=work.settings.release.require_verdict,
         )
     return release
 
 
-def _note_on_base(work: Workplace) -> dict[str, str]:
+def _note_on_base(work: OpenProject) -> dict[str, str]:
     note = note_on_weights(work.base.name)
     return {"base_weights": note} if note else {}
 
 
-def _sign(work: Workplace, store: ReleaseStore, release: Release) -> None:
+def _sign(work: OpenProject, store: ReleaseStore, release: Release) -> None:
     given, folder = work.settings.release.signing_key, store.folder(release.id)
     if given and not (folder / MINISIGN).exists():
         key = load_secret_key((work.project.root / given).expanduser())
-        store.sign(release.id, sign_manifest(folder, key=key, comment=f"release:{release.id} time:{now()}"))
+        store.sign(
+            release.id, sign_manifest(folder, key=key, comment=f"release:{release.id} time:{timestamp()}")
+        )
 
 
-STEP = Step(
+RELEASE = PipelineStep(
     name="release",
     title="release it",
     needs=("prepare", "plan", "train", "evaluate", "gate"),
     makes=Release,
-    # How long releases are kept does not make another release.
+    # Retention settings do not make another release.
     depends_on=lambda work, _made: work.settings.release.model_dump(
         mode="json", exclude={"keep_last", "keep_days", "store"}
     ),
-    do=_do,
+    do=_release,
     identity=lambda release: str(release.id),
     still_there=lambda work, release: ReleaseStore.open(work.project.releases).has(release.id),
+)
+
+
+QUESTIONS = 3
+
+
+class Tried(Record):
+    """One question, answered by base and release."""
+
+    case_id: str
+    question: str
+    reference: str
+    base_answer: str
+    release_answer: str
+    answered_by: str
+    capture_id: str
+    captured_reply: str
+    seconds: float
+
+
+class TryOut(Record):
+    tried: tuple[Tried, ...]
+
+
+def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
+    release = made.get("release", Release)
+    cases = _telling(made.get("evaluate", Evaluated))
+    settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
+    with serve_in_background(work, settings) as url:
+        client = _client(url)
+        asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
+    # The endpoint is down: all captures are in the store now.
+    tried = tuple(_find_again(work, one) for one in asked)
+    if any(one.answered_by != release.id for one in tried):
+        raise WorkerFailed(
+            "another release answered than the one that was just made",
+            why=f"expected {release.id[:12]}",
+            fix="look at `graft release list`: somebody may have moved the alias",
+        )
+    return TryOut(tried=tried)
+
+
+def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
+    """Cases worth looking at: where the adapter gained most, of every kind of case there is.
+
+    Cases are of one kind when the same metrics apply to them: answers are one, refusals another.
+    """
+    before, after = evaluated.report.baseline.metrics, evaluated.report.candidate.metrics
+    graded = [name for name in after if name in before and after[name].kind == "rate"]
+
+    def scores(case: Case, metrics: dict[str, Metric]) -> list[float | None]:
+        return [metrics[name].scores.get(case.id) for name in graded]
+
+    def gain(case: Case) -> float:
+        return sum(score or 0 for score in scores(case, after)) - sum(
+            score or 0 for score in scores(case, before)
+        )
+
+    kinds: dict[tuple[bool, ...], list[Case]] = {}
+    for case in sorted(load_cases(evaluated), key=lambda case: (-gain(case), case.id)):
+        kinds.setdefault(tuple(score is None for score in scores(case, after)), []).append(case)
+    chosen: list[Case] = []
+    seen: set[str] = set()
+    while len(chosen) < QUESTIONS and any(kinds.values()):
+        for cases in kinds.values():
+            if cases and len(chosen) < QUESTIONS:
+                case = cases.pop(0)
+                # The same sources asked about twice show nothing new.
+                beginning = case.messages[-1].content[:60]
+                if beginning not in seen:
+                    seen.add(beginning)
+                    chosen.append(case)
+    return tuple(chosen)
+
+
+def _client(url: str) -> Any:
+    try:
+        from openai import OpenAI
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "the package openai is not installed",
+            why="the release is tried out through the client that its users will use",
+            fix=pip_install("serve"),
+        ) from error
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def _ask_both(work: OpenProject, client: Any, case: Case, place: int, total: int) -> Tried:
+    messages = [{"role": m.role, "content": m.content} for m in case.messages]
+    limit = work.settings.evaluate.max_new_tokens
+    work.reporter.progress("asking", place, total, seconds_left=None, detail={})
+    # Held-out questions: what is captured of this session never becomes data.
+    session = {"x-session-id": TRY_OUT_SESSION}
+    base = client.chat.completions.create(
+        model="base", messages=messages, max_tokens=limit, temperature=0, extra_headers=session
+    )
+    begun = time.perf_counter()
+    raw = client.chat.completions.with_raw_response.create(
+        model=full_alias(work),
+        messages=messages,
+        max_tokens=limit,
+        temperature=0,
+        extra_headers=session,
+    )
+    seconds = time.perf_counter() - begun
+    answer = raw.parse()
+    return Tried(
+        case_id=case.id,
+        question=next(m.content for m in reversed(case.messages) if m.role == "user"),
+        reference=case.reference,
+        base_answer=base.choices[0].message.content or "",
+        release_answer=answer.choices[0].message.content or "",
+        answered_by=raw.headers["x-graft-release"],
+        capture_id=raw.headers["x-graft-capture"],
+        captured_reply="",
+        seconds=seconds,
+    )
+
+
+def _find_again(work: OpenProject, tried: Tried) -> Tried:
+    capture = work.captures.get(tried.capture_id)
+    if capture is None:
+        raise WorkerFailed(
+            f"the exchange {tried.capture_id} is not among the captures",
+            why="what is served must be found again, or the loop is open",
+            fix="look at .graft/serving/engine.log",
+        )
+    return tried.model_copy(update={"captured_reply": capture.reply})
+
+
+TRY_OUT = PipelineStep(
+    name="try",
+    title="serve it and ask it",
+    needs=("evaluate", "release"),
+    makes=TryOut,
+    depends_on=lambda _work, _made: None,
+    do=_try_out,
 )

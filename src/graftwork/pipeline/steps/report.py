@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.pipeline.evaluation import put_page
-from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.runs import read_vitals
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import Evaluated
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.steps.try_out import TryOut
-from graftwork.pipeline.training_page import read_vitals
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
 from graftwork.records.plan import Plan
@@ -18,21 +17,21 @@ from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.report.page import ReportPage, SideBySide, render_report
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import read_journal
 
 
-class Written(Record):
+class WrittenReport(Record):
     path: str
     sha256: str
 
 
-def _do(work: Workplace, made: Made) -> Written:
+def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
     outcome = made.get("train", TrainOutcome)
     released = "release" in made.outputs
     page = ReportPage(
         project=work.settings.project,
         audit=made.get("audit", Audit),
-        dataset=made.get("prepare", Prepared).dataset,
+        dataset=made.get("prepare", PreparedData).dataset,
         plan=made.get("plan", Plan),
         steps=tuple(read_journal(work.project.runs / outcome.run_id)),
         outcome=outcome,
@@ -44,11 +43,11 @@ def _do(work: Workplace, made: Made) -> Written:
         seconds=_seconds(work, made),
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
     )
-    write_whole(work.project.report, render_report(page))
-    return Written(path=str(work.project.report), sha256=file_digest(work.project.report))
+    write_atomic(work.project.report, render_report(page))
+    return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))
 
 
-def _side_by_side(made: Made) -> tuple[SideBySide, ...]:
+def _side_by_side(made: StepOutputs) -> tuple[SideBySide, ...]:
     return tuple(
         SideBySide(
             question=tried.question,
@@ -61,16 +60,16 @@ def _side_by_side(made: Made) -> tuple[SideBySide, ...]:
     )
 
 
-def _seconds(work: Workplace, made: Made) -> dict[str, float | None]:
+def _seconds(work: OpenProject, made: StepOutputs) -> dict[str, float | None]:
     entries = {name: work.ledger.get(name) for name in made.outputs}
     return {name: entry.seconds if entry else None for name, entry in entries.items()}
 
 
-STEP = Step(
+STEP = PipelineStep(
     name="report",
     title="write the report",
     needs=("audit", "prepare", "plan", "train", "evaluate", "gate"),
-    makes=Written,
+    makes=WrittenReport,
     depends_on=lambda _work, made: [name for name in made.outputs if name in ("release", "try")],
     do=_do,
     still_there=lambda _work, written: (

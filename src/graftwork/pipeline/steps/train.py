@@ -5,49 +5,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.digest import folder_digest
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.lineage import run_id_of, start_of
-from graftwork.pipeline.machines import launch_of
+from graftwork.pipeline.multi_node import launch_of
+from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.replan import as_replanned, replan
-from graftwork.pipeline.run_parts import read_parts
-from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
+from graftwork.pipeline.runs import read_parts, write_training_page
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.supervise import run_job
-from graftwork.pipeline.training_page import write_training_page
-from graftwork.pipeline.vigil import Vigil
-from graftwork.pipeline.workplace import Workplace, now, tell_note_on_base
+from graftwork.pipeline.supervise import Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.judge import Patience
+from graftwork.process.health import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import publishable
-from graftwork.train.files import OUTCOME, WAITED, WORDS
-from graftwork.train.safety import pass_mirrors
+from graftwork.text.redact import publishable
+from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
+from graftwork.train.run_setup import pass_mirrors
 
 
-def _do(work: Workplace, made: Made) -> TrainOutcome:
+def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     plan = made.get("plan", Plan)
     job = make_job(work, made)
     run_id, folder = job.run_id, Path(job.folder)
     enter_run(work, job)
     verify_base(work.base)
-    tell_note_on_base(work)
-    work.runs.update(run_id, state="running", when=now())
+    report_base_note(work)
+    work.runs.update(run_id, state="running", when=timestamp())
     try:
         minutes = _train(work, job)
     except (StoppedInOrder, Interrupted) as stopped:
-        work.runs.update(run_id, state="stopped", when=now(), error=stopped.as_json())
+        work.runs.update(run_id, state="stopped", when=timestamp(), error=stopped.as_json())
         raise
     except GraftError as failure:
-        work.runs.update(run_id, state="failed", when=now(), error=failure.as_json())
+        work.runs.update(run_id, state="failed", when=timestamp(), error=failure.as_json())
         raise
     verify_base(work.base)
     outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
@@ -57,11 +53,11 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
         device=plan.device.name,
         base=kind_of_run(work),
         found=[*outcome.residuals, *outcome.residual_parts],
-        when=now(),
+        when=timestamp(),
     )
     for drift in outcome.drifts:
         work.reporter.info(f"beyond the plan: {drift.says}")
-    work.runs.update(run_id, state="done", when=now(), outcome=outcome.model_dump(mode="json"))
+    work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
     write_training_page(folder, plan, outcome)
     return outcome
 
@@ -74,19 +70,19 @@ def set_beside(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: floa
     return outcome.model_copy(update={"residuals": found, "residual_parts": parts, "drifts": drifts})
 
 
-def make_job(work: Workplace, made: Made) -> TrainJob:
+def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
     """All that the worker is told about this model's run."""
-    plan, start = made.get("plan", Plan), start_of(work)
+    plan, start = made.get("plan", Plan), find_start_adapter(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
     begun = clock.now()
     return TrainJob(
         run_id=run_id,
         folder=str(work.project.runs / run_id),
         base_folder=work.base.folder,
-        dataset_folder=made.get("prepare", Prepared).folder,
+        dataset_folder=made.get("prepare", PreparedData).folder,
         plan=plan,
         run=publishable(work.settings.train.run),
-        crew=work.settings.train.crew(),
+        crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
@@ -95,18 +91,20 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
     )
 
 
-def enter_run(work: Workplace, job: TrainJob) -> None:
+def enter_run(work: OpenProject, job: TrainJob) -> None:
     """Enter the run in the store, once."""
     if work.runs.get(job.run_id) is None:
-        work.runs.create(job.run_id, folder=job.folder, plan=job.plan.model_dump(mode="json"), when=now())
+        work.runs.create(
+            job.run_id, folder=job.folder, plan=job.plan.model_dump(mode="json"), when=timestamp()
+        )
     # Rules are written before the result is known: a later change of them is seen at the gate.
     note_rules(work, job.run_id, stage="trained")
 
 
-def _train(work: Workplace, job: TrainJob) -> float:
+def _train(work: OpenProject, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
-    words = Journal(folder / WORDS)
+    words = Journal(folder / MESSAGES)
     heard = max((offset for _, offset in words.follow(0)), default=0)
     begun = time.perf_counter()
     waited_file = folder / WAITED
@@ -131,32 +129,29 @@ def _train(work: Workplace, job: TrainJob) -> float:
 
     launch = launch_of(work, folder)
     try:
-        with watch_over(work, job) as vigil:
-            alarm = vigil.alarm
-            run_job(
+        with stall_watcher(work, job) as watcher:
+            alarm = watcher.alarm
+            task = WorkerTask(
                 name="training",
                 module=launch.module,
-                arguments=launch.arguments,
-                on_start=launch.call,
                 job=job,
                 folder=folder,
-                reporter=work.reporter,
-                max_restarts=work.settings.train.run.max_restarts,
-                on_poll=listen,
-                vigil=vigil,
-                on_out_of_memory=take_less,
+                arguments=launch.arguments,
                 environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
+                max_restarts=work.settings.train.run.max_restarts,
             )
+            hooks = Hooks(on_start=launch.call, on_poll=listen, on_out_of_memory=take_less, watcher=watcher)
+            run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
     finally:
         launch.over()
         waited = before + time.perf_counter() - begun
-        write_whole(waited_file, repr(waited))
+        write_atomic(waited_file, repr(waited))
     return waited / 60
 
 
 @contextmanager
-def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
-    """Whoever the settings name is told of stalls and failures; at the end, deliveries are waited for."""
+def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
+    """Sends alerts about stalls and failures as the settings say; waits for their delivery at the end."""
     alerts = work.settings.train.run.alerts
     with Alarm(
         Path(job.folder),
@@ -164,9 +159,9 @@ def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
         project=work.settings.project,
         command=alerts.command,
         webhook=alerts.webhook,
-        on_word=work.reporter.info,
+        on_info=work.reporter.info,
     ) as alarm:
-        yield Vigil(
+        yield StallWatcher(
             Path(job.folder),
             alarm,
             expected_seconds=job.plan.minutes.value * 60 / max(job.plan.steps.value, 1),
@@ -174,12 +169,12 @@ def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
         )
 
 
-def _still_there(_work: Workplace, outcome: TrainOutcome) -> bool:
+def _still_there(_work: OpenProject, outcome: TrainOutcome) -> bool:
     folder = Path(outcome.adapter_folder)
     return folder.is_dir() and folder_digest(folder) == outcome.adapter_hash
 
 
-STEP = Step(
+STEP = PipelineStep(
     name="train",
     title="train the adapter",
     needs=("prepare", "plan"),

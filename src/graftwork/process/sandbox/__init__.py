@@ -4,15 +4,11 @@ In: source as text. Out: how it ended. `docs/sandbox.md` says what each way guar
 the far side and imports nothing of ours.
 """
 
-from graftwork.process.sandbox.available import available, open_sandbox, why_not
-from graftwork.process.sandbox.batch import Job, run_jobs
-from graftwork.process.sandbox.limits import Limits
-from graftwork.process.sandbox.result import SandboxKind, SandboxResult
-from graftwork.process.sandbox.run import Sandbox
-from graftwork.process.sandbox.settings import SandboxSettings
+from graftwork.process.sandbox.run import CodeJob, Sandbox, available, open_sandbox, run_jobs, why_not
+from graftwork.process.sandbox.settings import Limits, SandboxKind, SandboxResult, SandboxSettings
 
 __all__ = [
-    "Job",
+    "CodeJob",
     "Limits",
     "Sandbox",
     "SandboxKind",

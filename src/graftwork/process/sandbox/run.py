@@ -8,23 +8,28 @@ import logging
 import marshal
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from graftwork.process.pool import count_cores
+from graftwork.process.sandbox.command import FOLDER, Pipes, command_for, scrubbed_environment, uid_of
 from graftwork.process.sandbox.inside.folder import remove_folder
-from graftwork.process.sandbox.limits import Limits
-from graftwork.process.sandbox.namespaces import Pipes, command_for, scrubbed_environment, uid_of
-from graftwork.process.sandbox.result import Reason, SandboxKind, SandboxResult
-from graftwork.process.sandbox.talk import Talk, follow, frame
-from graftwork.process.sandbox.views import FOLDER
+from graftwork.process.sandbox.monitor import Talk, follow, frame
+from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 log = logging.getLogger(__name__)
@@ -278,3 +283,86 @@ def _require_inner_names(files: dict[str, str]) -> None:
                 why="files are written into the code's own folder alone",
                 fix="give a relative name without ..",
             )
+
+
+class CodeJob(NamedTuple):
+    """Without tests: only whether it compiles."""
+
+    source: str
+    tests: str | None = None
+
+
+def run_jobs(
+    jobs: Iterable[CodeJob], *, sandbox: Sandbox, at_once: int | None = None
+) -> Iterator[SandboxResult]:
+    """At most `at_once` boxes live at any moment; as many as there are cores without it."""
+    count = max(1, at_once or count_cores())
+    waiting = iter(jobs)
+    # Threads: each only waits for a box, and a box is tied to the thread that started it.
+    with ThreadPoolExecutor(count, thread_name_prefix="sandbox") as pool:
+        running: deque[Future[SandboxResult]] = deque()
+        try:
+            running.extend(pool.submit(run_job, job, sandbox) for job in islice(waiting, 2 * count))
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(run_job, job, sandbox) for job in islice(waiting, 1))
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def run_job(job: CodeJob, sandbox: Sandbox) -> SandboxResult:
+    return sandbox.compile(job.source) if job.tests is None else sandbox.test(job.source, job.tests)
+
+
+WAYS = (
+    SandboxKind.BUBBLEWRAP,
+    SandboxKind.NAMESPACES,
+    SandboxKind.USER_NAMESPACES,
+    SandboxKind.LANDLOCK,
+)
+_TRIAL = "open('word', 'w').write('found'); print(open('word').read())"
+
+
+@lru_cache(maxsize=1)
+def available() -> SandboxKind:
+    """The way that `run_python` takes."""
+    said = []
+    for kind in WAYS:
+        lacking = why_not(kind)
+        if not lacking:
+            return kind
+        said.append(f"{kind}: {lacking}")
+    raise EnvironmentLacks(
+        "generated code cannot be shut in on this machine",
+        why="; ".join(said),
+        fix="install bubblewrap (apt install bubblewrap), allow user namespaces, or run as root; "
+        "evaluate.sandbox.mode: off runs the code unprotected, at your own risk",
+    )
+
+
+def open_sandbox(settings: SandboxSettings) -> Sandbox:
+    """The sandbox that graft.yaml asks for; EnvironmentLacks where it requires one and none can be had."""
+    kind = SandboxKind.OFF if settings.mode == "off" else available()
+    return Sandbox(kind, settings.limits, settings.packages)
+
+
+@lru_cache(maxsize=8)
+def why_not(kind: SandboxKind) -> str:
+    """Empty where this way works: a program has been run in it and has been heard."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    if kind is SandboxKind.BUBBLEWRAP and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    if kind in (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK) and os.geteuid() != 0:
+        return "needs root"
+    task = {"action": "run", "name": "main.py", "source": _TRIAL, "files": {}}
+    try:
+        result = run_in_box(task, kind=kind, limits=Limits(), packages=(), asked=lambda _message: None)
+    except BoxNotMade as error:
+        return str(error)
+    return (
+        ""
+        if result.ok and result.stdout == "found\n"
+        else f"a trial ended with {result.reason}: {result.stderr}"
+    )

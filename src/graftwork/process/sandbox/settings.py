@@ -1,12 +1,33 @@
 """What graft.yaml says about running generated code, checked when it is read."""
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
-from graftwork.process.sandbox.limits import Limits
 from graftwork.records.base import Record
 from graftwork.records.units import MIB
+
+
+class Limits(Record):
+    """What one run may use. Whatever goes beyond ends it."""
+
+    wall_seconds: float = Field(default=10.0, gt=0, le=3600)
+    """From the start to the end, sleeping counts."""
+    cpu_seconds: int = Field(default=10, ge=1, le=3600)
+    """Of one process."""
+    memory_bytes: int = Field(default=512 * MIB, ge=48 * MIB)
+    """Of one process, as addresses; of all together, as memory that is really used."""
+    processes: int = Field(default=16, ge=1, le=4096)
+    """Processes and threads together, the first included."""
+    open_files: int = Field(default=64, ge=16, le=4096)
+    """Of one process."""
+    disk_bytes: int = Field(default=16 * MIB, ge=4096)
+    """All files together, and each one."""
+    files: int = Field(default=4096, ge=16, le=2**20)
+    """Files, folders and links that exist at a time: each takes memory of the kernel, even an empty one."""
+    output_bytes: int = Field(default=256 * 1024, ge=1)
+    """Of each of standard output and standard error."""
 
 
 class SandboxSettings(Record):
@@ -34,3 +55,34 @@ class SandboxSettings(Record):
             processes=self.processes,
             disk_bytes=self.disk_mib * MIB,
         )
+
+
+Reason = Literal[
+    "", "exit", "signal", "wall_clock", "cpu", "memory", "disk", "output", "messages", "no_nonce"
+]
+
+
+class SandboxKind(StrEnum):
+    """The ways to shut code in, the strongest first; docs/sandbox.md says what each guarantees."""
+
+    BUBBLEWRAP = "bubblewrap"
+    NAMESPACES = "namespaces"
+    USER_NAMESPACES = "user_namespaces"
+    LANDLOCK = "landlock"
+    OFF = "off"
+    """Limits alone. Only where the user has asked for it by name."""
+
+
+class SandboxResult(Record):
+    """How a run ended. `ok` is the one answer; the rest explains it."""
+
+    ok: bool
+    exit_code: int | None
+    """None where it was ended from outside; negative for the signal that ended it."""
+    stdout: str
+    stderr: str
+    reason: Reason
+    """Empty where all went well."""
+    seconds: float
+    peak_bytes: int
+    """The largest process, as far as it was seen."""

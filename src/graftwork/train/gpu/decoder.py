@@ -6,23 +6,45 @@ tensor, `again` nothing but its input. Does not know where weights came from or 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from graftwork.train.gpu import block as pieces
-from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
-from graftwork.train.gpu.block import BlockShape, BlockWeights, Kept
-from graftwork.train.gpu.frozen import Frozen
-from graftwork.train.gpu.graft import Graft, GraftGradient
-from graftwork.train.gpu.head import chunk_loss, chunk_loss_only
+from graftwork.train.gpu.block import (
+    BlockShape,
+    BlockWeights,
+    Documents,
+    Island,
+    LoraGradient,
+    LoraGroup,
+    SavedActivations,
+    attend,
+    attend_keeping,
+)
+from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
+from graftwork.train.loss import loss_and_gradient, loss_without_gradient
 
-Level = Literal["keep", "lean", "again"]
+
+def chunk_loss(
+    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
+    loss, d = loss_and_gradient(product(head, hidden).float(), targets, weights)
+    return loss, transposed_product(head, d.to(hidden.dtype))
 
 
-class Packed(NamedTuple):
+def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> Tensor:
+    """The summed loss of a chunk, for evaluation."""
+    return loss_without_gradient(product(head, hidden).float(), targets)
+
+
+KeepLevel = Literal["keep", "lean", "again"]
+
+
+class PackedLayout(NamedTuple):
     """Documents behind each other in one sequence, and where a token is predicted."""
 
     positions: Tensor
@@ -30,6 +52,8 @@ class Packed(NamedTuple):
     predicts: Tensor
     """Places whose next token is trained on."""
     targets: Tensor
+    weights: Tensor | None = None
+    """The objective's weight for each target; None: every target weighs 1."""
 
 
 class BlockMemory(NamedTuple):
@@ -39,14 +63,14 @@ class BlockMemory(NamedTuple):
     island: Island | None
     low: Tensor | None
     raw: Tensor | None
-    kept: Kept | None
+    kept: SavedActivations | None
 
 
 @dataclass(frozen=True)
-class Thrift:
+class MemoryPolicy:
     """How the decoder spends memory."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[KeepLevel, ...]
     chunk_tokens: int
     """Tokens of one go through the second half of a block, and of one chunk of the head."""
     head_tokens: int
@@ -54,30 +78,34 @@ class Thrift:
 
 
 @dataclass
-class Outside:
+class EmbeddingAndHead:
     """What stands around the blocks."""
 
     embed: Callable[[Tensor], Tensor]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     final_norm: Tensor
-    head: Frozen
+    head: FrozenWeight
 
 
-class Decoder:
+class GpuDecoder:
     def __init__(
-        self, blocks: Sequence[BlockWeights], outside: Outside, shape: BlockShape, thrift: Thrift
+        self,
+        blocks: Sequence[BlockWeights],
+        outside: EmbeddingAndHead,
+        shape: BlockShape,
+        policy: MemoryPolicy,
     ) -> None:
         self.blocks = list(blocks)
         self.outside = outside
         self.shape = shape
-        self.thrift = thrift
-        adapted = [at for at, block in enumerate(self.blocks) if _grafts(block)]
+        self.policy = policy
+        adapted = [at for at, block in enumerate(self.blocks) if _has_adapters(block)]
         self.first = adapted[0] if adapted else len(self.blocks)
-        wrap: Callable[[Any], Any] = _compile if thrift.compiled else lambda function: function
+        wrap: Callable[[Any], Any] = _compile if policy.compiled else lambda function: function
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
         self._after = wrap(pieces.after_attention)
-        self._after_again = wrap(pieces.kept_again)
+        self._after_again = wrap(pieces.recompute_activations)
         self._after_backward = wrap(pieces.after_attention_backward)
         self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
         self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
@@ -88,7 +116,7 @@ class Decoder:
 
     @torch.no_grad()
     def learn(
-        self, x: Tensor, packed: Packed, scale: Tensor, pulse: Callable[[], None] = lambda: None
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
@@ -96,24 +124,24 @@ class Decoder:
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
             x = self._forward(at, block, x, cos, sin, packed.documents, memories)
-        pulse()
+        progress()
         loss, dx = self._lose(x, packed, scale)
         del x
         for at in reversed(range(self.first, len(self.blocks))):
             dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
         _add(found)
-        pulse()
+        progress()
         return loss
 
     @torch.no_grad()
-    def lose(self, x: Tensor, packed: Packed) -> Tensor:
+    def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
         cos, sin = self._positions(x, packed)
         for block in self.blocks:
             x = self._pass(block, x, cos, sin, packed.documents)
         return self._lose(x, packed, None)[0]
 
-    def _positions(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    def _positions(self, x: Tensor, packed: PackedLayout) -> tuple[Tensor, Tensor]:
         cos, sin = self.outside.rotary(x, packed.positions)
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -135,7 +163,7 @@ class Decoder:
         documents: Documents,
         memories: list[BlockMemory],
     ) -> Tensor:
-        level = self.thrift.levels[at]
+        level = self.policy.levels[at]
         if at < self.first or level == "again":
             if at >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
@@ -176,7 +204,13 @@ class Decoder:
         return dx  # type: ignore[no-any-return]
 
     def _second_half_backward(
-        self, w: BlockWeights, x: Tensor, mixed: Tensor, kept: Kept | None, dy: Tensor, found: "Gradients"
+        self,
+        w: BlockWeights,
+        x: Tensor,
+        mixed: Tensor,
+        kept: SavedActivations | None,
+        dy: Tensor,
+        found: "Gradients",
     ) -> tuple[Tensor, Tensor]:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
         if kept is not None and kept.gate_up is not None:
@@ -184,8 +218,8 @@ class Decoder:
             _collect(w, gradient, found)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
-        for begin in range(0, x.shape[0], self.thrift.chunk_tokens):
-            some = slice(begin, begin + self.thrift.chunk_tokens)
+        for begin in range(0, x.shape[0], self.policy.chunk_tokens):
+            some = slice(begin, begin + self.policy.chunk_tokens)
             if kept is None:
                 part = self._after_again(x[some], mixed[some], w, self.shape)
             else:
@@ -197,12 +231,12 @@ class Decoder:
             return parts[0]
         return torch.cat([pair[0] for pair in parts]), torch.cat([pair[1] for pair in parts])
 
-    def _lose(self, x: Tensor, packed: Packed, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _lose(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss at the places that predict, and the gradient of the last block's output."""
         weight, epsilon = self.outside.final_norm, self.shape.epsilon
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
-        size = self.thrift.head_tokens
+        size = self.policy.head_tokens
         for begin in range(0, packed.predicts.shape[0], size):
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
             hidden = x[places]
@@ -210,14 +244,15 @@ class Decoder:
             if scale is None:
                 total += self._chunk_loss_only(normed, targets, self.outside.head)
                 continue
-            loss, d = self._chunk_loss(normed, targets, self.outside.head)
+            weights = None if packed.weights is None else packed.weights[begin : begin + size]
+            loss, d = self._chunk_loss(normed, targets, weights, self.outside.head)
             total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)
         return total, dx
 
     def _chunks(self, x: Tensor, mixed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = self.thrift.chunk_tokens
+        size = self.policy.chunk_tokens
         return list(zip(torch.split(x, size), torch.split(mixed, size), strict=True))
 
 
@@ -227,17 +262,17 @@ def _compile(function: Any) -> Any:
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _grafts(block: BlockWeights) -> bool:
+def _has_adapters(block: BlockWeights) -> bool:
     return any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
 
 
-def _part(kept: Kept, some: slice) -> Kept:
+def _part(kept: SavedActivations, some: slice) -> SavedActivations:
     """What was kept of some tokens."""
 
     def of(held: Tensor | None) -> Tensor | None:
         return None if held is None else held[some]
 
-    return Kept(
+    return SavedActivations(
         middle=kept.middle[some],
         gate_up=None,
         low_out=of(kept.low_out),
@@ -247,7 +282,7 @@ def _part(kept: Kept, some: slice) -> Kept:
     )
 
 
-Gradients = list[tuple[Graft, GraftGradient]]
+Gradients = list[tuple[LoraGroup, LoraGradient]]
 
 
 def _collect(w: BlockWeights, gradient: pieces.HalfGradient, found: Gradients) -> None:
@@ -267,3 +302,107 @@ def _add(found: Gradients) -> None:
                 sums[id(parameter)] = (parameter.grad, d)
     if sums:
         torch._foreach_add_([held for held, _ in sums.values()], [d for _, d in sums.values()])
+
+
+@dataclass(frozen=True)
+class GraphRecording:
+    graph: Any
+    x: Tensor
+    packed: PackedLayout
+    scale: Tensor
+    loss: Tensor
+
+
+class CudaGraphDecoder:
+    """Stands in for the decoder where there is a card. Gradients live in fixed places from the start."""
+
+    def __init__(self, decoder: GpuDecoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
+        self.decoder = decoder
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._runs: dict[Any, int] = {}
+        self._recordings: dict[Any, GraphRecording] = {}
+        self._plain: set[Any] = set()
+        self._plain_runs = plain_runs
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def learn(
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
+    ) -> Tensor:
+        shape = _shape_of(x, packed)
+        if shape not in self._recordings:
+            seen = self._runs.get(shape, 0)
+            self._runs[shape] = seen + 1
+            if seen < self._plain_runs or shape in self._plain:
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
+            try:
+                self._recordings[shape] = self._record(x, packed, scale)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # What a recording needs beside the others is not there: this shape stays plain.
+                self._plain.add(shape)
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
+        recording = self._recordings[shape]
+        _copy_into(recording, x, packed, scale)
+        recording.graph.replay()
+        progress()
+        return recording.loss.clone()
+
+    def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute something plainly; where the recordings leave it no room, without them.
+
+        A pass that runs out of memory has added nothing to the gradients yet: they are added last.
+        """
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            self._recordings.clear()
+            torch.cuda.empty_cache()
+        return compute()
+
+    def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
+        """Recording computes nothing: gradients stay what they are until the first replay."""
+        still = PackedLayout(
+            positions=packed.positions.clone(),
+            documents=replace(packed.documents, starts=packed.documents.starts.clone()),
+            predicts=packed.predicts.clone(),
+            targets=packed.targets.clone(),
+            weights=None if packed.weights is None else packed.weights.clone(),
+        )
+        x, scale = x.clone(), scale.clone()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        # A checkpoint is written meanwhile by a thread that has nothing to do with this.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            loss = self.decoder.learn(x, still, scale)
+        return GraphRecording(graph, x, still, scale, loss)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, also where that shows only behind the end of a recording."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError):
+            return True
+        found = found.__context__
+    return False
+
+
+def _shape_of(x: Tensor, packed: PackedLayout) -> Any:
+    documents = packed.documents
+    even = documents.lengths if documents.even else (documents.longest,)
+    weighted = packed.weights is not None
+    return tuple(x.shape), even, documents.starts.shape[0], packed.predicts.shape[0], weighted
+
+
+def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale: Tensor) -> None:
+    recording.x.copy_(x)
+    recording.scale.copy_(scale)
+    recording.packed.positions.copy_(packed.positions)
+    recording.packed.documents.starts.copy_(packed.documents.starts)
+    recording.packed.predicts.copy_(packed.predicts)
+    recording.packed.targets.copy_(packed.targets)
+    if recording.packed.weights is not None and packed.weights is not None:
+        recording.packed.weights.copy_(packed.weights)

@@ -1,53 +1,176 @@
 """The engine on a card: packed rows through the written-out decoder, within the memory that was given.
 
-In: a furnished model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
+In: a frozen model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
 one measured step with nothing kept; what the card has left is then spent on keeping.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from graftwork.costmodel.card_memory import keep_measured
-from graftwork.model.learn import sum_bits
+from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.crew import Held
-from graftwork.train.engine import Engine, Measured
-from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackSizes, Portion, pack
-from graftwork.train.gpu.captured import Captured, ran_out
-from graftwork.train.gpu.decoder import Decoder
-from graftwork.train.gpu.furnish import Furnished
-from graftwork.train.gpu.install import build, thrift_of
+from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
+from graftwork.train.engine import StepResult, TrainingEngine
+from graftwork.train.gpu.block import Documents
+from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
+from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
+from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
+COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
+"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
+compiled for; recording a size costs less, so there are twice as many and half as much filling."""
 
-class CardEngine(Engine):
+SMALLEST_PASS = 1024
+FEWEST_PLACES = 64
+FEWEST_DOCUMENTS = 16
+
+
+@dataclass(frozen=True)
+class PackedPass:
+    """One pass: its tokens, and what the decoder is told about them."""
+
+    tokens: Tensor
+    packed: PackedLayout
+    count: int
+
+
+def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
+    """Which rows go together: the longest first, each where it leaves the least room. Pure."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
+        if fitting:
+            best = min(fitting, key=lambda at: (left[at], at))
+            bins[best].append(row)
+            left[best] -= lengths[row]
+        else:
+            bins.append([row])
+            left.append(max(room - lengths[row], 0))
+    return bins
+
+
+def round_tokens(count: int, *, room: int, shapes: int = COMPILED_SHAPES) -> int:
+    """The next of the few sizes that batches have."""
+    step = _token_step(room, shapes)
+    return -(-count // step) * step
+
+
+def _token_step(room: int, shapes: int) -> int:
+    return max(-(-room // shapes), SMALLEST_PASS // shapes)
+
+
+def round_places(count: int, *, head_tokens: int) -> int:
+    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
+    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
+    if count >= head_tokens:
+        return -(-count // head_tokens) * head_tokens
+    return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
+
+
+class PackSizes(NamedTuple):
+    """The sizes that packs come in, which are the shapes that are compiled and recorded."""
+
+    room: int
+    """Tokens of a pass at most, but for a single longer row."""
+    head_tokens: int
+    longest: int = 0
+    """Tokens of the longest row of the run: given, all packs share a bound."""
+    shapes: int = COMPILED_SHAPES
+
+
+def pack(
+    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+) -> list[PackedPass]:
+    """The passes of a step."""
+    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
+    return [
+        _pack(
+            [rows[at] for at in some],
+            sizes,
+            device,
+            None if weights is None else [weights[at] for at in some],
+        )
+        for some in bins
+    ]
+
+
+def _pack(rows: Sequence[Row], sizes: PackSizes, device: str, weights: Sequence[Tensor] | None) -> PackedPass:
+    count = sum(len(row.tokens) for row in rows)
+    step = _token_step(sizes.room, sizes.shapes)
+    fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
+    lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
+    for begin, row in zip(starts, rows, strict=False):
+        tokens[begin : begin + len(row.tokens)] = row.tokens
+    # The token before a trained one predicts it.
+    places = [
+        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
+        for begin, row in zip(starts, rows, strict=False)
+    ]
+    predicts = np.concatenate(places)
+    idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
+    packed = PackedLayout(
+        positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
+        documents=_documents(starts, lengths, max(sizes.longest, step), device),
+        predicts=_tensor(np.pad(predicts, (0, idle)), device),
+        targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
+        weights=None
+        if weights is None
+        else nn.functional.pad(torch.cat(list(weights)).to(device), (0, idle)),
+    )
+    return PackedPass(_tensor(tokens[:-1], device), packed, count)
+
+
+def _tensor(numbers: "np.ndarray[Any, Any]", device: str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
+
+
+def _documents(starts: list[int], lengths: list[int], longest: int, device: str) -> Documents:
+    """Documents of no length at the end make their number a round one.
+
+    Their number and the bound on their length are shapes of a recording: few different ones may occur.
+    """
+    if min(lengths) == max(lengths):
+        return Documents(torch.tensor(starts, dtype=torch.int32).to(device), tuple(lengths))
+    number = max(1 << (len(lengths) - 1).bit_length(), FEWEST_DOCUMENTS)
+    padded = starts + [starts[-1]] * (number - len(lengths))
+    at_most = 1 << (max(longest, *lengths) - 1).bit_length()
+    return Documents(torch.tensor(padded, dtype=torch.int32).to(device), tuple(lengths), at_most)
+
+
+class GpuEngine(TrainingEngine):
     def __init__(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        furnished: Furnished,
+        frozen: FrozenWeights,
         tuning: Tuning,
         shape: ModelShape,
-        pulse: Callable[..., None] = lambda *_: None,
+        progress: Callable[..., None] = lambda *_: None,
     ) -> None:
-        super().__init__(model, parameters, settings=settings, crew=OnCard(), pulse=pulse)
+        super().__init__(model, parameters, settings=settings, strategy=SingleGpu(), progress=progress)
         self.tuning = tuning
-        self._furnished = furnished
+        self._frozen = frozen
         self._shape = shape
         self._on_card = self._device.startswith("cuda")
         self._compiled = tuning.compiled and self._on_card
         self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
-        self._decoder: Decoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
-        self._runner: Decoder | Captured = self._decoder
+        self._decoder: GpuDecoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
+        self._runner: GpuDecoder | CudaGraphDecoder = self._decoder
 
     def settle(self, rows: Sequence[Row]) -> Tuning:
         """Measure one step that keeps nothing, then keep what the limit allows; what was settled on.
@@ -68,7 +191,7 @@ class CardEngine(Engine):
                 for _ in range(3):
                     peak = self._measure(rows)
             except RuntimeError as error:
-                if not ran_out(error):
+                if not is_out_of_memory(error):
                     raise
                 peak = tuning.limit_gib + 0.25
             if peak <= tuning.limit_gib or tuning.keep + tuning.lean == 0:
@@ -77,18 +200,18 @@ class CardEngine(Engine):
         self.tuning = tuning.model_copy(update={"peak_gib": peak})
         return self.tuning
 
-    def backward(self, rows: Sequence[Row]) -> Measured:
-        trained = sum(len(row.tokens) - row.trained_from for row in rows)
-        self._pulse("data")
-        portions = self._pack(rows)
+    def backward(self, rows: Sequence[Row]) -> StepResult:
+        normalizer = self._objective.normalizer(rows)
+        self._progress("data")
+        portions = self._pack(rows, self.weights_of(rows))
         total = torch.zeros((), device=self._device)
-        scale = torch.tensor(1 / trained, device=self._device)
+        scale = torch.tensor(1 / normalizer, device=self._device)
         for portion in portions:
-            self._pulse("forward")
+            self._progress("forward")
             total += self._learn(portion, scale)
-        norm = self.crew.shorten(self._settings.max_gradient_norm)
+        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        return Measured(float(total) / trained, norm, tokens, trained)
+        return StepResult(float(total) / normalizer, norm, tokens, count_trained(rows))
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:
@@ -99,9 +222,8 @@ class CardEngine(Engine):
         total = 0.0
         for portion in self._pack(rows):
             total += float(self._lose(portion))
-            self._pulse("forward")
-        trained = sum(len(row.tokens) - row.trained_from for row in rows)
-        return total / trained
+            self._progress("forward")
+        return total / count_trained(rows)
 
     def digest(self) -> str:
         """By the sum of each tensor's bits: a hash of all bytes would bring them to the host first."""
@@ -110,7 +232,7 @@ class CardEngine(Engine):
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
-    def _pack(self, rows: Sequence[Row]) -> list[Portion]:
+    def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedPass]:
         tuning = self.tuning
         sizes = PackSizes(
             room=tuning.micro_tokens,
@@ -118,25 +240,25 @@ class CardEngine(Engine):
             longest=tuning.longest,
             shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
         )
-        return pack(rows, sizes, device=self._device)
+        return pack(rows, sizes, device=self._device, weights=weights)
 
-    def _lose(self, portion: Portion) -> Tensor:
+    def _lose(self, portion: PackedPass) -> Tensor:
         decoder, runner = self._decoder, self._runner
 
         def compute() -> Tensor:
             return decoder.lose(decoder.embed(portion.tokens), portion.packed)
 
-        return runner.give_way(compute) if isinstance(runner, Captured) else compute()
+        return runner.give_way(compute) if isinstance(runner, CudaGraphDecoder) else compute()
 
-    def _learn(self, portion: Portion, scale: Tensor) -> Tensor:
+    def _learn(self, portion: PackedPass, scale: Tensor) -> Tensor:
         return self._runner.learn(
-            self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._pulse("backward")
+            self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._progress("backward")
         )
 
-    def _build(self, tuning: Tuning) -> Decoder:
-        layers = len(self._furnished.blocks)
-        thrift = thrift_of(tuning, layers=layers, compiled=self._compiled)
-        return build(self.model, self._furnished, thrift)
+    def _build(self, tuning: Tuning) -> GpuDecoder:
+        layers = len(self._frozen.blocks)
+        policy = memory_policy(tuning, layers=layers, compiled=self._compiled)
+        return build_decoder(self.model, self._frozen, policy)
 
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning
@@ -144,7 +266,7 @@ class CardEngine(Engine):
         if self._recorded:
             # A compiled piece is compiled at its first run and tuned at its second.
             plain_runs = 2 if self._compiled else 1
-            self._runner = Captured(self._decoder, self.parameters, plain_runs=plain_runs)
+            self._runner = CudaGraphDecoder(self._decoder, self.parameters, plain_runs=plain_runs)
 
     def _measure(self, rows: Sequence[Row]) -> float:
         """GiB that the allocator takes for one pass as large as they come."""
@@ -158,11 +280,11 @@ class CardEngine(Engine):
 
     def _states_to_come(self) -> float:
         """Adam's two states, which are made at the first step."""
-        made = any(self.crew.held(parameter) for parameter in self.parameters)
+        made = any(self.strategy.optimizer_state(parameter) for parameter in self.parameters)
         return 0.0 if made else 2 * 4 * self.trainable / GIB
 
 
-class OnCard(Alone):
+class SingleGpu(SingleProcess):
     """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses.
 
     Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.
@@ -172,14 +294,14 @@ class OnCard(Alone):
     _update: Any = None
     _updates = 0
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         loss: Callable[[Any], Tensor],
     ) -> list[nn.Parameter]:
-        joined = super().join(model, parameters, optimizer, loss)
+        joined = super().prepare(model, parameters, optimizer, loss)
         self._on_card = joined[0].is_cuda
         if self._on_card:
             for group in optimizer.param_groups:
@@ -188,9 +310,9 @@ class OnCard(Alone):
                 group["capturable"] = True
         return joined
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         if not self._has_fixed_gradients():
-            return super().shorten(most)
+            return super().clip_gradients(most)
         if self._clip is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, most)
             self._clip = _recorded(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
@@ -217,16 +339,16 @@ class OnCard(Alone):
 
     def _step_plainly(self) -> None:
         self._optimizer.step()
-        self.forget()
+        self.zero_grad()
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
-        super().hold(parameter, held)
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+        super().load_optimizer_state(parameter, held)
         self._update = None  # it writes to the states that were there before
 
     def _has_fixed_gradients(self) -> bool:
         return self._on_card and all(parameter.grad is not None for parameter in self._parameters)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if held:
             torch._foreach_zero_(held)

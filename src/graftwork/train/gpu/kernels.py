@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graftwork.train.gpu.frozen import EIGHT
+from graftwork.train.gpu.quantized import FLOAT8
 
 COLUMNS = 2048
 
@@ -58,7 +58,7 @@ def gate_backward_eight(
     """The lifted values again, the gradient of gate and up, and that gradient in 8 bits with its scales."""
     rows, width = d_lifted.shape
     lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
-    codes = torch.empty(rows, 2 * width, dtype=EIGHT, device=gate_up.device)
+    codes = torch.empty(rows, 2 * width, dtype=FLOAT8, device=gate_up.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     torch.library.wrap_triton(_gate_backward)[(rows,)](
         gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, row_scale, width, COLUMNS, num_warps=8

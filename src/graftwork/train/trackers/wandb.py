@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graftwork.train.trackers.tracker import PROJECT
+from graftwork.train.trackers import PROJECT
 
 PACKAGE = "wandb"
 

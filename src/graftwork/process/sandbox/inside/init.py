@@ -1,11 +1,13 @@
-"""The first process of the box: shuts it, starts the code in a child, waits, and tells how it ended.
+"""The first process inside the sandbox: sets up isolation, runs the code in a child, reports how it ended.
 
-In: one argument. Out: lines on the status pipe, which the code never holds: that it started and how it
-ended, or why the box could not be made. When this process ends, whatever the code has left behind ends.
+In: one argument; over a socket the source, its files and what to do with it. For code under test, a second
+message follows once the code has been loaded: the tests and a nonce, so that code which exits early cannot
+know the nonce. Out: lines on the status pipe, which the code never holds: "started" and "ended", or why
+isolation failed. When this process ends, all processes that the code left behind end with it.
 """
 
 # pathlib takes longer to load than everything else here together.
-# ruff: noqa: PTH112, PTH116, PTH120, PTH123
+# ruff: noqa: PTH103, PTH112, PTH116, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -13,24 +15,109 @@ import _signal  # type: ignore[import-not-found]  # the signal module builds enu
 import marshal
 import os
 import select
+import struct
 import sys
+import types
 
-from graftwork.process.sandbox.inside import kernel
-from graftwork.process.sandbox.inside.driver import run_code
-from graftwork.process.sandbox.inside.filter import install_filter
+from graftwork.process.sandbox.inside import walls
 from graftwork.process.sandbox.inside.folder import remove_folder
-from graftwork.process.sandbox.inside.landlock import shut_files, write_rules
-from graftwork.process.sandbox.inside.limits import set_limits
-from graftwork.process.sandbox.inside.root import (
+from graftwork.process.sandbox.inside.walls import (
     bound_folder,
     build_root,
     hide_host_name,
+    install_filter,
     leave_namespaces,
+    set_limits,
+    shut_files,
+    write_rules,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
+
+_HEAD = struct.Struct("!I")
+READY = b"ready"
+COMPILED = b"compiled"
+
+
+def run_code(channel: int, *, folder: str, search: list[str]) -> int:
+    """The exit code. Leaves through an exception where the code raises one."""
+    task = marshal.loads(_receive(channel))
+    _write_files(task["files"], folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "graftwork"]:
+        del sys.modules[name]
+    sys.path[:] = [folder, *sys.path, *search]
+    sys.argv[:] = [task["name"]]
+    if task["action"] == "compile":
+        compile(task["source"], task["name"], "exec", dont_inherit=True)
+        _send(channel, COMPILED)
+        return 0
+    if task["action"] == "test":
+        _run_tested(channel, task)
+    os.close(channel)
+    exec(compile(task["source"], task["name"], "exec", dont_inherit=True), _module("__main__"))
+    return 0
+
+
+def _run_tested(channel: int, task: dict[str, Any]) -> NoReturn:
+    """Load the answer, then fetch the tests, run them in its names, and send the nonce back."""
+    # The code may put its own functions in the place of anything: what is needed later is held now.
+    receive, send, leave = _bind(_receive), _bind(_send), os._exit
+    load, translate, run = marshal.loads, compile, exec
+    names = _module("answer")
+    run(translate(task["source"], "answer.py", "exec", dont_inherit=True), names)
+    sys.settrace(None)
+    sys.setprofile(None)
+    send(channel, READY)
+    second = load(receive(channel))
+    run(translate(second["tests"], "tests.py", "exec", dont_inherit=True), names)
+    send(channel, second["nonce"].encode())
+    sys.stdout.flush()
+    leave(0)
+
+
+def _bind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with globals of its own, which the code does not reach by importing a module."""
+    frozen = {"os": types.SimpleNamespace(**vars(os)), "_HEAD": _HEAD, "EOFError": EOFError, "len": len}
+    return types.FunctionType(function.__code__, frozen, function.__name__)
+
+
+def _module(name: str) -> dict[str, Any]:
+    """A module that the code runs in, so that dataclasses and the like find it by its name."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    return vars(module)
+
+
+def _write_files(files: dict[str, str], folder: str) -> None:
+    for name, text in files.items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
+
+
+def _receive(channel: int) -> bytes:
+    wanted, parts = 4, b""
+    while len(parts) < wanted:
+        piece = os.read(channel, wanted - len(parts))
+        if not piece:
+            raise EOFError
+        parts += piece
+    wanted, parts = _HEAD.unpack(parts)[0], b""
+    while len(parts) < wanted:
+        piece = os.read(channel, wanted - len(parts))
+        if not piece:
+            raise EOFError
+        parts += piece
+    return parts
+
+
+def _send(channel: int, message: bytes) -> None:
+    os.write(channel, _HEAD.pack(len(message)) + message)
+
 
 FAILED = 125
 
@@ -54,13 +141,13 @@ def _enter(box: dict[str, Any]) -> None:
         # that not even this process keeps.
         bound_folder(box["folder"], size=box["limits"]["disk_bytes"], files=box["limits"]["files"])
         hide_host_name()
-        kernel.drop_capabilities(but=kernel.CAPS_TO_CHANGE_USER if uid is not None else ())
+        walls.drop_capabilities(but=walls.CAPS_TO_CHANGE_USER if uid is not None else ())
         return
     if way in ("namespaces", "user_namespaces"):
         if way == "user_namespaces" and uid is not None:
             _become(uid)
-            kernel.set_dumpable(True)
-        kernel.die_with_parent(box["parent"])
+            walls.set_dumpable(True)
+        walls.die_with_parent(box["parent"])
         leave_namespaces(user=way == "user_namespaces")
         _go_on_as_first_process(box)
         owner = uid if way == "namespaces" else None
@@ -74,9 +161,9 @@ def _enter(box: dict[str, Any]) -> None:
         hide_host_name()
     else:
         # No world of processes of its own: nothing ends by itself, so this process is asked to end it.
-        kernel.adopt_orphans()
+        walls.adopt_orphans()
         _signal.signal(_signal.SIGTERM, lambda *_: _end_everything(box))
-        kernel.die_with_parent(box["parent"], by=kernel.SIGTERM)
+        walls.die_with_parent(box["parent"], by=walls.SIGTERM)
         os.chdir(box["folder"])
 
 
@@ -92,7 +179,7 @@ def _go_on_as_first_process(box: dict[str, Any]) -> None:
         os._exit(0 if status == 0 else FAILED)
     os.close(kept)
     os.setsid()
-    kernel.die_with_parent()
+    walls.die_with_parent()
     # The one outside may have died before the tie was made: then the pipe has ended.
     if select.select([alive], [], [], 0)[0]:
         os._exit(FAILED)
@@ -144,19 +231,19 @@ def _be_the_code(box: dict[str, Any], tell: int) -> NoReturn:
 def _shut_in(box: dict[str, Any]) -> None:
     """What the code can no longer undo. The order matters: each step needs a right that a later one ends."""
     uid, way, limits = box["uid"], box["way"], box["limits"]
-    kernel.no_new_privileges()
+    walls.no_new_privileges()
     if way == "off":
-        kernel.die_with_parent()
+        walls.die_with_parent()
         set_limits(limits, processes=None)
         return
     rules, kept = _landlock_rules(box) if way == "landlock" else (None, None)
-    kernel.shut_capabilities()
+    walls.shut_capabilities()
     if uid is not None and way != "user_namespaces":
-        kernel.keep_capabilities()
+        walls.keep_capabilities()
         _become(uid)
-    kernel.drop_capabilities(but=() if kept is None else (kept,))
-    kernel.set_dumpable(False)
-    kernel.die_with_parent()
+    walls.drop_capabilities(but=() if kept is None else (kept,))
+    walls.set_dumpable(False)
+    walls.die_with_parent()
     if rules is not None:
         shut_files(rules)
     # Ours that are the same user in the same user namespace: the first process, and the one outside it.
@@ -171,7 +258,7 @@ def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
     shown = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
     devices = [source for kind, source, _ in box["views"] if kind == "device"]
     rules = write_rules(readable=shown, devices=devices, writable=box["folder"])
-    return rules, None if all(map(_open_to_all, shown)) else kernel.CAP_DAC_READ_SEARCH
+    return rules, None if all(map(_open_to_all, shown)) else walls.CAP_DAC_READ_SEARCH
 
 
 def _open_to_all(path: str) -> bool:
@@ -231,7 +318,7 @@ def _end_all_of(uid: int) -> None:
         killer = os.fork()
         if killer == 0:
             os.setresuid(uid, uid, uid)
-            os.kill(-1, kernel.SIGKILL)
+            os.kill(-1, walls.SIGKILL)
             os._exit(0)
         if os.waitpid(killer, 0)[1] == 0:
             return
@@ -254,7 +341,7 @@ def _descendants(root: int) -> list[int]:
 
 def _kill(number: int) -> None:
     try:
-        os.kill(number, kernel.SIGKILL)
+        os.kill(number, walls.SIGKILL)
     except ProcessLookupError:
         return
 

@@ -1,0 +1,260 @@
+"""A project as an object: each step of the pipeline is a method that returns its record.
+
+In: the folder with graft.yaml, and a reporter for progress. Out: the records of the steps. Each call opens
+the project's database and closes it again. Knows neither the terminal nor exit codes.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.reporter import NullReporter, Reporter
+from graftwork.project import load as project_folder
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import Record
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.plan import Plan, RunPlan
+from graftwork.records.release import Release, ReleaseEntry, ReleaseQuery
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import NextStart, Verdict
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.evaluation import Evaluated
+    from graftwork.pipeline.evaluation_commands import GatedAll
+    from graftwork.pipeline.preflight import Preflight
+    from graftwork.pipeline.status import Standing
+    from graftwork.pipeline.step import StepOutputs
+    from graftwork.pipeline.steps.data import PreparedData
+    from graftwork.pipeline.train_all import TrainedAll
+    from graftwork.records.audit import Audit
+    from graftwork.serve.settings import ServeSettings
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project that is open for work. Steps that are up to date are not run again.
+
+    `model` is one of the models in graft.yaml, the main one by default. Every method raises `GraftError`
+    for an expected failure.
+    """
+
+    folder: project_folder.ProjectFolder
+    model: str | None = None
+    reporter: Reporter = field(default_factory=NullReporter)
+
+    @property
+    def root(self) -> Path:
+        return self.folder.root
+
+    @property
+    def settings(self) -> ProjectSettings:
+        """The settings of graft.yaml, of all models."""
+        return self.folder.settings
+
+    def with_model(self, model: str | None) -> "Project":
+        """The same project, working on another of its models."""
+        return replace(self, model=model)
+
+    def audit(self, files: Sequence[str] = ()) -> "Audit":
+        """Find rows that would spoil training: in the project's logs, or in other files by its settings."""
+        from graftwork.api.audits import audit_project, audit_with_settings
+
+        if files:
+            return audit_with_settings(self.folder, files, reporter=self.reporter)
+        return audit_project(self.folder, reporter=self.reporter)
+
+    def prepare(self) -> "PreparedData":
+        """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
+        from graftwork.pipeline.steps.data import PreparedData
+
+        return self._run_to("prepare", PreparedData)
+
+    def plan(self) -> Plan:
+        """Estimate memory, tokens, steps and minutes of the training run."""
+        return self._run_to("plan", Plan)
+
+    def plan_run(self) -> RunPlan:
+        """Estimate how long each step of a whole run takes. Runs nothing."""
+        from graftwork.pipeline.table import plan_whole_run
+
+        with self.open() as work:
+            return plan_whole_run(work)
+
+    def dry_run(self) -> "Preflight":
+        """Audit, prepare and plan, then check all that can be checked before training."""
+        from graftwork.pipeline.table import dry_run
+
+        with self.open() as work:
+            return dry_run(work)
+
+    def train(self) -> TrainOutcome:
+        """Train the adapter, or resume it from its last checkpoint."""
+        return self._run_to("train", TrainOutcome)
+
+    def train_all(self) -> "TrainedAll":
+        """Train every model of the project; models on the same base share one loaded copy."""
+        from graftwork.pipeline.train_all import train_all
+
+        with self.open() as work:
+            return train_all(work)
+
+    def evaluate(
+        self,
+        subjects: Sequence[str] = (),
+        *,
+        cases: Path | None = None,
+        limit: int | None = None,
+        shards: int = 1,
+        again: bool = False,
+    ) -> "Evaluated":
+        """Measure base and adapter on the held-out cases; or other `subjects`, or other `cases`.
+
+        The gate decides on the evaluation without subjects, cases and limit.
+        """
+        from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+
+        asked = Asked(subjects=tuple(subjects), cases=cases, limit=limit, shards=shards, again=again)
+        with self.open() as work:
+            return evaluate_asked(work, asked)
+
+    def gate(self, *, update: bool = False) -> Verdict:
+        """Decide by the rules in graft.yaml. Raises `Stale` if an input is out of date, unless `update`."""
+        from graftwork.pipeline.table import run_pipeline
+
+        with self.open() as work:
+            allowed = _allowed(work, "gate", update=update)
+            return run_pipeline(work, upto="gate", may_do=allowed).get("gate", Verdict)
+
+    def gate_all(self, *, update: bool = False) -> "GatedAll":
+        """Decide for every model, corrected for how many are judged at once."""
+        from graftwork.pipeline.evaluation_commands import gate_all
+
+        with self.open() as work:
+            allowed = None
+            for name in work.project.settings.all_models:
+                allowed = _allowed(replace(work, asked_model=name), "gate", update=update)
+            return gate_all(work, may_do=allowed)
+
+    def gate_session(self, *, update: bool = False) -> NextStart:
+        """Choose the checkpoint from which the next training session starts: this one or the one before."""
+        from graftwork.pipeline.evaluation_commands import judge_session
+
+        with self.open() as work:
+            return judge_session(work, may_do=_allowed(work, "evaluate", update=update))
+
+    def release(self) -> Release:
+        """Run what is out of date, publish the adapter and promote it. Raises `AnswerIsNo` if the gate does
+        not say deploy."""
+        made = self.run_to("release")
+        if "release" in made.outputs:
+            return made.get("release", Release)
+        verdict = made.get("gate", Verdict)
+        raise AnswerIsNo(
+            "nothing was released",
+            why=f"the gate said {verdict.decision.replace('_', ' ')}: {verdict.reason}",
+            fix="`graft gate` shows each rule and what would help",
+        )
+
+    def releases(self, query: ReleaseQuery | None = None) -> tuple[ReleaseEntry, ...]:
+        """List the releases, newest first."""
+        with self.open() as work:
+            return tuple(work.releases.entries(query or ReleaseQuery()))
+
+    def run(self) -> "StepOutputs":
+        """Run every step that is out of date, from audit to report. `outputs` has the results by name."""
+        return self.run_to(None)
+
+    def run_to(self, step: str | None) -> "StepOutputs":
+        """Run one step and the steps that it needs, where they are out of date; all steps for None."""
+        from graftwork.pipeline.table import run_pipeline
+
+        with self.open() as work:
+            return run_pipeline(work, upto=step)
+
+    def status(self) -> "Standing":
+        """Report steps, runs and their health, the endpoint and the live releases. Starts nothing."""
+        from graftwork.pipeline.status import standing
+
+        with self.open() as work:
+            return standing(work)
+
+    def serve(
+        self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None
+    ) -> None:
+        """Serve the releases at an OpenAI-compatible endpoint until a signal arrives."""
+        from graftwork.pipeline.serving import serve_here
+
+        with self.open() as work:
+            serve_here(work, settings or self.settings.serve, on_ready=on_ready)
+
+    @contextmanager
+    def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:
+        """Serve in a thread while the block runs; yields the URL. No challenger gets any traffic."""
+        from graftwork.pipeline.serving import serve_in_background
+
+        chosen = (settings or self.settings.serve).model_copy(update={"port": port})
+        with self.open() as work, serve_in_background(work, chosen) as url:
+            yield url
+
+    @contextmanager
+    def open(self) -> Iterator[OpenProject]:
+        """The project's stores, for what has no method here. Closed at the end of the block."""
+        with use_project(self.folder, self.reporter, model=self.model) as work:
+            yield work
+
+    def _run_to(self, step: str, kind: type[R]) -> R:
+        return self.run_to(step).get(step, kind)
+
+    def _repr_html_(self) -> str:
+        from graftwork.report.notebook import render_fields
+
+        models = ", ".join(self.settings.all_models)
+        fields = {"folder": str(self.root), "base": self.settings.base, "models": models}
+        return render_fields(f"Project {self.settings.project}", fields)
+
+
+def open_project(
+    path: str | Path | None = None, *, model: str | None = None, reporter: Reporter | None = None
+) -> Project:
+    """Open the project in `path`, or the one that the working directory is in.
+
+    `reporter` receives progress: subclass `NullReporter` and override what you need.
+    """
+    folder = project_folder.open_project(Path(path) if path is not None else None)
+    return Project(folder, model=model, reporter=reporter or NullReporter())
+
+
+def init_project(
+    folder: str | Path, logs: Sequence[str] = (), *, base: str = "smollm2-135m-instruct"
+) -> Project:
+    """Write a graft.yaml that fits the logs, and open the project. An existing file is never overwritten."""
+    from graftwork.project.init import start_project
+
+    start_project(Path(folder), logs, base=base)
+    return open_project(folder)
+
+
+def _render(record: Record) -> str:
+    from graftwork.report.notebook import render_record
+
+    return render_record(record)
+
+
+Record.notebook_renderer = _render
+
+
+def _allowed(work: OpenProject, upto: str, *, update: bool) -> Collection[str] | None:
+    """The steps that the gate may run: all of them with `update`, otherwise only the decision itself."""
+    from graftwork.pipeline.status import require_fresh
+
+    if update:
+        return None
+    model = f" --model {work.model}" if work.asked_model is not None else ""
+    session = " --session" if upto == "evaluate" else ""
+    require_fresh(work, upto=upto, update=f"graft gate{model}{session} --update")
+    return ("gate",)

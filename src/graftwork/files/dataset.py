@@ -1,0 +1,297 @@
+"""The folder in which a dataset lies: `manifest.json`, shards of rows a split, the rows left out.
+
+In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
+be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
+pyarrow only when rows are touched.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+from pydantic import ValidationError
+
+from graftwork.files.disk import explain_os_error, require_digest, write_atomic
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
+from graftwork.records.errors import Damaged
+from graftwork.records.interaction import CaptureOrigin, Message, Origin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MANIFEST = "manifest.json"
+DROPS = "drops.parquet"
+ROWS_AT_ONCE = 512
+
+
+def hash_manifest(dataset: Dataset) -> str:
+    """The hash that names a dataset: of all its manifest says but the name itself."""
+    return fingerprint(dataset.model_dump(mode="json", exclude={"content_hash"}))
+
+
+def read_manifest(folder: Path) -> Dataset:
+    path = folder / MANIFEST
+    try:
+        dataset = Dataset.from_json(path.read_bytes())
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except ValidationError as error:
+        raise _damaged(path, "it does not read as a manifest") from error
+    if hash_manifest(dataset) != dataset.content_hash:
+        raise _damaged(path, "its content does not have the hash that it states")
+    return dataset
+
+
+def list_files(dataset: Dataset) -> Iterator[Shard]:
+    """Every file that a manifest names, with its hash."""
+    for summary in dataset.splits.values():
+        yield from summary.shards
+    if dataset.drops is not None:
+        yield dataset.drops
+    if dataset.packing is not None:
+        packing = dataset.packing
+        yield Shard(file=packing.file, rows=packing.sequences, sha256=packing.sha256)
+
+
+def read_rows(folder: Path, split: Split) -> list[Row]:
+    """The rows of one split, whole and unchanged, or an error."""
+    return list(iterate_rows(folder, split))
+
+
+def iterate_rows(folder: Path, split: Split) -> Iterator[Row]:
+    """The rows of one split one after the other; each shard is checked before its first row."""
+    summary = read_manifest(folder).splits.get(split)
+    for shard in summary.shards if summary else ():
+        for values in _iterate_shard(folder, shard):
+            try:
+                yield row_from_values(values)
+            except (ValidationError, ValueError, KeyError) as error:
+                raise _damaged(folder / shard.file, "a row does not read as one") from error
+
+
+def iterate_drops(folder: Path) -> Iterator[Drop]:
+    """Every row that was left out, in the order of the logs."""
+    shard = read_manifest(folder).drops
+    for values in _iterate_shard(folder, shard) if shard else ():
+        origin = Origin(file=values["file"], line=values["line"])
+        yield Drop(
+            origin=origin, step=values["step"], reason=values["reason"], input_hash=values["input_hash"]
+        )
+
+
+def rows_table(rows: Sequence[Row]) -> "pa.Table":
+    """Rows as a table, the same bytes for the same rows once it is written."""
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {
+        "id": [row.id for row in rows],
+        "file": [row.origin.file for row in rows],
+        "line": [row.origin.line for row in rows],
+        "input_hash": [row.input_hash for row in rows],
+        "messages": [_encode_messages(row.messages) for row in rows],
+        "reply": [row.reply for row in rows],
+        "tokens": [row.tokens for row in rows],
+        "trained_from": [row.trained_from for row in rows],
+    }
+    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
+        columns[name] = [getattr(row, name) for row in rows]
+    captured = encode_captures([row.capture for row in rows])
+    columns |= captured
+    return pa.table(columns, schema=row_schema(captured=bool(captured)))
+
+
+def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[str | None]]:
+    """The column that says which rows were captured; none where no row was."""
+    if not any(captures):
+        return {}
+    return {"capture": [None if one is None else one.model_dump_json() for one in captures]}
+
+
+def row_schema(*, captured: bool = False) -> "pa.Schema":
+    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
+    import pyarrow as pa
+
+    text = pa.string()
+    return pa.schema(
+        [
+            ("id", text),
+            ("file", text),
+            ("line", pa.int64()),
+            ("input_hash", text),
+            ("messages", text),
+            ("reply", text),
+            ("tokens", pa.list_(pa.int32())),
+            ("trained_from", pa.int32()),
+            ("group", text),
+            ("domain", text),
+            ("session", text),
+            ("stage", pa.int32()),
+            ("weight", pa.float64()),
+            ("duration_ms", pa.float64()),
+            ("rejected", text),
+            ("reward", pa.float64()),
+            *([("capture", text)] if captured else ()),
+        ]
+    )
+
+
+def drops_table(drops: Iterable[Drop]) -> "pa.Table":
+    import pyarrow as pa
+
+    listed = list(drops)
+    return pa.table(
+        {
+            "file": pa.array([drop.origin.file for drop in listed], pa.string()),
+            "line": pa.array([drop.origin.line for drop in listed], pa.int64()),
+            "input_hash": pa.array([drop.input_hash for drop in listed], pa.string()),
+            "step": pa.array([drop.step for drop in listed], pa.string()),
+            "reason": pa.array([drop.reason for drop in listed], pa.string()),
+        }
+    )
+
+
+def write_table(path: Path, table: "pa.Table", *, durable: bool = True) -> None:
+    """One Parquet file, whole or not at all. Tokens and text compress well and read fast in zstd."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", compression_level=1, row_group_size=ROWS_AT_ONCE * 4)
+    write_atomic(path, sink.getvalue().to_pybytes(), durable=durable)
+
+
+def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except pa.ArrowException as error:
+        raise _damaged(path, "it does not read as Parquet") from error
+
+
+def row_from_values(values: dict[str, Any]) -> Row:
+    """A row of the table as the record that it was made of."""
+    capture = values.pop("capture", None)
+    return Row(
+        capture=None if capture is None else CaptureOrigin.from_json(capture),
+        origin=Origin(file=values.pop("file"), line=values.pop("line")),
+        messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
+        tokens=tuple(values.pop("tokens")),
+        **values,
+    )
+
+
+def _encode_messages(messages: Iterable[Message]) -> str:
+    return orjson.dumps([{"role": message.role, "content": message.content} for message in messages]).decode()
+
+
+def _damaged(path: Path, why: str) -> Damaged:
+    return Damaged(f"{path.name} is damaged", why=why, fix="run `graft data prepare` again", where=str(path))
+
+
+BATCH = ROWS_AT_ONCE * 16
+
+
+class Columns(NamedTuple):
+    """Some columns of consecutive rows; `first` is the number of the first of them."""
+
+    split: Split
+    first: int
+    batch: "pa.RecordBatch"
+
+
+def scan_columns(
+    folder: Path, dataset: Dataset, *, columns: Sequence[str], splits: Collection[Split] | None = None
+) -> Iterator[Columns]:
+    """The named columns of all rows, split by split, in the order of the rows."""
+    for split, summary in dataset.splits.items():
+        if splits is not None and split not in splits:
+            continue
+        first = 0
+        for shard in summary.shards:
+            for batch in _scan_shard(folder, shard, columns=columns):
+                yield Columns(split, first, batch)
+                first += batch.num_rows
+
+
+def scan_drops(folder: Path, dataset: Dataset, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    """The named columns of the rows that were left out."""
+    if dataset.drops is not None:
+        yield from _scan_shard(folder, dataset.drops, columns=columns)
+
+
+def fetch_rows(
+    folder: Path, dataset: Dataset, *, places: Mapping[Split, Collection[int]]
+) -> dict[tuple[Split, int], Row]:
+    """The rows at these places. Only the parts of the shards that hold them are read."""
+    found: dict[tuple[Split, int], Row] = {}
+    for split, numbers in places.items():
+        first = 0
+        for shard in dataset.splits[split].shards if split in dataset.splits else ():
+            inside = sorted({number - first for number in numbers if first <= number < first + shard.rows})
+            for number, row in _fetch_from_shard(folder, shard, numbers=inside):
+                found[split, first + number] = row
+            first += shard.rows
+    return found
+
+
+def _scan_shard(folder: Path, shard: Shard, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=BATCH, columns=list(columns))
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except pa.ArrowException as error:
+        raise _unreadable(path) from error
+
+
+def _fetch_from_shard(folder: Path, shard: Shard, *, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+    if not numbers:
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
+    try:
+        with pq.ParquetFile(path) as file:
+            first = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                inside = [number for number in numbers if first <= number < first + size]
+                if inside:
+                    wanted = pa.array([number - first for number in inside])
+                    values: list[dict[str, Any]] = file.read_row_group(group).take(wanted).to_pylist()
+                    for number, value in zip(inside, values, strict=True):
+                        yield number, row_from_values(value)
+                first += size
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> Damaged:
+    return Damaged(
+        f"{path.name} is damaged",
+        why="it does not read as rows",
+        fix="run `graft data prepare` again",
+        where=str(path),
+    )

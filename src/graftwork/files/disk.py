@@ -1,0 +1,266 @@
+"""Who may read what is written: the project's state is for its owner alone.
+
+In: a path. Out: folders and files that are as private as the folder they lie in, whatever the umask allows.
+The state folder of a project is private by its name, and with it all that is made below. Folders and files
+elsewhere, such as reports and exports, get the modes that the user's umask gives them.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+
+STATE_FOLDER = ".graft"
+"""Where a project keeps its captures, datasets, runs and releases."""
+PRIVATE_UMASK = 0o077
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def is_private(folder: Path) -> bool:
+    """Whether nobody but the owner can get into this folder."""
+    try:
+        return not folder.stat().st_mode & _OTHERS
+    except OSError:
+        return False
+
+
+def make_folder(folder: Path) -> None:
+    """Make it and what is missing above it; one that is there stays as it is."""
+    private = folder.name == STATE_FOLDER or is_private(folder.parent)
+    try:
+        folder.mkdir(0o700 if private else 0o777)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_folder(folder.parent)
+        make_folder(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def file_mode(folder: Path) -> int:
+    """The mode to make a file with in this folder; the umask may take more away."""
+    return 0o600 if is_private(folder) else 0o666
+
+
+def read_only_mode(folder: Path) -> int:
+    """The mode of a file in this folder that nobody is to change."""
+    return 0o400 if is_private(folder) else 0o444
+
+
+def create_file(path: Path, *, private: bool = False) -> IO[bytes]:
+    """Open a file that must not be there yet, for writing; `private` whatever its folder is."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600 if private else file_mode(path.parent)), "wb")
+
+
+def append_to(path: Path) -> IO[bytes]:
+    """Open a file for writing at its end; it is made where it is missing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, file_mode(path.parent)), "ab")
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of others off everything below a folder, then off the folder itself.
+
+    Links are not followed. What belongs to somebody else, or lies on a disk that cannot be written, stays as
+    it is.
+    """
+    for here, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            _close(Path(here) / name)
+    _close(folder, follow=True)
+
+
+def _close(path: Path, *, follow: bool = False) -> None:
+    try:
+        found = path.stat(follow_symlinks=follow)
+        if not stat.S_ISLNK(found.st_mode) and found.st_mode & _OTHERS:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except OSError:
+        # It belongs to another user, or it is gone: only its owner can close it.
+        return
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, private: bool = False) -> None:
+    """Write beside the target, sync, then rename: a reader sees the old file or the new one.
+
+    `durable=False` leaves out the sync, for what is of no use after a power cut anyway. `private` is for its
+    owner alone wherever it lies; other files are as private as their folder.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        make_folder(path.parent)
+        with create_file(temporary, private=private) as handle:
+            handle.write(data)
+            handle.flush()
+            if durable:
+                os.fsync(handle.fileno())
+        temporary.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise explain_os_error(error, path) from error
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; it takes the name `path` only when the block succeeds.
+
+    Where `path` exists already the new folder is dropped: such folders are named by content.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        make_folder(temporary)
+        yield temporary
+        # Before it has its name: other libraries wrote in it, too.
+        if is_private(path.parent):
+            close_to_others(temporary)
+        for entry in (*sorted(temporary.rglob("*")), temporary):
+            if entry.is_dir():
+                sync_folder(entry)  # the names in it, too
+            elif entry.is_file():
+                with entry.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        _rename_folder(temporary, path)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_folder(temporary: Path, path: Path) -> None:
+    """Of several who make the same folder at once, the first gives it its content."""
+    try:
+        temporary.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explain_os_error(error: OSError, path: Path) -> GraftError:
+    """An operating system error as what, why and fix."""
+    where = str(path)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentLacks(
+            "the disk is full",
+            why=f"{path.name} could not be written; nothing half-written was left behind",
+            fix="free some space (old runs lie in .graft/runs) and run the same command again",
+            where=where,
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return EnvironmentLacks(
+            f"no permission: {error.strerror}",
+            why="the file cannot be read or written by this user",
+            fix="change its owner or mode, or work in another folder",
+            where=where,
+        )
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return EnvironmentLacks(
+            "a file stands where a folder should be", fix="move it out of the way", where=where
+        )
+    if isinstance(error, IsADirectoryError):
+        return UserMistake("this is a folder, not a file", fix="name a file", where=where)
+    if isinstance(error, FileNotFoundError):
+        return UserMistake("there is no such file", fix="check the path", where=where)
+    return EnvironmentLacks(
+        f"the system says: {error.strerror or error}", fix="see whether the path can be used", where=where
+    )
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """One hash over the relative names and contents of all files below `folder`."""
+    outer = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        outer.update(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n".encode())
+    return outer.hexdigest()
+
+
+def require_digest(path: Path, expected: str) -> None:
+    """Refuse a file that is not the one its manifest names."""
+    if not path.is_file():
+        raise Damaged(
+            f"{path.name} is missing",
+            why="its manifest names it",
+            fix="run the step that made it again",
+            where=str(path),
+        )
+    actual = file_digest(path)
+    if actual != expected:
+        raise Damaged(
+            f"{path.name} has other bytes than its manifest says",
+            why=f"expected sha256 {expected[:12]}…, found {actual[:12]}…",
+            fix="restore it, or run the step that made it again",
+            where=str(path),
+        )
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, value: Any, *, durable: bool = False) -> None:
+        """Add one line. `durable` waits until it is on the disk."""
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            make_folder(self.path.parent)
+            with append_to(self.path) as handle:
+                if handle.tell() and not self._ends_whole():
+                    handle.write(b"\n")
+                handle.write(line)
+                if durable:
+                    handle.flush()
+                    os.fsync(handle.fileno())
+        except OSError as error:
+            raise explain_os_error(error, self.path) from error
+
+    def read(self) -> list[Any]:
+        return [value for value, _ in self.follow(0)]
+
+    def follow(self, offset: int) -> Iterator[tuple[Any, int]]:
+        """Yield the whole lines from `offset` on, each with the offset behind it."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as handle:
+            handle.seek(offset)
+            for line in handle:
+                if not line.endswith(b"\n"):
+                    return
+                offset += len(line)
+                try:
+                    yield json.loads(line), offset
+                except ValueError:
+                    # A torn line that a killed writer left and a later one closed.
+                    continue
+
+    def _ends_whole(self) -> bool:
+        with self.path.open("rb") as handle:
+            handle.seek(-1, os.SEEK_END)
+            return handle.read(1) == b"\n"

@@ -1,0 +1,122 @@
+"""Weights learned as a whole: saved as a folder like a model's, loaded beside the base's own.
+
+In: a model whose weights are trained, or a folder of such weights. Out: the folder
+(model.safetensors, config.json), or a model that holds both sets of weights and lets one act, as it
+does with adapters. Costs the memory of the whole model again for every set.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from graftwork.files.disk import atomic_folder, write_atomic
+from graftwork.model.parts import decoder_parts
+from graftwork.records.errors import UserMistake
+
+FULL_WEIGHTS_FILE = "model.safetensors"
+MODEL_CONFIG_FILE = "config.json"
+_WEIGHT_SETS = "_graft_weight_sets"
+
+
+class WeightSets:
+    """The base's tensors and those learned in their place, by the name of the set."""
+
+    def __init__(self, model: Any) -> None:
+        self.base = {name: parameter.data for name, parameter in weights_of(model).items()}
+        self.learned: dict[str, dict[str, Tensor]] = {}
+        self.acting: str | None = None
+
+
+def holds_full_weights(folder: Path) -> bool:
+    return (folder / FULL_WEIGHTS_FILE).is_file() and (folder / MODEL_CONFIG_FILE).is_file()
+
+
+def weights_of(model: Any) -> dict[str, nn.Parameter]:
+    """The model's own parameters by their own names; an adapter around a layer lengthens them."""
+    return {
+        name.replace(".base_layer", ""): parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+def unfreeze_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
+    """Let the weights be learned: all of them, or those of the chosen blocks where they are not all."""
+    parts = decoder_parts(model)
+    whole = len(layers) == len(parts.blocks)
+    chosen = model.parameters() if whole else (p for at in layers for p in parts.blocks[at].parameters())
+    parameters = list(chosen)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    return parameters
+
+
+def learned_weights(model: Any) -> dict[str, Tensor]:
+    """What is being trained, by name."""
+    return {name: weight.detach() for name, weight in weights_of(model).items() if weight.requires_grad}
+
+
+def save_full(model: Any, folder: Path) -> None:
+    """Write a folder that transformers loads as a model."""
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights_of(model).items()}
+    with atomic_folder(folder) as temporary:
+        save_file(tensors, temporary / FULL_WEIGHTS_FILE, metadata={"format": "pt"})
+        write_atomic(temporary / MODEL_CONFIG_FILE, model.config.to_json_string())
+
+
+def load_full(model: Any, folder: Path, *, name: str) -> None:
+    """Keep the folder's weights beside the base's; `act` swaps them."""
+    weights = weights_of(model)
+    tensors = load_file(folder / FULL_WEIGHTS_FILE)
+    _require_fit(weights, tensors, folder)
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    if held is None:
+        held = WeightSets(model)
+        object.__setattr__(model, _WEIGHT_SETS, held)
+    held.learned[name] = {
+        key: tensor.to(weights[key].device, weights[key].dtype) for key, tensor in tensors.items()
+    }
+    if held.acting == name:
+        held.acting = None  # The set was exchanged: whoever activates it gets the new one.
+
+
+@torch.no_grad()
+def start_from_full(model: Any, folder: Path) -> None:
+    """Go on from learned weights: they become the model's own."""
+    weights = weights_of(model)
+    tensors = load_file(folder / FULL_WEIGHTS_FILE)
+    _require_fit(weights, tensors, folder)
+    for name, tensor in tensors.items():
+        weights[name].copy_(tensor)
+
+
+def activate_weights(model: Any, name: str | None) -> None:
+    """Put the weights of a set in place; those of the base where no set has this name."""
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    if held is None:
+        return
+    wanted = name if name in held.learned else None
+    if wanted == held.acting:
+        return
+    tensors = held.base if wanted is None else held.learned[wanted]
+    for key, parameter in weights_of(model).items():
+        parameter.data = tensors[key]
+    held.acting = wanted
+
+
+def _require_fit(weights: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Every weight in its place, or none."""
+    for name in sorted(weights.keys() | tensors.keys()):
+        mine, theirs = weights.get(name), tensors.get(name)
+        if mine is not None and theirs is not None and mine.shape == theirs.shape:
+            continue
+        sizes = [f"{tuple(t.shape)}" if t is not None else "not there" for t in (mine, theirs)]
+        raise UserMistake(
+            f"the learned weights do not fit {name}",
+            why=f"in the base it is {sizes[0]}, in the folder {sizes[1]}",
+            fix="use the weights with the base that they were trained from, in its full precision",
+            where=str(folder),
+        )

@@ -1,0 +1,228 @@
+"""An adapter merged into its base, weight by weight: no model is held, let alone two.
+
+In: the base's folder, the adapter's, an empty folder. Out: a folder that transformers loads: the same
+files as the base's, of which only the adapted weights differ. Each is merged in float32 and written
+in the type that the base has on disk. Does not know what the model is for.
+"""
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from graftwork.model.adapter_shape import AdapterShape, from_peft
+from graftwork.model.adapters.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
+from graftwork.model.adapters.peft import CONFIG_FILE, PREFIX, WEIGHTS_FILE, read_config
+from graftwork.model.base import FINGERPRINT_FILE
+from graftwork.model.tensor_types import TYPE_NAMES
+from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
+from graftwork.records.release import Agreement
+
+COPIED = (".json", ".jinja", ".txt", ".model")
+"""What of a base goes along: config, tokenizer, template. Never code or pickles."""
+
+Change = Callable[[str, Tensor], Tensor]
+
+
+class _Entry(NamedTuple):
+    name: str
+    dtype: str
+    shape: list[int]
+    size: int
+
+
+def merge_into(base: Path, adapter: Path, folder: Path) -> int:
+    """Fill `folder` with the merged model; how many weights differ from the base's."""
+    change, wanted = _changes(base, adapter)
+    missing = wanted - _weight_names(base)
+    if missing:
+        raise UserMistake(
+            f"the base has no weight {min(missing)}",
+            why="its files name their weights otherwise than the model that they make",
+            fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
+            where=str(base),
+        )
+    for path in sorted(base.iterdir()):
+        if path.suffix in COPIED and path.name != FINGERPRINT_FILE:
+            shutil.copyfile(path, folder / path.name)
+    for path in sorted(base.glob("*.safetensors")):
+        _rewrite(path, folder / path.name, change)
+    return len(wanted)
+
+
+def merge_weight(
+    weight: Tensor, a: Tensor, b: Tensor, scale: float, *, magnitude: Tensor | None, transposed: bool
+) -> Tensor:
+    """W + scale · B A; with magnitudes each of its rows stretched to the length that was learned."""
+    whole = (weight.T if transposed else weight).float() + scale * (b.float() @ a.float())
+    if magnitude is not None:
+        whole = whole * (magnitude.float().reshape(-1) / whole.norm(dim=1))[:, None]
+    return (whole.T if transposed else whole).to(weight.dtype)
+
+
+def _changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
+    """What becomes of each weight, and the names of those that it concerns."""
+    if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
+        return _replaced(adapter / FULL_WEIGHTS_FILE)
+    config = read_config(adapter)
+    handle = _opened(adapter / WEIGHTS_FILE)
+    paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in _names(handle)}
+    shape = from_peft(config, layers=_count_layers(base), paths=paths, where=str(adapter))
+    transposed = bool(config.get("fan_in_fan_out"))
+
+    def change(name: str, weight: Tensor) -> Tensor:
+        path = name.removesuffix(".weight")
+        if path not in paths:
+            return weight
+        return _merge(weight, path, handle, shape, transposed=transposed)
+
+    return change, {f"{path}.weight" for path in paths}
+
+
+def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, transposed: bool) -> Tensor:
+    def part(name: str) -> Tensor:
+        tensor: Tensor = handle.get_tensor(f"{PREFIX}{path}.{name}")
+        return tensor
+
+    # PEFT writes magnitudes without the `.weight` that A and B have.
+    names = [key for key in _names(handle) if key.startswith(f"{PREFIX}{path}.lora_magnitude_vector")]
+    magnitude = handle.get_tensor(names[0]) if shape.kind == "dora" and names else None
+    return merge_weight(
+        weight,
+        part("lora_A.weight"),
+        part("lora_B.weight"),
+        shape.scale_of(path),
+        magnitude=magnitude,
+        transposed=transposed,
+    )
+
+
+def _replaced(path: Path) -> tuple[Change, set[str]]:
+    """Weights that were learned as a whole stand in the place of the base's."""
+    handle = _opened(path)
+    names = set(_names(handle))
+
+    def change(name: str, weight: Tensor) -> Tensor:
+        return handle.get_tensor(name).to(weight.dtype) if name in names else weight
+
+    return change, names
+
+
+def _count_layers(base: Path) -> int:
+    config = json.loads((base / "config.json").read_text())
+    return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
+
+
+def _weight_names(base: Path) -> set[str]:
+    return {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
+
+
+def _names(handle: Any) -> list[str]:
+    names: list[str] = handle.keys()
+    return names
+
+
+def _opened(path: Path) -> Any:
+    return safe_open(path, framework="pt")
+
+
+def _rewrite(source: Path, target: Path, change: Change) -> None:
+    """The same file with changed weights. Header first, then one weight after the other."""
+    handle = _opened(source)
+    entries = sorted(_entries(handle), key=lambda entry: (-_width(entry), entry.name))
+    header: dict[str, Any] = {"__metadata__": handle.metadata() or {"format": "pt"}}
+    at = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": [at, at + entry.size],
+        }
+        at += entry.size
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with target.open("wb") as out:
+        out.write(struct.pack("<Q", len(head)) + head)
+        for entry in entries:
+            weight = change(entry.name, handle.get_tensor(entry.name)).contiguous()
+            out.write(weight.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _entries(handle: Any) -> Iterator[_Entry]:
+    for name in _names(handle):
+        part = handle.get_slice(name)
+        shape, dtype = part.get_shape(), part.get_dtype()
+        count = 1
+        for length in shape:
+            count *= length
+        yield _Entry(name, dtype, shape, count * _bytes_of(dtype))
+
+
+def _width(entry: _Entry) -> int:
+    """Wide types first, so that each weight begins at a multiple of its own width."""
+    return _bytes_of(entry.dtype)
+
+
+def _bytes_of(dtype: str) -> int:
+    kind = next(kind for kind, name in TYPE_NAMES.items() if name == dtype)
+    return torch.empty((), dtype=kind).element_size()
+
+
+MOST_TOKENS = 512
+"""A longer row is read up to here."""
+
+ALLOWED = {"float32": (1e-4, 0.999), "float16": (0.02, 0.98), "bfloat16": (0.08, 0.95)}
+"""Largest difference as a share of the largest logit, and the least share of equal first choices.
+
+In float32 the two ways differ by the order of sums alone. In 16 bits the merged weight itself is
+rounded, which the unmerged pair is not: that is the price of merging, and it is bounded here.
+"""
+
+
+@torch.inference_mode()
+def reply_logits(model: Any, rows: Sequence[Row]) -> list[Tensor]:
+    """For each row the logits that predict its reply, in float32 on the host."""
+    found = []
+    device = next(model.parameters()).device
+    for row in rows:
+        tokens = torch.tensor(row.tokens[:MOST_TOKENS], device=device)[None]
+        logits = model(input_ids=tokens, use_cache=False).logits[0]
+        first = min(row.trained_from, tokens.shape[1] - 1) - 1
+        found.append(logits[max(first, 0) : -1].float().cpu())
+    return found
+
+
+def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Agreement:
+    """How far `other` is from `one`, position by position."""
+    largest = total = 0.0
+    top = highest = positions = 0.0
+    count = 0
+    for left, right in zip(one, other, strict=True):
+        apart = (left - right).abs()
+        # What is no number agrees with nothing, and would be lost in a maximum.
+        largest = max(largest, float(apart.max())) if torch.isfinite(apart).all() else math.inf
+        total += float(apart.sum())
+        count += apart.numel()
+        highest = max(highest, float(left.abs().max()))
+        top += float((left.argmax(dim=-1) == right.argmax(dim=-1)).sum())
+        positions += left.shape[0]
+    difference, first = ALLOWED.get(dtype, ALLOWED["bfloat16"])
+    return Agreement(
+        rows=len(one),
+        positions=int(positions),
+        dtype=dtype,
+        largest_difference=largest,
+        mean_difference=total / max(count, 1),
+        largest_logit=highest,
+        same_first=top / max(positions, 1),
+        allowed_difference=difference,
+        allowed_first=first,
+    )

@@ -1,0 +1,200 @@
+"""LoRA adapters: attached to a model, saved and loaded as plain PEFT folders.
+
+In: a model and the shape of an adapter, or a PEFT folder. Out: the model with adapters beside its
+linear layers; the base weights stay where and what they are. Several adapters can be attached at
+once; one of them, or none, is active. A folder of full weights is taken like an adapter.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from graftwork.files.disk import atomic_folder, explain_os_error, write_atomic
+from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
+from graftwork.model.adapters.full_weights import activate_weights, holds_full_weights, load_full
+from graftwork.model.adapters.lora import LoraLinear
+from graftwork.model.parts import block_linears, decoder_parts, is_transposed
+from graftwork.records.errors import Damaged, UserMistake
+
+__all__ = [
+    "AdapterShape",
+    "LoraLinear",
+    "acting",
+    "activate",
+    "adapter_tensors",
+    "attach",
+    "load_adapter",
+    "read_adapter_shape",
+    "read_config",
+    "save_adapter",
+]
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+PREFIX = "base_model.model."
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
+
+
+def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int) -> list[nn.Parameter]:
+    """Add a fresh adapter: A random from `seed` alone, B zero, so that nothing changes at first."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters: list[nn.Parameter] = []
+    for path, layer in _targets(model, shape):
+        rank = shape.rank_of(path)
+        bound = 1 / math.sqrt(layer.in_features)
+        a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+        b = torch.zeros(layer.out_features, rank)
+        magnitude = layer.base_lengths() if shape.kind == "dora" else None
+        layer.add(name, a, b, shape.scale_of(path), magnitude=magnitude)
+        parameters += [getattr(layer, part)[name] for part in PARTS if name in getattr(layer, part)]
+    activate(model, name)
+    return parameters
+
+
+def activate(model: Any, name: str | None) -> None:
+    """Let one adapter act, or none: then the model is its base."""
+    activate_weights(model, name)
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            module.active = name
+
+
+@contextmanager
+def acting(model: Any, name: str | None) -> Iterator[None]:
+    activate(model, name)
+    try:
+        yield
+    finally:
+        activate(model, None)
+
+
+def adapter_tensors(model: Any, *, name: str = "default") -> dict[str, Tensor]:
+    """The adapter's weights under the names that PEFT gives them."""
+    tensors: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, LoraLinear) and name in module.scales:
+            for part in PARTS:
+                if name in getattr(module, part):
+                    tensors[_key(path, part)] = getattr(module, part)[name].detach()
+    return tensors
+
+
+def save_adapter(model: Any, folder: Path, *, shape: AdapterShape, base: str, name: str = "default") -> None:
+    """Write a folder that PEFT, vLLM and the Hugging Face Hub take as it is."""
+    tensors = {k: v.float().cpu().contiguous() for k, v in adapter_tensors(model, name=name).items()}
+    transposed = any(
+        is_transposed(module.base_layer) for module in model.modules() if isinstance(module, LoraLinear)
+    )
+    with atomic_folder(folder) as temporary:
+        write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        config = to_peft(shape, base, transposed=transposed)
+        write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the adapter_config.json of a PEFT folder says."""
+    try:
+        text = (folder / CONFIG_FILE).read_bytes()
+    except OSError as error:
+        raise explain_os_error(error, folder / CONFIG_FILE) from error
+    return parse_peft(text, where=str(folder))
+
+
+def read_adapter_shape(model: Any, folder: Path, tensors: dict[str, Tensor]) -> AdapterShape:
+    """The shape that a PEFT folder states, for this model."""
+    config = read_config(folder)
+    paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in tensors}
+    return from_peft(config, layers=len(decoder_parts(model).blocks), paths=paths, where=str(folder))
+
+
+def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterShape | None:
+    """Attach the adapter of a PEFT folder, every tensor in its place or not at all.
+
+    A folder of full weights has no shape of its own: then there is none to give back.
+    """
+    if not (folder / CONFIG_FILE).exists() and holds_full_weights(folder):
+        load_full(model, folder, name=name)
+        activate(model, name)
+        return None
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise Damaged(
+            f"{WEIGHTS_FILE} cannot be read",
+            why=str(error)[:200],
+            fix="get the adapter again from where it was made",
+            where=str(folder),
+        ) from error
+    shape = read_adapter_shape(model, folder, tensors)
+    fitting = []
+    for path, layer in _targets(model, shape, where=str(folder)):
+        parts = [_take(tensors, path, part, folder) for part in PARTS[: 3 if shape.kind == "dora" else 2]]
+        a, b = parts[:2]
+        if a.shape[1] != layer.in_features or b.shape[0] != layer.out_features:
+            size = (layer.out_features, layer.in_features)
+            raise _no_fit(
+                f"the adapter does not fit {path}",
+                f"the layer is {size}, the adapter {tuple(b.shape)} × {tuple(a.shape)}",
+                folder,
+            )
+        magnitude = parts[2].reshape(-1) if len(parts) == 3 else None
+        fitting.append((layer, a, b, shape.scale_of(path), magnitude))
+    if tensors:
+        raise _no_fit(
+            f"the adapter has {len(tensors)} tensors that the base has no place for",
+            f"the first is {next(iter(tensors))}",
+            folder,
+        )
+    for layer, a, b, scale, magnitude in fitting:
+        layer.add(name, a, b, scale, magnitude=magnitude)
+    activate(model, name)
+    return shape
+
+
+def _take(tensors: dict[str, Tensor], path: str, part: str, folder: Path) -> Tensor:
+    try:
+        return tensors.pop(_key(path, part))
+    except KeyError as missing:
+        raise _no_fit(
+            f"the adapter has no tensor {missing}",
+            "its config names a layer that its weights do not hold",
+            folder,
+        ) from missing
+
+
+def _no_fit(what: str, why: str, folder: Path) -> UserMistake:
+    fix = "use the adapter with the base that it was trained on"
+    return UserMistake(what, why=why, fix=fix, where=str(folder))
+
+
+def _key(path: str, part: str) -> str:
+    """PEFT's name of a tensor. Magnitudes are a vector of their own, not the weight of a layer."""
+    return f"{PREFIX}{path}.{part}" + ("" if part == PARTS[2] else ".weight")
+
+
+def _targets(model: Any, shape: AdapterShape, *, where: str = "") -> Iterator[tuple[str, LoraLinear]]:
+    """Each linear layer that gets an adapter, wrapped where it is not yet."""
+    linears = list(block_linears(model))
+    known = {path.rsplit(".", 1)[-1] for _, path, _ in linears}
+    paths = {path for _, path, _ in linears}
+    # A name with dots is the end of a path; it counts where any path ends so.
+    unmet = [t for t in shape.targets if not any(p == t or p.endswith(f".{t}") for p in paths)]
+    require_names(unmet, known, setting="train.targets", where=where)
+    for block, path, module in linears:
+        if block not in shape.layers or not shape.wants(path):
+            continue
+        if isinstance(module, LoraLinear):
+            yield path, module
+            continue
+        wrapped = LoraLinear(module)
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, wrapped)
+        yield path, wrapped

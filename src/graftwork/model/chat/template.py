@@ -1,0 +1,295 @@
+"""Messages to tokens by the model's own chat template, with proof of what is trained on.
+
+In: messages and a reply. Out: tokens, and the place from which on they are the reply. Needs only
+`tokenizers` and `jinja2`, neither torch nor transformers.
+
+The proof: control tokens come from the template alone, and the text between them is encoded with
+all special tokens switched off, so that content which spells `<|im_end|>` stays text and cannot
+forge a turn. What is trained decodes to the reply and ends with the end-of-turn token; a row for
+which that does not hold is refused. White space at the edges of the reply is the template's: where
+it trims it or writes some, as in serving, what is trained decodes to the reply as the template
+writes it.
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graftwork.model.chat.renderer import (
+    CannotProve,
+    ChatRenderer,
+    RenderedTokens,
+    does_not_survive,
+    not_a_plain_turn,
+)
+from graftwork.model.chat.skeleton import SkeletonCache
+from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.interaction import Message
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["CannotProve", "ChatTemplate", "RenderedTokens"]
+
+Conversation = tuple[Sequence[Message], str]
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class _Draft(NamedTuple):
+    """A row before its text is encoded: plain text at even places, control tokens at odd ones."""
+
+    pieces: list[str]
+    body: str
+
+
+class ChatTemplate:
+    """A base model's chat template and tokenizer.
+
+    The end of turn is the control token that the template writes behind a reply; it need not be
+    the `eos_token` of the configuration (Llama 3 ends a turn with `<|eot_id|>`). Without `reasoning`
+    a template that can be asked for answers without it (Qwen 3: `enable_thinking`) is asked for them;
+    its prompts are others then, and so is its fingerprint.
+    """
+
+    CHECKED_EVERY = 1000
+
+    def __init__(
+        self, *, tokenizer_json: str, config: dict[str, Any], chat_template: str, reasoning: bool = True
+    ) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._config = config
+        self._source = chat_template
+        self._reasoning = reasoning
+        self._drafted = 0
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, reasoning: bool = True) -> "ChatTemplate":
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        file = folder / "chat_template.jinja"
+        source = file.read_text() if file.exists() else config.get("chat_template")
+        if not isinstance(source, str):
+            raise UserMistake(
+                "the base model has no chat template",
+                why="without it nobody knows how turns are written for this model",
+                fix="use an instruct model, or put a chat_template.jinja into its folder",
+                where=str(folder),
+            )
+        return cls(
+            tokenizer_json=(folder / "tokenizer.json").read_text(),
+            config=config,
+            chat_template=source,
+            reasoning=reasoning,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process it is made anew there, from the texts that it was made of here."""
+        return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
+
+    @property
+    def template_fingerprint(self) -> str:
+        special = {k: self._special_name(k) for k in ("bos_token", "eos_token")}
+        switches = [self._turns.switches] if self._turns.switches else []
+        return hashlib.sha256(json.dumps([self._source, special, *switches]).encode()).hexdigest()
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        return hashlib.sha256(self._tokenizer_json.encode()).hexdigest()
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """What only the template may write. In a content it is text, and cannot forge a turn."""
+        return frozenset(self._special)
+
+    @property
+    def writes_reasoning(self) -> bool:
+        """Whether the template knows reasoning in tags of its own."""
+        return "think>" in self._source or "reasoning_content" in self._source
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of more than n times that has more than n tokens."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    @cached_property
+    def eos(self) -> int:
+        """The token that ends a turn."""
+        if self._end_of_turn not in self._special:
+            raise UserMistake(
+                "the chat template ends a turn with no control token",
+                why="the model could not say that it is done",
+                fix="name the eos_token in the base model's tokenizer_config.json",
+            )
+        return self._special[self._end_of_turn]
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens up to the place where the model begins to answer."""
+        pieces = self._turns.ask(messages)
+        return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
+
+    def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
+        """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""
+        draft = self._draft_for_real(messages, reply)
+        encoded = self._segments.encode_for_real((*draft.pieces[::2], draft.body), prove=(draft.body,))
+        row = self._finish(draft, encoded)
+        if isinstance(row, CannotProve):
+            raise row
+        return RenderedTokens(tokens=tuple(row.tokens), trained_from=row.trained_from)
+
+    def render_batch(self, conversations: Sequence[Conversation]) -> list[RenderedTokens | CannotProve]:
+        """The same rows as `render` gives one by one, many times as fast; a refusal is returned.
+
+        Tokens come as arrays of 32-bit integers, whose bytes can be put into an Arrow column.
+        """
+        drafts = [self._draft(messages, reply) for messages, reply in conversations]
+        good = [draft for draft in drafts if isinstance(draft, _Draft)]
+        texts = {text for draft in good for text in draft.pieces[::2]}
+        bodies = {draft.body for draft in good}
+        encoded = self._segments.encode(texts | bodies, prove=bodies)
+        return [d if isinstance(d, CannotProve) else self._finish(d, encoded) for d in drafts]
+
+    def count_tokens(self, messages: Sequence[Message], reply: str) -> int:
+        """How many tokens the row has; of one that is refused, how many its texts have."""
+        (row,) = self.render_batch([(messages, reply)])
+        if isinstance(row, CannotProve):
+            return sum(map(self.count_text, (*(message.content for message in messages), reply)))
+        return len(row.tokens)
+
+    def count_text(self, text: str) -> int:
+        """How many tokens a text has where it stands alone between control tokens."""
+        return len(self._segments.encode([text]).tokens[text]) // array("i").itemsize
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of generated tokens, without control tokens."""
+        text: str = self._tokenizer.decode([t for t in tokens if t not in self._special_ids])
+        return text
+
+    def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
+        """The row by a skeleton if there is one for it, else by the template itself."""
+        contents = [message.content for message in messages]
+        contents.append(reply)
+        roles = (*[message.role for message in messages], "assistant")
+        skeleton = self._skeletons.find(roles, contents)
+        drafted = None
+        if skeleton is not None and skeleton.end == self._end_of_turn:
+            drafted = _Draft(*skeleton.fill(contents))
+            self._drafted += 1
+            if self._drafted % self.CHECKED_EVERY != 1:
+                return drafted
+        try:
+            real = self._draft_for_real(messages, reply)
+        except CannotProve as refusal:
+            self._skeletons.trusted &= drafted is None
+            return refusal
+        if drafted is not None and real != drafted:
+            self._skeletons.trusted = False
+        return real
+
+    def _draft_for_real(self, messages: Sequence[Message], reply: str) -> _Draft:
+        turn = self._turns.answer(messages, reply)
+        if turn.end != self._end_of_turn:
+            raise not_a_plain_turn()
+        return _Draft(turn.asked, turn.body)
+
+    def _finish(self, draft: _Draft, encoded: EncodedTexts) -> RenderedTokens | CannotProve:
+        if draft.body in encoded.lost:
+            return does_not_survive()
+        tokens = self._join(draft.pieces, encoded.tokens)
+        trained_from = len(tokens)
+        tokens.frombytes(encoded.tokens[draft.body])
+        tokens.append(self.eos)
+        return RenderedTokens(tokens=tokens, trained_from=trained_from)
+
+    def _join(self, pieces: list[str], tokens: dict[str, bytes]) -> "array[int]":
+        """Control tokens as themselves, everything between them as plain text in one piece."""
+        joined = array("i")
+        for place, piece in enumerate(pieces):
+            joined.frombytes(self._special_bytes[piece] if place % 2 else tokens[piece])
+        return joined
+
+    @cached_property
+    def _end_of_turn(self) -> str:
+        question = (Message(role="user", content="x"),)
+        for reply in ("y", "<think>\nr\n</think>\n\ny"):
+            with suppress(CannotProve):
+                return self._turns.answer(question, reply).end
+        return self._special_name("eos_token")
+
+    @cached_property
+    def _definition(self) -> dict[str, Any]:
+        definition: dict[str, Any] = json.loads(self._tokenizer_json)
+        return definition
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        added = self._definition["added_tokens"]
+        return {token["content"]: token["id"] for token in added if token["special"]}
+
+    @cached_property
+    def _special_bytes(self) -> dict[str, bytes]:
+        return {name: array("i", [token]).tobytes() for name, token in self._special.items()}
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._special.values())
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise EnvironmentLacks(
+                "the package tokenizers is not installed",
+                fix=pip_install("train"),
+            ) from error
+        tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        # Special tokens are read as plain text: only the template may write them.
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _definition_between_control_tokens(self) -> str:
+        """Some tokenizers put a space before the first word; behind a control token no word is the first."""
+        pre = self._definition.get("pre_tokenizer") or {}
+        if pre.get("type") != "Metaspace" or pre.get("prepend_scheme") != "first":
+            return self._tokenizer_json
+        begins = self._turns.ask((Message(role="user", content="x"),))[0]
+        if begins:
+            return self._tokenizer_json
+        return json.dumps({**self._definition, "pre_tokenizer": {**pre, "prepend_scheme": "never"}})
+
+    @cached_property
+    def _segments(self) -> TextEncoder:
+        return TextEncoder(self._tokenizer, self._definition)
+
+    @cached_property
+    def _turns(self) -> ChatRenderer:
+        # Without one these two are written as nothing; a template may ask whether the others are defined.
+        names = {"bos_token": "", "eos_token": ""}
+        names |= {key: name for key in _NAMED if (name := self._special_name(key))}
+        return ChatRenderer(
+            self._source, control_tokens=self._special, names=names, reasoning=self._reasoning
+        )
+
+    @cached_property
+    def _skeletons(self) -> SkeletonCache:
+        return SkeletonCache(self._turns)
+
+    def _special_name(self, key: str) -> str:
+        value = self._config.get(key) or ""
+        return value["content"] if isinstance(value, dict) else value
+
+
+def _rebuild(tokenizer_json: str, config: str, chat_template: str, reasoning: bool) -> ChatTemplate:
+    return ChatTemplate(
+        tokenizer_json=tokenizer_json,
+        config=json.loads(config),
+        chat_template=chat_template,
+        reasoning=reasoning,
+    )

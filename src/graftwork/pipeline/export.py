@@ -1,0 +1,280 @@
+"""The process that merges and proves: `python -m graftwork.pipeline.export JOB_FILE`.
+
+In: an ExportJob. Out: the merged folder, whole or not at all, and `merged.json` beside the job. Holds
+one model at a time: first base and adapter for their logits, then the merged one for its own.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
+from graftwork.model.base import BaseFolder, find_base, verify_base
+from graftwork.model.gguf import convert, find_converter, read_back
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
+from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker
+from graftwork.records.dataset import Row
+from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.plan import Plan
+from graftwork.records.release import Agreement, ExportedAdapter, ExportFormat, ExportJob, MergeProof
+from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.store.runs import RunEntry
+from graftwork.text.redact import hide_in_tracebacks
+
+MERGED_FILE = "merged.json"
+
+
+def export(job: ExportJob) -> None:
+    from graftwork.model.adapters.merge import compare_logits, merge_into
+    from graftwork.model.threads import use_threads
+
+    base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
+    use_threads(job.threads)
+    with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
+        rows, dtype = _rows(job), dtype_of(base)
+        heart.beat("merging", 0, 1)
+        changed = merge_into(base, adapter, folder)
+        heart.beat("logits of base and adapter", 0, 1)
+        unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
+        heart.beat("logits of the merged model", 0, 1)
+        merged = _logits(folder, rows, dtype=dtype)
+        agreement = compare_logits(unmerged, merged, dtype=dtype)
+        _require(agreement)
+        seen = None
+        if job.four_bits:
+            heart.beat("logits of the 4-bit base and adapter", 0, 1)
+            seen = compare_logits(
+                _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
+            )
+        found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
+        write_atomic(Path(job.folder) / MERGED_FILE, found.to_json())
+
+
+def dtype_of(base: Path) -> str:
+    """The type of the weights on disk, by the widest of them: what is written is written in it."""
+    from safetensors import safe_open
+
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
+    found: set[str] = set()
+    for path in base.glob("*.safetensors"):
+        handle: Any = safe_open(path, framework="pt")
+        keys: list[str] = handle.keys()
+        found |= {names.get(handle.get_slice(key).get_dtype(), "") for key in keys if key.endswith("weight")}
+    return next((name for name in ("float32", "bfloat16", "float16") if name in found), "float32")
+
+
+def _rows(job: ExportJob) -> list[Row]:
+    """Rows that training has not seen; where there are none, some that it has."""
+    for split in ("validation", "test", "train"):
+        rows = list(read_rows(Path(job.dataset_folder), split))[: job.rows]
+        if rows:
+            return rows
+    raise EnvironmentLacks(
+        "there is no row to prove the merged model on",
+        fix="prepare the dataset again: `graft data prepare`",
+        where=job.dataset_folder,
+    )
+
+
+def _logits(
+    folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
+) -> Any:
+    from graftwork.model.adapters.merge import reply_logits
+    from graftwork.model.adapters.peft import load_adapter
+    from graftwork.model.load import load_base
+
+    model = load_base(folder, dtype=dtype, four_bits=four_bits)
+    if adapter is not None:
+        load_adapter(model, adapter)
+    return reply_logits(model, rows)
+
+
+def _require(found: Agreement) -> None:
+    if found.holds:
+        return
+    raise AnswerIsNo(
+        "the merged model does not say what base and adapter say",
+        why=f"the logits of {found.positions} reply tokens differ by up to {found.largest_difference:.4g} "
+        f"(largest logit {found.largest_logit:.4g}), the first choice agrees at {found.same_first:.1%}; "
+        f"allowed in {found.dtype}: {found.allowed_difference * found.largest_logit:.4g} and "
+        f"{found.allowed_first:.1%}",
+        fix="serve the adapter beside its base (`graft train export --format adapter`), or merge into a "
+        "base in float32",
+    )
+
+
+EXPORT_FILE = "graftwork_export.json"
+
+
+class _Source(NamedTuple):
+    outcome: TrainOutcome
+    plan: Plan
+    base: BaseFolder
+    folder: Path
+
+
+def export_run(
+    work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
+) -> ExportedAdapter:
+    """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
+    _require_free(to)
+    source = _find(work, run)
+    _require_whole(source.outcome)
+    verify_base(source.base)
+    if format == "adapter":
+        exported = _copy_adapter(source, to)
+    elif format == "gguf":
+        exported = _to_gguf(work, source, to)
+    else:
+        exported = _merged(source, to, _merge(work, source, to))
+    verify_base(source.base)
+    write_atomic(to / EXPORT_FILE, exported.to_json())
+    return exported
+
+
+def _find(work: OpenProject, run: str | None) -> _Source:
+    entry = _entry(work, run)
+    if entry is None or entry.outcome is None:
+        raise UserMistake(
+            f"there is no trained run {run}" if run else f"the model {work.model} is not trained yet",
+            fix="`graft status` names the runs" if run else "`graft train` trains it",
+        )
+    plan = Plan.model_validate(entry.plan)
+    base = find_base(plan.base, project_folder=work.project.root)
+    if base.revision != plan.base_fingerprint:
+        raise EnvironmentLacks(
+            f"the base {plan.base} is another one than this run was trained on",
+            why="an adapter fits only the base that it was trained on",
+            fix="restore that base, or train again",
+            where=base.folder,
+        )
+    return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
+
+
+def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
+    if run is not None:
+        found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
+        return found[0] if len(found) == 1 else None
+    name = "train" if work.model == work.settings.main_model else f"train@{work.model}"
+    done = work.ledger.get(name)
+    return None if done is None else work.runs.get(str(done.output["run_id"]))
+
+
+def _require_free(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserMistake(
+            f"{to} is there already",
+            why="nothing that you have is written over",
+            fix="name a folder that does not exist yet",
+            where="--to",
+        )
+    if to.exists():
+        to.rmdir()
+
+
+def _require_whole(outcome: TrainOutcome) -> None:
+    folder = Path(outcome.adapter_folder)
+    if not folder.is_dir() or folder_digest(folder) != outcome.adapter_hash:
+        raise Damaged(
+            "the adapter is not what the run left",
+            why="its files are gone or have other bytes than the outcome says",
+            fix="`graft train` makes it again",
+            where=str(folder),
+        )
+
+
+def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
+    adapter = Path(source.outcome.adapter_folder)
+    with atomic_folder(to) as folder:
+        # The bytes, not the modes: the run's are for its owner alone.
+        for path in adapter.iterdir():
+            shutil.copyfile(path, folder / path.name)
+        if folder_digest(folder) != source.outcome.adapter_hash:
+            raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
+    return _exported(source, "adapter", to)
+
+
+def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
+    folder = work.project.state / "exports" / source.outcome.run_id
+    job = ExportJob(
+        folder=str(folder),
+        base_folder=source.base.folder,
+        adapter_folder=source.outcome.adapter_folder,
+        dataset_folder=_dataset_of(source),
+        to=str(to),
+        four_bits=source.plan.method == "qlora",
+        threads=work.settings.train.threads,
+    )
+    task = WorkerTask(
+        name="the export",
+        module="graftwork.pipeline.export",
+        job=job,
+        folder=folder,
+        max_restarts=1,
+    )
+    run_job(task, reporter=work.reporter, place=work.place)
+    return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
+
+
+def _dataset_of(source: _Source) -> str:
+    return TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder
+
+
+def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
+    return _exported(source, "merged", to, merged=merged, words=_words(merged))
+
+
+def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
+    converter = find_converter(work.project.root)
+    scratch = work.project.state / "exports"
+    make_folder(scratch)
+    name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
+    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
+        merged = _merge(work, source, Path(temporary) / "model")
+        convert(Path(temporary) / "model", folder / name, converter=converter)
+        said = read_back(folder / name, Path(temporary) / "model")
+    return _exported(source, "gguf", to, merged=merged, words=_words(merged), gguf=said)
+
+
+def _words(merged: MergeProof) -> tuple[str, ...]:
+    if merged.to_four_bits is None:
+        return ()
+    far = merged.to_four_bits
+    return (
+        "merged into the base in its own precision, while training saw it in 4 bits: "
+        f"their logits differ by up to {far.largest_difference:.3g}, {far.mean_difference:.3g} in the mean; "
+        f"the first choice is the same at {far.same_first:.1%} of {far.positions} reply tokens",
+    )
+
+
+def _exported(
+    source: _Source,
+    format: ExportFormat,
+    to: Path,
+    *,
+    merged: MergeProof | None = None,
+    words: tuple[str, ...] = (),
+    gguf: dict[str, str | int | float] | None = None,
+) -> ExportedAdapter:
+    return ExportedAdapter(
+        run_id=source.outcome.run_id,
+        format=format,
+        folder=str(to),
+        base=source.plan.base,
+        base_fingerprint=source.base.revision,
+        adapter_hash=source.outcome.adapter_hash,
+        files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
+        merged=merged,
+        gguf=gguf or {},
+        words=words,
+    )
+
+
+if __name__ == "__main__":
+    hide_in_tracebacks()
+    sys.exit(run_worker(ExportJob, lambda job: Path(job.folder), export, writes_elsewhere=True))

@@ -1,0 +1,236 @@
+"""One run on several processes and machines: who starts what, and how the others learn of it.
+
+The first machine plans, supervises and calls; every further one waits for the call in the shared
+project folder and answers each with its part. A crash anywhere ends the part of all; the first
+machine's supervisor then calls again, and everybody goes on from the last checkpoint.
+"""
+
+import shlex
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.files.disk import write_atomic
+from graftwork.fleet import open_place
+from graftwork.fleet.place import Place
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.reporter import Reporter
+from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
+from graftwork.process.worker import how_it_ended
+from graftwork.project.load import ProjectFolder
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.job import Job, JobHandle, JobStatus
+from graftwork.train.distributed.launch import (
+    DEFAULT_PORT,
+    LAUNCHER,
+    NodeGroup,
+    parse_address,
+    torchrun_arguments,
+)
+from graftwork.train.settings import TrainSettings
+
+WORKER = "graftwork.pipeline.training_worker"
+CALL_FILE = "call.json"
+LEAVING_SECONDS = 15.0
+"""For a part to end whose work is done; one that still works belongs to a run that is no more."""
+
+
+class Call(Record):
+    """What the first machine asks of the others: one for each attempt. `over`: no more will come."""
+
+    id: str
+    job_file: str
+    processes: int
+    nodes: int
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the worker of a run is started on the first machine."""
+
+    module: str
+    arguments: tuple[str, ...]
+    asked: Call | None
+    file: Path
+
+    def call(self) -> None:
+        """Tell the other machines that an attempt begins."""
+        self._write(over=False)
+
+    def over(self) -> None:
+        """Let the other machines go."""
+        self._write(over=True)
+
+    def _write(self, *, over: bool) -> None:
+        if self.asked is not None:
+            call = self.asked.model_copy(update={"id": uuid.uuid4().hex, "over": over})
+            write_atomic(self.file, call.to_json())
+
+
+def launch_of(work: OpenProject, folder: Path) -> Launch:
+    """The worker itself, or torchrun around it where several processes share the work."""
+    settings, job_file = work.settings.train, str(folder / JOB_FILE)
+    nodes, file = settings.run.nodes, work.project.state / CALL_FILE
+    if settings.strategy == "single":
+        require_strategy(settings)
+        return Launch(WORKER, (), None, file)
+    arguments = torchrun_arguments(
+        processes=settings.processes, machines=first_of(settings), module=WORKER, job_file=job_file
+    )
+    call = Call(id="", job_file=job_file, processes=settings.processes, nodes=nodes)
+    return Launch(LAUNCHER, arguments, call if nodes > 1 else None, file)
+
+
+def require_strategy(settings: TrainSettings) -> None:
+    """Several devices are of no use to a run that one process trains."""
+    if settings.strategy == "single" and (settings.processes > 1 or settings.run.nodes > 1):
+        raise UserMistake(
+            "`train.strategy: single` cannot use several processes",
+            why=f"{settings.processes} process(es) on {settings.run.nodes} machine(s) are asked for",
+            fix="set `train.strategy: ddp`, or `fsdp` where one device is too small for the model",
+        )
+
+
+def first_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
+    nodes = settings.run.nodes
+    if nodes == 1:
+        return NodeGroup()
+    if settings.run.main_address is None:
+        raise UserMistake(
+            "several machines need to know where the first of them is",
+            fix="graft train --nodes N --main-address HOST:PORT --node-rank R",
+        )
+    host, port = parse_address(settings.run.main_address)
+    return NodeGroup(count=nodes, rank=rank, address=host, port=port)
+
+
+class Instructions(Record):
+    """What to run on which machine, in their order."""
+
+    commands: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def asked_of(settings: ProjectSettings, *, nodes: int, main_address: str | None) -> ProjectSettings:
+    """The settings with the machines that the command line names."""
+    run = settings.train.run
+    address = main_address or run.main_address
+    run = run.model_copy(update={"nodes": nodes, "main_address": address})
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"run": run})})
+
+
+def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
+    """The exact command for every machine, and what they must have in common."""
+    settings = project.settings.of_model(model or project.settings.main_model).train
+    require_strategy(settings)
+    nodes, address = settings.run.nodes, settings.run.main_address or f"MACHINE_0:{DEFAULT_PORT}"
+    parse_address(address)
+    more = ["--model", model] if model else []
+    commands = tuple(
+        shlex.join(
+            [
+                *("graft", "train", "--nodes", str(nodes), "--node-rank", str(rank)),
+                *("--main-address", address, "--project", str(project.root.resolve()), *more),
+            ]
+        )
+        for rank in range(nodes)
+    )
+    notes = (
+        f"{nodes} machines with {settings.processes} process(es) each ({settings.strategy}).",
+        "Every machine needs this project under the same path (a shared file system), the base model "
+        "under the same path, and the same versions of graftwork and torch.",
+        f"Port {parse_address(address)[1]} of machine 0 must be open to the others, and all ports between "
+        "them. Where a machine has several networks, name the one to use on each before it starts: "
+        "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0",
+    )
+    return Instructions(commands=commands, notes=notes)
+
+
+def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
+    """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
+    machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
+    place, folder = open_place(), project.state / "machines" / str(rank)
+    # A call that is already over belongs to an earlier run; one that is not may be ours.
+    earlier = _read(file)
+    answered = earlier.id if earlier is not None and earlier.over else None
+    reporter.info(f"machine {rank} of {machines.count} waits for the first one to call ({file})")
+    try:
+        while True:
+            call = _next_call(file, answered)
+            if call.over:
+                return
+            answered = call.id
+            reporter.info(f"machine {rank} joins {Path(call.job_file).parent.name}")
+            code = _answer(call, machines, folder, file, place=place)
+            reporter.info(f"the part of machine {rank} ended with exit code {code}")
+    except KeyboardInterrupt as interrupt:
+        raise how_it_ended() from interrupt
+
+
+def _next_call(file: Path, answered: str | None) -> Call:
+    while True:
+        call = _read(file)
+        if call is not None and call.id != answered:
+            return call
+        threading.Event().wait(POLL_SECONDS)
+
+
+def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: Place) -> int:
+    """Start this machine's part and watch it; a newer call means that the first machine began anew."""
+    if call.nodes != machines.count:
+        raise UserMistake(
+            f"the first machine calls {call.nodes} machines, not {machines.count}",
+            fix=f"start this one with --nodes {call.nodes}",
+        )
+    if not Path(call.job_file).exists():
+        raise EnvironmentLacks(
+            "the job of the first machine is not here",
+            why="the project's folder must be shared, under the same path on every machine",
+            fix="mount it there, and run the same command again",
+            where=call.job_file,
+        )
+    arguments = torchrun_arguments(
+        processes=call.processes, machines=machines, module=WORKER, job_file=call.job_file
+    )
+    job = Job(
+        name="training", module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments
+    )
+    handle = place.submit(job)
+    try:
+        while (status := place.poll(handle, seconds=POLL_SECONDS)).running:
+            latest = _read(file)
+            if latest is not None and latest.over:
+                return _let_end(place, handle)
+            if latest is not None and latest.id != call.id:
+                place.stop(handle, at_once=True)
+        return _exit_code(status)
+    finally:
+        if place.poll(handle).running:
+            _stop(place, handle)
+
+
+def _let_end(place: Place, handle: JobHandle) -> int:
+    """The first machine has ended, and mostly so has our part, which then exits by itself: stopped at that
+    moment it would report a signal after a good run."""
+    status = place.poll(handle, seconds=LEAVING_SECONDS)
+    return _stop(place, handle) if status.running else _exit_code(status)
+
+
+def _stop(place: Place, handle: JobHandle) -> int:
+    """Ask the part to stop at its next safe point; end it if it does not."""
+    place.stop(handle)
+    if place.poll(handle, seconds=STOP_SECONDS).running:
+        place.stop(handle, at_once=True)
+    return _exit_code(place.poll(handle))
+
+
+def _exit_code(status: JobStatus) -> int:
+    return status.exit_code if status.exit_code is not None else 0
+
+
+def _read(file: Path) -> Call | None:
+    return Call.from_json(file.read_bytes()) if file.exists() else None

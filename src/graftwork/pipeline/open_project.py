@@ -1,0 +1,123 @@
+"""A project opened for work: its settings, its folders, its stores, and somebody who listens."""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from graftwork.files.disk import explain_os_error, make_folder
+from graftwork.fleet import open_place
+from graftwork.fleet.place import Place
+from graftwork.model.base import BaseFolder, find_base, is_ready, note_on_weights
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.pipeline.reporter import Reporter
+from graftwork.project.load import ProjectFolder
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import UserMistake
+from graftwork.store.captures import CaptureStore
+from graftwork.store.database import Database, open_database
+from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.releases import ReleaseTable
+from graftwork.store.runs import ResidualStore, RunStore, StepLedger
+
+
+@dataclass(frozen=True)
+class OpenProject:
+    project: ProjectFolder
+    database: Database
+    reporter: Reporter
+    asked_model: str | None = None
+    place: Place = field(default_factory=open_place)
+    """Where workers run."""
+
+    @property
+    def model(self) -> str:
+        """Which of the project's models is worked on: the one that was asked for, or the main one."""
+        known = self.project.settings
+        if self.asked_model is None:
+            return known.main_model
+        if self.asked_model not in known.all_models:
+            raise UserMistake(
+                f"there is no model {self.asked_model!r} in this project",
+                why=f"graft.yaml names: {', '.join(known.all_models)}",
+                fix="name one of these, or add it under models:",
+                where="--model",
+            )
+        return self.asked_model
+
+    @cached_property
+    def settings(self) -> ProjectSettings:
+        """The project's settings as the model that is worked on has them."""
+        return self.project.settings.of_model(self.model)
+
+    @cached_property
+    def base(self) -> BaseFolder:
+        if not is_ready(self.settings.base):
+            self.reporter.info(f"making {self.settings.base} ready: once a machine, about half a minute")
+        return find_base(self.settings.base, project_folder=self.project.root)
+
+    @property
+    def ledger(self) -> StepLedger:
+        return StepLedger(self.database, project=self.settings.project)
+
+    @property
+    def runs(self) -> RunStore:
+        return RunStore(self.database, project=self.settings.project)
+
+    @property
+    def releases(self) -> ReleaseTable:
+        return ReleaseTable(self.database, project=self.settings.project)
+
+    @property
+    def captures(self) -> CaptureStore:
+        return CaptureStore(self.database, project=self.settings.project)
+
+    @property
+    def looks(self) -> EvaluationLog:
+        return EvaluationLog(self.database, who=current_user())
+
+    @property
+    def residuals(self) -> ResidualStore:
+        return ResidualStore(self.database)
+
+
+@contextmanager
+def use_project(
+    project: ProjectFolder, reporter: Reporter, *, model: str | None = None
+) -> Iterator[OpenProject]:
+    try:
+        make_folder(project.state)
+    except OSError as error:
+        raise explain_os_error(error, project.state) from error
+    database = open_database(project.database_url)
+    try:
+        yield OpenProject(project=project, database=database, reporter=reporter, asked_model=model)
+    finally:
+        database.close()
+
+
+def report_base_note(work: OpenProject) -> None:
+    """Say once more, where it matters, that a base's weights are not what its name suggests."""
+    note = note_on_weights(work.base.name)
+    if note:
+        work.reporter.info(note)
+
+
+def timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def current_user() -> str:
+    """Who moves an alias or looks at a test set, for the log."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def load_template(work: OpenProject) -> ChatTemplate:
+    """The base's template as this project uses it: rows, evaluation and serving alike."""
+    return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

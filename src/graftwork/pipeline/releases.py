@@ -1,0 +1,219 @@
+"""The project's store of releases, and the moves of its aliases: proven first, then moved.
+
+In: an open workplace, a release by any of its names, an alias. Out: the move. A release is verified byte by
+byte, and its signature where the project trusts a key, before an alias may point at it; meanwhile nobody
+can collect it as garbage.
+"""
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
+from graftwork.records.verdict import Decision, Verdict
+from graftwork.registry import aliases as registry
+from graftwork.registry.aliases import select_retained
+from graftwork.registry.index import reachable_releases
+from graftwork.registry.names import alias_of_model
+from graftwork.registry.signatures import load_public_key
+from graftwork.registry.store import ReleaseStore, StoreContents
+
+
+class Promoted(NamedTuple):
+    """`move` is None where the alias pointed at the release already."""
+
+    release: Release
+    alias: str
+    move: AliasMove | None
+
+
+def open_store(work: OpenProject) -> ReleaseStore:
+    given = work.settings.release.public_key
+    key = load_public_key(given, root=work.project.root) if given else None
+    return ReleaseStore.open(work.project.releases, public_key=key)
+
+
+def full_alias(work: OpenProject, alias: str | None = None, *, model: str | None = None) -> str:
+    """The full name of an alias of this model, by default the one that is worked on."""
+    settings = work.settings
+    chosen = model or work.model
+    # What was released before the project had named models is the main one's.
+    known = chosen if chosen in settings.models else settings.main_model
+    return alias_of_model(alias or settings.release.alias, model=known, main=settings.main_model)
+
+
+def promote_release(
+    work: OpenProject, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
+) -> Promoted:
+    """Point an alias of the release's own model at it."""
+    store = open_store(work)
+    with store.shared_lock():
+        release = registry.find_release(work.releases, name)
+        full = full_alias(work, alias, model=release.model)
+        _require_own(work, release, full)
+        store.verify(release.id)
+        move = registry.promote(
+            work.releases,
+            release,
+            alias=full,
+            change=registry.Change(current_user(), timestamp(), reason),
+            force=force,
+            require_verdict=work.settings.release.require_verdict,
+        )
+    return Promoted(release, full, move)
+
+
+def rollback_alias(work: OpenProject, *, alias: str | None = None, reason: str = "") -> AliasMove:
+    """Point an alias of the model that is worked on at the release before the present one."""
+    full = full_alias(work, alias)
+    store = open_store(work)
+    with store.shared_lock():
+        planned = registry.plan_rollback(work.releases, alias=full)
+        store.verify(planned.target)
+        change = registry.Change(current_user(), timestamp(), reason)
+        return registry.rollback(work.releases, alias=full, change=change, planned=planned)
+
+
+def _require_own(work: OpenProject, release: Release, alias: str) -> None:
+    """An alias named with its model takes releases of that model only."""
+    model, slash, _ = alias.rpartition("/")
+    settings = work.settings
+    if slash and (model not in settings.models or model == settings.main_model):
+        raise UserMistake(
+            f"there is no model {model!r} that has aliases of this kind",
+            why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
+            fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
+            where="--alias",
+        )
+
+
+DOUBTFUL = "it cannot be found out whether a server holds it"
+HELD_LATE = "a server came to hold it while garbage was collected"
+
+
+def collect_garbage(
+    work: OpenProject, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
+) -> Garbage:
+    """Take away what the project's rules, or the given ones, do not keep."""
+    rules = work.settings.release
+    days = rules.keep_days if keep_days is None else keep_days
+    young_since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    reasons: dict[str, str] = {}
+    adopted: list[str] = []
+    refused: list[str] = []
+
+    def in_use(stock: StoreContents) -> set[str]:
+        found = _find_unindexed(work, stock)
+        adopted.extend(release.id for release in found.whole)
+        refused.extend(found.refused)
+        if not dry_run:
+            for release in found.whole:
+                work.releases.add(release)
+        entries = work.releases.entries()
+        reasons.update(
+            select_retained(
+                entries,
+                reachable=reachable_releases(work.releases.alias_logs().values()),
+                leased=stock.leased,
+                keep_last=rules.keep_last if keep_last is None else keep_last,
+                young_since=young_since,
+            )
+        )
+        reasons.update({one: DOUBTFUL for one in stock.doubtful if one not in reasons})
+        known = {entry.id for entry in entries}
+        doomed = {one for one in stock.ids if one in known and one not in reasons}
+        if not dry_run:
+            # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
+            doomed = set(work.releases.collect(doomed, when=timestamp()))
+        return set(stock.ids) - doomed
+
+    def stays(there: frozenset[str]) -> None:
+        for entry in work.releases.entries():
+            if entry.collected_at is not None and entry.id in there:
+                # Marked above or by a collection that was killed, and held since.
+                work.releases.add(work.releases.get(entry.id))
+                reasons.setdefault(entry.id, HELD_LATE)
+
+    found = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
+    return found.model_copy(
+        update={"adopted": tuple(adopted), "refused": tuple(refused), "why_kept": reasons}
+    )
+
+
+class _Unindexed(NamedTuple):
+    """What lies in the store and is not in the index: whole releases, and the ids of what does not verify."""
+
+    whole: list[Release]
+    refused: list[str]
+
+
+def _find_unindexed(work: OpenProject, stock: StoreContents) -> _Unindexed:
+    """The index is a new one, or a killed writer left a release; what is not whole was never let in.
+
+    Every byte is read: one that counts among the newest may cost an older one its place.
+    """
+    store, found = open_store(work), _Unindexed([], [])
+    known = {entry.id for entry in work.releases.entries()}
+    for release_id in stock.ids:
+        if release_id in known:
+            continue
+        try:
+            release = store.verify_unsigned(release_id)
+        except GraftError:
+            found.refused.append(release_id)
+        else:
+            if release.project == work.settings.project:
+                found.whole.append(release)
+    return found
+
+
+VERDICT = "verdict.json"
+
+
+def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
+    promised = next((file.sha256 for file in release.files if file.path == VERDICT), None)
+    try:
+        body = (open_store(work).folder(release.id) / VERDICT).read_bytes()
+        if hashlib.sha256(body).hexdigest() != promised:
+            return None
+        return Verdict.from_json(body)
+    except (OSError, ValidationError):
+        return None
+
+
+_UNITS = {"d": "days", "h": "hours", "w": "weeks"}
+
+
+def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None, limit: int) -> ReleaseQuery:
+    """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
+    chosen = next((known for known in get_args(Decision) if known == decision), None)
+    if decision is not None and chosen is None:
+        raise UserMistake(
+            f"{decision!r} is not a decision",
+            fix=f"choose one of {', '.join(get_args(Decision))}",
+            where="--decision",
+        )
+    start = parse_since(since, now=datetime.now(UTC)) if since else None
+    return filters.model_copy(
+        update={"decision": chosen, "since": start, "limit": limit + 1 if limit else None}
+    )
+
+
+def parse_since(text: str, *, now: datetime) -> str:
+    """A date, a time, or how long ago, as the index writes times."""
+    ago = re.fullmatch(r"(\d{1,5})([dhw])", text.strip())
+    if ago is not None:
+        return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).isoformat(timespec="seconds")
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise UserMistake(
+            f"{text!r} is no time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
+        ) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).isoformat(timespec="seconds")

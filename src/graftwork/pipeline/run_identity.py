@@ -1,0 +1,63 @@
+"""Which run a plan is, and which adapter it goes on from.
+
+In: a plan; the settings of a model. Out: the run's id; for a model that starts from another adapter,
+where that lies and what names it. A plan names the main model's run, not the bytes that come of it:
+so that all models can be planned before the first is trained.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.files.disk import folder_digest
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.project.settings import FROM_MAIN
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import UserMistake
+from graftwork.records.plan import Plan
+from graftwork.train.run_folder import ADAPTER
+
+
+class StartAdapter(NamedTuple):
+    """An adapter to go on from. `named` is part of what makes the run what it is."""
+
+    folder: Path
+    named: dict[str, str]
+
+
+def plan_identity(plan: Plan) -> str:
+    """What will be trained, whatever was foretold about it."""
+    return fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train])
+
+
+def run_id_of(plan: Plan) -> str:
+    """The same plan is the same run: asked for again, it is gone on with."""
+    return plan_identity(plan)[:12]
+
+
+def starts_from_main(work: OpenProject) -> bool:
+    return work.settings.train.start_from == FROM_MAIN
+
+
+def find_start_adapter(work: OpenProject) -> StartAdapter | None:
+    """The adapter that this model's training goes on from, if it was asked for."""
+    asked = work.settings.train.start_from
+    if asked is None:
+        return None
+    if asked == FROM_MAIN:
+        planned = work.ledger.get("plan")
+        if planned is None:
+            raise UserMistake(
+                "the main model is not planned yet",
+                why=f"the model {work.model} starts from its adapter",
+                fix="`graft train --all` trains the main model first",
+            )
+        run_id = run_id_of(Plan.model_validate(planned.output))
+        return StartAdapter(work.project.runs / run_id / ADAPTER, {"run": run_id})
+    folder = (work.project.root / asked).expanduser()
+    if not folder.is_dir():
+        raise UserMistake(
+            f"there is no adapter to start from at {asked}",
+            fix=f"set `train.start_from` to `{FROM_MAIN}` or to a PEFT folder",
+            where=str(folder),
+        )
+    return StartAdapter(folder, {"adapter": folder_digest(folder)})

@@ -1,0 +1,330 @@
+"""Which steps are up to date, which are not and since which change, and what doing them takes.
+
+In: an open workplace. Out: the state of each step in the order of the pipeline. Reads the logs to hash
+them, and does nothing else: asking never starts a step.
+"""
+
+import json
+import os
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from graftwork.model.base import is_ready
+from graftwork.pipeline import table
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.run_identity import starts_from_main
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.pipeline.table import plan_whole_run
+from graftwork.process import clock
+from graftwork.process.health import Judgement, Patience, judge, process_state
+from graftwork.process.heartbeat import read_beat
+from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.worker import lock_holder
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, Stale
+from graftwork.records.job import Beat, Health, Vitals
+from graftwork.records.plan import Plan
+from graftwork.records.verdict import Verdict
+from graftwork.serve.settings import ServeSettings, is_loopback
+from graftwork.store.runs import RunEntry, StepEntry
+
+State = Literal["fresh", "stale", "missing", "not_due"]
+
+MOST_REASONS = 3
+READ_THE_BASE = ("audit", "prepare")
+"""Steps whose inputs hold the base's revision: asking for it would make the base ready first."""
+
+
+class StepState(Record):
+    """`because` says what changed since a stale step was done, or why a step is not due."""
+
+    step: str
+    title: str
+    state: State
+    because: tuple[str, ...] = ()
+    finished_at: str | None = None
+    seconds: float | None = None
+    expected_seconds: float | None = None
+    """What doing it will take: by the plan, or as it took the last time. None where neither is known."""
+
+
+def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepState, ...]:
+    """The state of every step that `upto` needs, or of all."""
+    wanted = table.with_needs(upto) if upto else {step.name for step in table.STEPS}
+    walk = _StepWalk(work)
+    return tuple(walk.examine(step) for step in table.STEPS if step.name in wanted)
+
+
+def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
+    """Refuse where something that `upto` needs is out of date; `update` is the command that does it."""
+    if starts_from_main(work):
+        require_fresh(replace(work, asked_model=None), upto="train", update=update)
+    states = examine_steps(work, upto=upto)
+    open_ones = [state for state in states if state.state in ("stale", "missing")]
+    # Judging itself takes no time: what is only judged anew is not out of date.
+    if upto == "gate" and not [state for state in open_ones if state.step != "gate"]:
+        return
+    if not open_ones:
+        return
+    raise Stale(
+        f"{_list_steps(open_ones)} {'is' if len(open_ones) == 1 else 'are'} not up to date",
+        why="; ".join(_explain(state) for state in open_ones if state.step != "gate"),
+        fix=f"`{update}` does {'it' if len(open_ones) == 1 else 'them'} first"
+        + (f" (about {_in_words(taken)})" if (taken := expect_seconds(open_ones)) else "")
+        + "; `graft status` shows every step",
+        where=work.model,
+    )
+
+
+def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | None:
+    """What doing these takes together; None where nothing is known of one that takes long."""
+    known = [state.expected_seconds for state in states if state.expected_seconds is not None]
+    unknown = [state.step for state in states if state.expected_seconds is None]
+    return None if not known or {"train", "evaluate"} & set(unknown) else sum(known)
+
+
+class _StepWalk:
+    """Goes through the steps as a run does, on what is there."""
+
+    def __init__(self, work: OpenProject) -> None:
+        self._work = work
+        self._made, self._identities = StepOutputs({}), dict[str, str]()
+        self._open: set[str] = set()
+        self._plan: Plan | None = None
+
+    def examine(self, step: PipelineStep) -> StepState:
+        entry = self._work.ledger.get(table.name_entry(self._work, step.name))
+        state = self._judge(step, entry)
+        if state.state != "fresh":
+            self._open.add(step.name)
+        return state
+
+    def _judge(self, step: PipelineStep, entry: StepEntry | None) -> StepState:
+        found = StepState(
+            step=step.name,
+            title=step.title,
+            state="missing",
+            finished_at=entry.finished_at if entry else None,
+            seconds=entry.seconds if entry else None,
+            expected_seconds=self._expect(step, entry),
+        )
+        if step.name in table.ONLY_AFTER_DEPLOY and not self._may_deploy():
+            return found.model_copy(update={"state": "not_due", "because": ("the gate has not said deploy",)})
+        if entry is None:
+            return found
+        because = self._find_changes(step, entry)
+        return found.model_copy(update={"state": "stale" if because else "fresh", "because": because})
+
+    def _find_changes(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
+        """What speaks against the last result of a step; nothing where it is up to date."""
+        open_needs = [name for name in step.needs if name in self._open]
+        if open_needs:
+            return tuple(f"`{name}` has to be done before it" for name in open_needs)
+        if step.name in READ_THE_BASE and not is_ready(self._work.settings.base):
+            return ("the base model is not on this machine yet",)
+        try:
+            output = step.makes.model_validate(entry.output)
+            changes = self._compare_inputs(step, entry)
+        except ValueError:
+            return ("it was done by another version of graftwork",)
+        except GraftError as error:
+            return (error.what,)
+        if not changes and not step.still_there(self._work, output):
+            changes = ("its files are gone",)
+        if not changes:
+            self._made.outputs[step.name] = output
+            self._identities[step.name] = step.identity(output)
+            self._plan = output if isinstance(output, Plan) else self._plan
+        return changes
+
+    def _compare_inputs(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
+        now = step.inputs_of(self._work, self._made, self._identities)
+        if now.fingerprint == entry.fingerprint:
+            return ()
+        known = self._work.ledger.get(table.name_inputs(self._work, step.name))
+        changes = now.changes_since(known.output) if known is not None else ()
+        return _cut(changes) or ("its settings or inputs have changed",)
+
+    def _may_deploy(self) -> bool:
+        verdict = self._made.outputs.get("gate")
+        return isinstance(verdict, Verdict) and verdict.decision == "deploy"
+
+    def _expect(self, step: PipelineStep, entry: StepEntry | None) -> float | None:
+        if step.name == "train" and self._plan is not None:
+            return self._plan.minutes.value * 60
+        return entry.seconds if entry else None
+
+
+def _cut(reasons: tuple[str, ...]) -> tuple[str, ...]:
+    rest = len(reasons) - MOST_REASONS
+    return reasons if rest <= 0 else (*reasons[:MOST_REASONS], f"and {rest} more changes")
+
+
+def _list_steps(states: list[StepState]) -> str:
+    return ", ".join(f"`{state.step}`" for state in states)
+
+
+def _explain(state: StepState) -> str:
+    if state.state == "missing":
+        return f"`{state.step}` was never done"
+    return f"`{state.step}` is stale: {', '.join(state.because)}"
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+ENDPOINT_SECONDS = 2.0
+_MOST_BYTES = 1 << 20
+
+
+class Next(Record):
+    """What `graft run` would do now, in order, and how long that takes where it is known."""
+
+    command: str = "graft run"
+    steps: tuple[str, ...]
+    seconds: float | None
+    minutes: tuple[float, float] | None = None
+    """The range of the whole run by its plan."""
+
+
+class EndpointStanding(Record):
+    """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
+
+    url: str
+    state: str
+    aliases: dict[str, str] = {}
+    reason: str = ""
+
+
+class RunStanding(Record):
+    """`health` says whether a run that should work does; None for one that does not run."""
+
+    id: str
+    state: str
+    updated_at: str
+    health: Health | None = None
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    done: float = 0
+    total: float = 0
+    doing: str = ""
+    seconds_left: float | None = None
+    expected_step_seconds: float | None = None
+    measured_step_seconds: float | None = None
+    expected_minutes: float | None = None
+    vitals: Vitals | None = None
+
+
+class Standing(Record):
+    project: str
+    steps: tuple[StepState, ...]
+    next: Next
+    endpoint: EndpointStanding
+    runs: tuple[RunStanding, ...]
+    aliases: dict[str, str]
+    releases: int
+    captures: int
+    working: bool
+
+
+def standing(work: OpenProject) -> Standing:
+    patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
+    steps = examine_steps(work)
+    return Standing(
+        project=work.settings.project,
+        steps=steps,
+        next=_foresee(work, steps),
+        endpoint=ask_endpoint(work.settings.serve),
+        runs=tuple(_run(run, patience) for run in work.runs.list(limit=10)),
+        aliases=work.releases.aliases(),
+        releases=len(work.releases.list()),
+        captures=work.captures.count(),
+        working=lock_holder(work.project.state / "pipeline") is not None,
+    )
+
+
+def expected_step_seconds(plan: Plan) -> float:
+    """What the plan expects one step to take."""
+    return plan.minutes.value * 60 / max(plan.steps.value, 1)
+
+
+def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Judgement, Beat | None]:
+    """How the worker in `folder` is now, by its heartbeat, its lock and its process."""
+    beat, holder = read_beat(folder), lock_holder(folder)
+    judgement = judge(
+        beat,
+        alive=holder is not None,
+        age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
+        expected_seconds=expected,
+        process_state=process_state(holder) if holder else "",
+        patience=patience,
+    )
+    return judgement, beat
+
+
+def _foresee(work: OpenProject, steps: tuple[StepState, ...]) -> Next:
+    due = [state for state in steps if state.state in ("stale", "missing")]
+    try:
+        run = plan_whole_run(work) if due else None
+    except GraftError:
+        run = None  # the base or a log is missing: the run itself says so
+    seconds = 60 * run.minutes.value if run is not None else expect_seconds(due)
+    return Next(
+        steps=tuple(state.step for state in due),
+        seconds=seconds,
+        minutes=None if run is None else (run.minutes.low, run.minutes.high),
+    )
+
+
+def ask_endpoint(settings: ServeSettings) -> EndpointStanding:
+    """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    if not is_loopback(host) or settings.port == 0:
+        return EndpointStanding(url=url, state="unknown", reason="its address is not fixed on this machine")
+    request = urllib.request.Request(f"{url}/health")
+    key = os.environ.get(settings.api_key_env or "", "").strip()
+    if key:
+        request.add_header("authorization", f"Bearer {key}")
+    # No proxy of the environment: it could not reach this machine.
+    client = HttpClient(longest=_MOST_BYTES, proxies=False)
+    try:
+        with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
+            return _read_health(url, reply.read())
+    except NoAnswer:
+        return EndpointStanding(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
+
+
+def _read_health(url: str, body: bytes) -> EndpointStanding:
+    try:
+        said = json.loads(body)
+        state, engine = said["status"], said.get("engine", {})
+        return EndpointStanding(
+            url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return EndpointStanding(url=url, state="other", reason="something else than graftwork answers there")
+
+
+def _run(run: RunEntry, patience: Patience) -> RunStanding:
+    shown = RunStanding(id=run.id, state=run.state, updated_at=run.updated_at)
+    if run.state != "running":
+        return shown
+    plan = Plan.model_validate(run.plan)
+    found, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=patience)
+    gone = found.health == "gone"
+    changes: dict[str, object] = {
+        "health": found.health,
+        "reason": found.reason + ("; `graft run` goes on from its last checkpoint" if gone else ""),
+        "evidence": found.evidence,
+        "expected_step_seconds": expected_step_seconds(plan),
+        "measured_step_seconds": found.measured_seconds,
+        "expected_minutes": plan.minutes.value,
+    }
+    if beat is not None:
+        changes |= {"done": beat.done, "total": beat.total, "doing": beat.doing}
+        changes |= {} if gone else {"seconds_left": beat.seconds_left, "vitals": beat.vitals}
+    return shown.model_copy(update=changes)

@@ -1,0 +1,157 @@
+"""Which files the logs of a project are, and what is in them, as the first two steps need it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.ingest.files import STANDARD_INPUT
+from graftwork.data.ingest.read import find_files
+from graftwork.data.split.model_subsets import SubsetSummary
+from graftwork.files.dataset import MANIFEST, list_files
+from graftwork.files.disk import explain_os_error, file_digest
+from graftwork.model.base import find_base, is_ready
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
+from graftwork.pipeline.reporter import progress_listener
+from graftwork.pipeline.step import PipelineStep, StepOutputs
+from graftwork.project.load import ProjectFolder
+from graftwork.records.audit import Audit
+from graftwork.records.base import Record
+from graftwork.records.dataset import Dataset
+from graftwork.records.errors import GraftError, UserMistake
+
+
+def log_hashes(work: OpenProject) -> dict[str, str]:
+    """Every log file that `data.logs` names, with the hash of its bytes."""
+    root = work.project.root
+    hashes: dict[str, str] = {}
+    for name in find_files(work.settings.data.logs, root=root):
+        if name == STANDARD_INPUT:
+            raise UserMistake(
+                "a project's logs cannot come from standard input",
+                why="it can be read only once, and a project reads its logs again",
+                fix="write it to a file first, or look at it with `graft data audit -`",
+                where="data.logs",
+            )
+        try:
+            hashes[name] = file_digest(root / name)
+        except OSError as error:
+            raise explain_os_error(error, root / name) from error
+    return hashes
+
+
+def audit_context(work: OpenProject, *, template: ChatTemplate) -> AuditContext:
+    return _with_base_facts(AuditContext(settings=work.settings.data, base=work.settings.base), template)
+
+
+def audit_context_here(project: ProjectFolder) -> AuditContext:
+    """Without waiting for anything: the base counts only if it is at hand and can be read."""
+    sight = AuditContext(settings=project.settings.data, base=project.settings.base)
+    if not is_ready(project.settings.base):
+        return sight
+    try:
+        base = find_base(project.settings.base, project_folder=project.root)
+        reasoning = project.settings.data.reasoning == "keep"
+        template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
+    except GraftError:
+        return sight
+    return _with_base_facts(sight, template)
+
+
+def _with_base_facts(sight: AuditContext, template: ChatTemplate) -> AuditContext:
+    return replace(
+        sight,
+        control_tokens=tuple(sorted(template.control_tokens)),
+        base_reasons=template.writes_reasoning,
+    )
+
+
+def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
+    from graftwork.data.prepare import audit_logs
+
+    report_base_note(work)
+    return audit_logs(
+        audit_context(work, template=load_template(work)),
+        folder=work.project.sifted,
+        root=work.project.root,
+        on_progress=progress_listener(work.reporter),
+    )
+
+
+AUDIT = PipelineStep(
+    name="audit",
+    title="audit the logs",
+    needs=(),
+    makes=Audit,
+    depends_on=lambda work, _made: [
+        work.settings.data.to_manifest(),
+        log_hashes(work),
+        work.settings.base,
+        work.base.revision,
+    ],
+    do=_audit,
+    input_names=("data", "log file", "base", "weights of the base"),
+)
+
+
+class PreparedData(Record):
+    """The dataset that is trained on, where it lies, and where those of all models lie."""
+
+    folder: str
+    dataset: Dataset
+    folders: dict[str, str]
+    portions: tuple[SubsetSummary, ...]
+
+
+def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
+    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+
+    template = load_template(work)
+    models = work.settings.all_models
+    done = prepare(
+        PrepareJob(
+            audit_context(work, template=template),
+            base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+            work=work.project.data,
+            out=work.project.datasets,
+            root=work.project.root,
+            models=models,
+        ),
+        on_progress=progress_listener(work.reporter),
+    )
+    for warning in done.warnings:
+        work.reporter.info(warning)
+    chosen = next(one for one in done.datasets if one.dataset.model == work.model)
+    return PreparedData(
+        folder=str(chosen.folder),
+        dataset=chosen.dataset,
+        folders={one.dataset.model: str(one.folder) for one in done.datasets},
+        portions=tuple(one.summary for one in done.datasets),
+    )
+
+
+def _is_there(_work: OpenProject, prepared: PreparedData) -> bool:
+    """Whether the files are there; what is in them is checked when they are read."""
+    folders = [Path(folder) for folder in prepared.folders.values()]
+    return all((folder / MANIFEST).exists() for folder in folders) and all(
+        (Path(prepared.folder) / shard.file).exists() for shard in list_files(prepared.dataset)
+    )
+
+
+PREPARE = PipelineStep(
+    name="prepare",
+    title="prepare the dataset",
+    needs=(),
+    makes=PreparedData,
+    depends_on=lambda work, _made: [
+        work.settings.data.to_manifest(),
+        {name: model.model_dump(mode="json") for name, model in work.settings.all_models.items()},
+        work.model,
+        log_hashes(work),
+        work.base.revision,
+    ],
+    do=_prepare,
+    identity=lambda prepared: str(prepared.dataset.content_hash),
+    still_there=_is_there,
+    input_names=("data", "models", "model", "log file", "weights of the base"),
+)

@@ -1,0 +1,191 @@
+"""The table of steps, from logs to a served adapter, and `run_pipeline`, which brings them up to date.
+
+In: an open project and how far to go. Out: the outputs of the steps. A step whose inputs have not changed
+is not done again. What a step does is in `steps/`.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.preflight import Preflight, look_ahead, require_ready
+from graftwork.pipeline.run_identity import starts_from_main
+from graftwork.pipeline.run_plan import (
+    gather_facts,
+    plan_run,
+    record_stage,
+    say_left,
+    size_of_logs,
+    time_spent,
+)
+from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs
+from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
+from graftwork.plan.stages import MEASURED, estimate_stage
+from graftwork.process.worker import hold_lock
+from graftwork.records.base import Figure, Record
+from graftwork.records.errors import GraftError, Stale
+from graftwork.records.plan import RunPlan
+from graftwork.records.verdict import Verdict
+
+STEPS: tuple[PipelineStep, ...] = (
+    # step              needs                      makes
+    data.AUDIT,  #      logs                       Audit: what is in the logs, may they be trained on?
+    data.PREPARE,  #    logs                       PreparedData: filter, redact, deduplicate, split, render
+    plan.STEP,  #       prepare                    Plan: memory, minutes, settings of the run
+    train.STEP,  #      prepare, plan              TrainOutcome: an adapter; survives a killed worker
+    evaluate.STEP,  #   prepare, train             Evaluated: base and adapter answer held-out cases
+    gate.STEP,  #       train, evaluate            Verdict: deploy, iterate or abort, by rules set before
+    release.RELEASE,  # all of them but audit      Release: content-addressed, with lineage; alias moved
+    release.TRY_OUT,  # evaluate, release          TryOut: served, asked through the official client
+    report.STEP,  #     all but release and try    WrittenReport: one page
+)
+"""`graft run` in one place. Each step is defined in `steps/` with its inputs, output and identity."""
+
+ONLY_AFTER_DEPLOY = ("release", "try")
+
+
+def run_pipeline(
+    work: OpenProject, *, upto: str | None = None, may_do: Collection[str] | None = None
+) -> StepOutputs:
+    """Bring everything up to date that `upto` needs, or all of it.
+
+    With `may_do`, only these steps are done; any other that is out of date is an error.
+    """
+    wanted = with_needs(upto) if upto else {step.name for step in STEPS}
+    if "plan" in wanted and starts_from_main(work):
+        # What this model goes on from comes first, and is not done again where nothing has changed.
+        goal = "train" if "train" in wanted else "plan"
+        run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
+    made, identities = StepOutputs({}), dict[str, str]()
+    with hold_lock(work.project.state / "pipeline"):
+        for step in STEPS:
+            if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
+                continue
+            allowed = may_do is None or step.name in may_do
+            trains = allowed and step is train.STEP and not _is_fresh(step, work, made, identities)
+            if trains and "evaluate" in wanted:
+                # What would be found only after an hour of training is looked for now.
+                require_ready(work, made, plan_whole_run(work, made=made))
+            output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
+            made.outputs[step.name] = output
+            identities[step.name] = step.identity(output)
+            if step.name == "plan" and upto is None:
+                # The dataset is known now: a better estimate than the one at the start.
+                work.reporter.info(say_left(plan_whole_run(work, made=made)))
+    return made
+
+
+def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> RunPlan:
+    """How long `run_pipeline` is expected to take, stage by stage. Nothing is done.
+
+    `made` holds the outputs of the steps that are up to date, where that is known already.
+    """
+    return plan_run(
+        work,
+        STEPS,
+        entry_of=lambda step: name_entry(work, step.name),
+        only_after_deploy=ONLY_AFTER_DEPLOY,
+        made=made,
+    )
+
+
+def dry_run(work: OpenProject) -> Preflight:
+    """Everything that can be known before training: the dataset, the plan, and what the checks find."""
+    made, identities = StepOutputs({}), dict[str, str]()
+    with hold_lock(work.project.state / "pipeline"):
+        for step in (data.AUDIT, data.PREPARE, plan.STEP):
+            made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
+            identities[step.name] = step.identity(output)
+    return look_ahead(work, made, plan_whole_run(work, made=made))
+
+
+def _find_fresh(step: PipelineStep, work: OpenProject, inputs: StepInputs) -> Record | None:
+    last = work.ledger.get(name_entry(work, step.name))
+    if last is None or last.fingerprint != inputs.fingerprint:
+        return None
+    output = step.makes.model_validate(last.output)
+    return output if step.still_there(work, output) else None
+
+
+def _is_fresh(step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str]) -> bool:
+    return _find_fresh(step, work, step.inputs_of(work, made, identities)) is not None
+
+
+def _bring_up_to_date(
+    step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str], *, allowed: bool
+) -> Record:
+    inputs = step.inputs_of(work, made, identities)
+    entry = name_entry(work, step.name)
+    if (kept := _find_fresh(step, work, inputs)) is not None:
+        known = work.ledger.get(name_inputs(work, step.name))
+        if known is None or known.fingerprint != inputs.fingerprint:
+            _keep_inputs(work, step, inputs)
+        work.reporter.unchanged(step.name, step.title)
+        return kept
+    if not allowed:
+        raise Stale(
+            f"`{step.name}` is not up to date",
+            why="this command only judges what is there",
+            fix="`graft status` says what has changed; `graft run` does what is out of date",
+            where=work.model,
+        )
+    work.reporter.started(step.name, step.title)
+    expected = _expected(step, work, made)
+    begun = time.perf_counter()
+    output = step.do(work, made)
+    seconds = time.perf_counter() - begun
+    if expected is not None:
+        record_stage(work, step.name, expected, seconds=time_spent(step.name, output, seconds))
+    work.ledger.put(
+        entry,
+        fingerprint=inputs.fingerprint,
+        output=output.model_dump(mode="json"),
+        finished_at=timestamp(),
+        seconds=seconds,
+    )
+    _keep_inputs(work, step, inputs)
+    work.reporter.finished(step.name, output, seconds)
+    return output
+
+
+def _expected(step: PipelineStep, work: OpenProject, made: StepOutputs) -> Figure | None:
+    """What is computed for the stage before it is done; None where nothing can be."""
+    if step.name not in MEASURED:
+        return None
+    try:
+        return estimate_stage(step.name, gather_facts(work, made, size=size_of_logs(work)))
+    except (GraftError, OSError):
+        # The step itself says what is wrong.
+        return None
+
+
+def _may_deploy(made: StepOutputs) -> bool:
+    return "gate" not in made.outputs or made.get("gate", Verdict).decision == "deploy"
+
+
+def with_needs(name: str) -> set[str]:
+    """The step and all that it needs, by name."""
+    step = next(step for step in STEPS if step.name == name)
+    return {name}.union(*(with_needs(need) for need in step.needs))
+
+
+def name_entry(work: OpenProject, step: str) -> str:
+    """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
+    return step if work.model == work.settings.main_model else f"{step}@{work.model}"
+
+
+def name_inputs(work: OpenProject, step: str) -> str:
+    """The ledger's name for what a step depended on when it was done last, part by part."""
+    return f"{name_entry(work, step)}.inputs"
+
+
+def _keep_inputs(work: OpenProject, step: PipelineStep, inputs: StepInputs) -> None:
+    """So that `graft status` can name what has changed since."""
+    work.ledger.put(
+        name_inputs(work, step.name),
+        fingerprint=inputs.fingerprint,
+        output=dict(inputs.parts),
+        finished_at=timestamp(),
+        seconds=0.0,
+    )

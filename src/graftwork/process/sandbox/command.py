@@ -1,0 +1,241 @@
+"""What the code sees of the machine: the interpreter, its libraries, four devices. Nothing else.
+
+In: this interpreter. Out: a list of what is shown where, for every way alike: `folder` and `file` are
+read-only, `device`, `link`, and `empty` for a folder whose content is withheld (packages that happen to be
+installed beside the interpreter).
+"""
+
+import marshal
+import os
+import secrets
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from graftwork.process.sandbox.settings import Limits, SandboxKind
+
+FOLDER = "/box"
+"""The code's own folder: its working directory, its home and its temporary folder."""
+_SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/lib32")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+class View(NamedTuple):
+    kind: str
+    source: str
+    target: str
+
+
+def interpreter() -> str:
+    """The interpreter itself, not the link that a virtual environment has to it."""
+    return str(Path(getattr(sys, "_base_executable", None) or sys.executable).resolve())
+
+
+@lru_cache(maxsize=8)
+def list_views(packages: tuple[str, ...] = ()) -> tuple[View, ...]:
+    views = []
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            views.append(View("link", str(path.readlink()), name))
+        elif path.is_dir():
+            views.append(View("folder", name, name))
+    folders = [Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib"]
+    folders.append(Path(sysconfig.get_path("stdlib")))
+    views += _not_yet_seen(folders, views)
+    views += _withheld(views)
+    views.append(View("file", interpreter(), interpreter()))
+    if Path("/etc/ld.so.cache").is_file():
+        views.append(View("file", "/etc/ld.so.cache", "/etc/ld.so.cache"))
+    views += [View("device", name, name) for name in _DEVICES if Path(name).exists()]
+    views += [View("folder", source, shown) for source, shown in places_of(packages).items()]
+    links = [place for place in ("/tmp", "/dev/shm") if not any(_lies_in(view, place) for view in views)]
+    views += [View("link", FOLDER, place) for place in links]
+    return tuple(dict.fromkeys(views))
+
+
+def places_of(packages: tuple[str, ...]) -> dict[str, str]:
+    """Where a folder of packages lies, and where it is seen: inside, its name tells nothing."""
+    found = dict.fromkeys(str(Path(package).resolve()) for package in packages)
+    return {source: f"/packages/{number}" for number, source in enumerate(found)}
+
+
+def _lies_in(view: View, place: str) -> bool:
+    """An interpreter may be installed in the temporary folder."""
+    return Path(view.target).is_relative_to(place)
+
+
+def _not_yet_seen(folders: list[Path], views: list[View]) -> list[View]:
+    shown = [Path(view.target) for view in views if view.kind == "folder"]
+    found: list[View] = []
+    for folder in folders:
+        path = folder.resolve()
+        if path.is_dir() and not any(path.is_relative_to(above) for above in shown):
+            shown.append(path)
+            found.append(View("folder", str(path), str(path)))
+    return found
+
+
+def _withheld(views: list[View]) -> list[View]:
+    """Installed packages, wherever they lie below a folder that is shown."""
+    found = []
+    for view in views:
+        if view.kind == "folder":
+            for pattern in ("python*/site-packages", "python*/dist-packages", "site-packages"):
+                found += [View("empty", "", str(path)) for path in sorted(Path(view.source).glob(pattern))]
+    return [view for view in found if not Path(view.target).is_symlink()]
+
+
+def shut_by_bubblewrap(
+    views: Sequence[View],
+    *,
+    disk_bytes: int,
+    as_root: bool,
+    environment: Mapping[str, str],
+    shown: Mapping[str, str],
+) -> list[str]:
+    """Everything up to the command that it runs. `shown` are folders besides the views, read-only."""
+    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if not as_root:
+        command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    # What the first process needs to bound the number of files, which bubblewrap has no option for; as root
+    # also to become the run's own user. The code has none of it.
+    command += ["--cap-drop", "ALL"]
+    for capability in ("CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP") if as_root else ())):
+        command += ["--cap-add", capability]
+    command += ["--clearenv"]
+    for name, value in environment.items():
+        command += ["--setenv", name, value]
+    for folder in _folders_above([view.target for view in views] + list(shown.values())):
+        # Bubblewrap would shut those for others whose originals are shut: /root above an interpreter.
+        command += ["--perms", "0755", "--dir", folder]
+    for view in views:
+        command += _as_option(view)
+    for source, target in shown.items():
+        command += ["--ro-bind", source, target]
+    command += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", FOLDER]
+    return [*command, "--remount-ro", "/", "--chdir", FOLDER, "--"]
+
+
+def _as_option(view: View) -> list[str]:
+    if view.kind == "link":
+        return ["--symlink", view.source, view.target]
+    if view.kind == "empty":
+        return ["--perms", "0755", "--size", "4096", "--tmpfs", view.target, "--remount-ro", view.target]
+    if view.kind == "device":
+        return ["--dev-bind", view.source, view.target]
+    return ["--ro-bind", view.source, view.target]
+
+
+def _folders_above(paths: Sequence[str]) -> list[str]:
+    """The outermost first."""
+    above = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+    return sorted(above - {"/"} - set(paths))
+
+
+INSIDE = Path(__file__).with_name("inside")
+_BOX_FILES = "/.inside"
+# Stand-ins for the packages above `inside`: the real ones load what the box does not have.
+_START = """
+import sys, types
+for name in ("graftwork", "graftwork.process", "graftwork.process.sandbox"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+sys.modules[name].__path__ = [sys.argv.pop(1)]
+from graftwork.process.sandbox.inside.init import main
+main()
+"""
+_FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
+"""User numbers that no distribution gives to anybody; one a run, so that nothing is shared or counted
+together with others."""
+_FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
+"""The same for a container that maps 65,536 numbers, as many do."""
+
+
+class Pipes(NamedTuple):
+    """The far ends, as the child knows them."""
+
+    channel: int
+    status: int
+
+
+def command_for(
+    kind: SandboxKind, pipes: Pipes, *, limits: Limits, folder: str, packages: tuple[str, ...] = ()
+) -> list[str]:
+    """`folder` is the code's own: a place on this machine for those ways that can make none of their own."""
+    views, places = list_views(packages), places_of(packages)
+    described = {
+        "way": str(kind.value),
+        "parent": os.getpid(),
+        "channel": pipes.channel,
+        "status": pipes.status,
+        "uid": choose_uid() if kind is not SandboxKind.OFF else None,
+        "limits": limits.model_dump(),
+        "folder": folder,
+        "search": list(places.values() if folder == FOLDER else places),
+        "views": [tuple(view) for view in views] if kind is not SandboxKind.BUBBLEWRAP else [],
+    }
+    if kind is not SandboxKind.BUBBLEWRAP:
+        return _interpret(str(INSIDE.parent), described)
+    walls = shut_by_bubblewrap(
+        views,
+        disk_bytes=limits.disk_bytes,
+        as_root=described["uid"] is not None,
+        environment=scrubbed_environment(FOLDER),
+        shown={str(INSIDE): f"{_BOX_FILES}/{INSIDE.name}"},
+    )
+    return [*walls, *_interpret(_BOX_FILES, described)]
+
+
+def choose_uid() -> int | None:
+    """A user number that nobody has; None where we are not root, or this user namespace maps none."""
+    if os.geteuid() != 0:
+        return None
+    found = _free_uids()
+    return None if found is None else found.start + secrets.randbelow(len(found))
+
+
+def uid_of(command: list[str]) -> int | None:
+    uid: int | None = marshal.loads(bytes.fromhex(command[-1]))["uid"]
+    return uid
+
+
+@lru_cache(maxsize=1)
+def _free_uids() -> range | None:
+    maps = [_mapped_numbers(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid")]
+    for wanted in (_FREE_UIDS, _FREE_UIDS_OF_CONTAINER):
+        if all(any(wanted[0] in one and wanted[-1] in one for one in mapped) for mapped in maps):
+            return wanted
+    return None
+
+
+def _mapped_numbers(path: Path) -> list[range]:
+    """The user or group numbers that exist in this user namespace; a rootless container may have one."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    except OSError:
+        return [range(2**32 - 1)]
+    return [range(int(first), int(first) + int(count)) for first, _, count in lines]
+
+
+def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
+    """Isolated, without site-packages, in UTF-8 whatever the machine says."""
+    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, packages, marshal.dumps(described).hex()]
+
+
+def scrubbed_environment(folder: str) -> dict[str, str]:
+    """All that the code finds: nothing of ours, no key, no proxy, no home of anybody."""
+    return {
+        "HOME": folder,
+        "TMPDIR": folder,
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        # Every thread would set 64 MiB of addresses aside, and addresses are what is limited.
+        "MALLOC_ARENA_MAX": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

@@ -1,0 +1,288 @@
+"""The graft.yaml that a new project starts from: what was found in its log, each setting with its reason.
+
+In: a Proposal, or nothing where there is no log yet. Out: YAML with comments. Pure.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graftwork.data.ingest.read import Sample, sample_rows
+from graftwork.data.settings import DataSettings
+from graftwork.files.disk import write_atomic
+from graftwork.model.base import find_base, is_ready
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.probe import probe_device
+from graftwork.project.load import PROJECT_FILE, load_settings
+from graftwork.project.propose import KINDS, Proposal, measure_size, propose
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.interaction import Interaction
+from graftwork.records.plan import DeviceFacts
+
+HEAD = """\
+# yaml-language-server: $schema=graft.schema.json
+# `graft schema > graft.schema.json` lets your editor complete and check this file.
+"""
+STARTER = (
+    HEAD
+    + """\
+# `graft init LOG` reads your log and proposes metrics and rules that fit it; this file is without them.
+project: {name}
+base: smollm2-135m-instruct     # the embedded model; or the path of a model folder
+
+data:
+  logs: [{logs}]
+  # system_prompt: |            # in place of the logged one
+  #   You answer in JSON …
+  test: 0.2                     # share of the question groups that is held out
+  validation: 0.1
+
+train:
+  rank: 8
+  alpha: 16
+  epochs: 2
+  learning_rate: 5.0e-4
+  # upper_layers: 15            # adapt only the upper layers: faster on a processor
+
+evaluate:
+  max_new_tokens: 96
+
+gate:                           # rates are held by the lower bound of their interval
+  rules:
+    - {{metric: json_valid, over: 0.95}}
+  primary: answer_match         # and here it must beat the base
+
+serve:
+  port: 8080
+"""
+)
+COMMENT_AT = 44
+FEW_ROWS, MANY_ROWS = 400, 800
+MOST_VISITED = 1200
+"""Rows that a processor trains on in some tens of minutes."""
+
+
+def write_starter(*, name: str, logs: str) -> str:
+    """Without a log: the keys that one changes first."""
+    return STARTER.format(name=_flow(name), logs=_flow(logs))
+
+
+def write_proposal(
+    proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str
+) -> str:
+    """What the log asks for, with the reason behind each setting."""
+    lines = [
+        f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
+        f"project: {_flow(name)}",
+        _line(f"base: {_flow(base)}", "the base model: embedded, or the path of a model folder"),
+        "",
+        *_data(proposal, logs),
+        "",
+        *_train(proposal, device),
+        "",
+        *_evaluate(proposal),
+        "",
+        *_gate(proposal),
+        "",
+        "serve:",
+        "  port: 8080",
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
+    size = proposal.size
+    longest = _round_up(size.longest + (8 if size.counted else size.longest // 2), 32)
+    counted = "counted" if size.counted else "estimated"
+    shape = [f"  # {proposal.format_why}"]
+    if proposal.format:
+        shape = [_line(f"  format: {proposal.format}", proposal.format_why)]
+    return [
+        "data:",
+        f"  logs: {_flow(list(logs))}",
+        *shape,
+        _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
+        "                                            # in four runs of five (80 % power)",
+        _line("  validation: 0.06", "to see whether rows are learned by heart"),
+        _line(f"  max_tokens: {longest}", f"the longest row has {size.longest} tokens ({counted})"),
+    ]
+
+
+def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
+    rows = round(proposal.rows * (1 - proposal.test - 0.06))
+    epochs = 3 if rows <= FEW_ROWS else 2 if rows <= MANY_ROWS else 1
+    if device.kind != "cpu":
+        return [
+            "train:",
+            _line("  rank: 16", f"{device.name}: all layers are adapted"),
+            "  alpha: 32",
+            _line("  epochs: 3", f"about {rows} rows to learn from"),
+            "  batch_rows: 16",
+            _line("  learning_rate: 1.0e-3", "for a small base; 2e-4 for one of 7B"),
+        ]
+    lines = [
+        "train:",
+        _line("  rank: 16", "small enough for a few hundred rows"),
+        "  alpha: 32",
+        _line("  upper_layers: 15", f"no card here ({device.threads} threads): half the backward pass"),
+        _line(f"  epochs: {epochs}", f"about {rows} rows to learn from"),
+        "  batch_rows: 8",
+        _line("  learning_rate: 2.0e-3", "for a small base with few steps"),
+    ]
+    if rows > MOST_VISITED:
+        lines.append(
+            _line(f"  max_rows: {MOST_VISITED}", "a budget of minutes on a processor; more is better")
+        )
+    return lines
+
+
+def _evaluate(proposal: Proposal) -> list[str]:
+    size = proposal.size
+    tokens = _round_up(round(1.25 * size.longest_reply) + 4, 8)
+    lines = [
+        "evaluate:",
+        _line(f"  max_new_tokens: {tokens}", f"the longest reply has {size.longest_reply} tokens"),
+    ]
+    if proposal.answer_fields:
+        lines.append("  fields:")
+        lines += [f"    {key}: {_flow(value)}" for key, value in proposal.answer_fields.items()]
+    lines.append(_line(f"  metrics: {_flow(list(proposal.metrics))}", "of form; those of words by name"))
+    reasons = {field.path: field.why for field in proposal.fields}
+    if proposal.checks:
+        lines.append("  checks:")
+        lines += [
+            _line(f"    - {_flow(check)}", reasons.get(str(check.get("field")), proposal.primary_why))
+            for check in proposal.checks
+        ]
+    return lines
+
+
+def _gate(proposal: Proposal) -> list[str]:
+    lines = [
+        "gate:",
+        _line(f"  primary: {proposal.primary}", f"must beat the base: {proposal.primary_why}"),
+        _line("  rules:", "the lower bound of each interval counts"),
+    ]
+    for rule in proposal.rules:
+        lines.append(_line(f"    - {_flow({'metric': rule.metric, 'over': rule.over})}", rule.why))
+    if not proposal.rules:
+        lines.append(_line("    - {metric: truncated, under: 0.5}", "too few cases for more"))
+    lines += [f"  # no rule on {told}" for told in proposal.left_out]
+    if proposal.kind in ("text", "code"):
+        lines.append(
+            "  # Nearness is not correctness: name a judge (evaluate.judge), tests, or a metric of yours."
+        )
+    return lines
+
+
+def _line(setting: str, why: str) -> str:
+    """The setting with its reason, where the line is not too long for it behind, else above."""
+    indent = " " * (len(setting) - len(setting.lstrip()))
+    if len(setting) >= COMMENT_AT + 16:
+        return f"{indent}# {why}\n{setting}"
+    return f"{setting:<{COMMENT_AT - 1}} # {why}"
+
+
+def _flow(value: Any) -> str:
+    """A value on one line."""
+    written = yaml.safe_dump(
+        value, default_flow_style=True, width=100_000, sort_keys=False, allow_unicode=True
+    )
+    return written.removesuffix("...\n").strip()
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+USUAL_LOGS = "logs/*.jsonl"
+FEWEST_ROWS = 20
+"""Fewer say too little of what a log is about."""
+
+
+class Started(Record):
+    """`proposal` is None where no log was named."""
+
+    file: str
+    proposal: Proposal | None = None
+
+
+def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
+    """Write graft.yaml into the folder. One that is there already is never overwritten."""
+    path = folder / PROJECT_FILE
+    if path.exists():
+        raise UserMistake(
+            f"there is a {PROJECT_FILE} already",
+            why="it is yours, and is not overwritten",
+            fix="edit it, or name another folder with -C",
+            where=str(path),
+        )
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
+    if not logs and any(folder.glob(USUAL_LOGS)):
+        logs = [str(folder / USUAL_LOGS)]
+    if not logs:
+        write_atomic(path, write_starter(name=name, logs=USUAL_LOGS))
+        load_settings(path)
+        return Started(file=str(path))
+    rows, found = _read(logs)
+    size = measure_size(rows, count=_counter(base, folder))
+    proposal = propose(rows, formats=found.formats, size=size)
+    text = write_proposal(
+        proposal,
+        name=name,
+        logs=[_as_seen_from(folder, log) for log in logs],
+        device=probe_device(),
+        base=base,
+    )
+    write_atomic(path, text)
+    load_settings(path)
+    return Started(file=str(path), proposal=proposal)
+
+
+def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
+    """The rows that a dataset would be made of, as far as that is known at a first look."""
+    found = sample_rows(logs)
+    good = DataSettings().keep_status
+    kept = [row for row in found.rows if row.reply.strip() and _is_good(row.status, good)]
+    if len(kept) < FEWEST_ROWS:
+        first = f"; the first fault: {found.faults[0].message}" if found.faults else ""
+        raise UserMistake(
+            f"{len(kept)} usable rows are too few to find out what the log is about",
+            why=f"{len(found.rows)} rows could be read, {len(found.faults)} could not{first}",
+            fix=f"name a log of at least {FEWEST_ROWS} rows; `graft data audit` says what is wrong here",
+            where=logs[0],
+        )
+    return kept, found
+
+
+def _is_good(status: str | None, good: Sequence[str]) -> bool:
+    return status is None or status.strip().casefold() in good
+
+
+def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]] | None:
+    """Counts tokens by the base's own tokenizer; None where the base is not at hand yet."""
+    if not is_ready(base):
+        return None
+    try:
+        template = ChatTemplate.from_folder(Path(find_base(base, project_folder=folder).folder))
+    except GraftError:
+        return None
+
+    def count(row: Interaction) -> tuple[int, int]:
+        return template.count_tokens(row.messages, row.reply), template.count_text(row.reply) + 1
+
+    return count
+
+
+def _as_seen_from(folder: Path, log: str) -> str:
+    """A log as graft.yaml names it: relative to the project where it lies within, else whole."""
+    if log == "-" or "://" in log:
+        return log
+    whole = Path(log).absolute()
+    inside = whole.is_relative_to(folder.absolute())
+    return os.path.relpath(whole, folder.absolute()) if inside else str(whole)

@@ -1,0 +1,120 @@
+"""The manifest of a release, built from its parts. Pure: no clock, no disk.
+
+The id is the hash of everything but the time, so the same content always has the same id. Parts that do not
+belong together are refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Dataset
+from graftwork.records.errors import Damaged
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.report import Report
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+
+FORMAT = 2
+SINCE_FORMAT_2 = frozenset({"format", "model", "tokenizer_fingerprint", "licence"})
+"""Fields that a manifest of format 1 does not have."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What an adapter was made from, and how it was judged."""
+
+    dataset: Dataset
+    plan: Plan
+    outcome: TrainOutcome
+    report: Report
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class ReleaseContext:
+    """The project, base model, settings and time that a release is made with."""
+
+    project: str
+    base: str
+    base_fingerprint: str
+    template_fingerprint: str
+    parent: str | None
+    created_at: str
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    licence: str | None = None
+
+
+def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[ReleaseFile]) -> Release:
+    """Build the manifest and name it by its content."""
+    _require_consistent(lineage, context)
+    unnamed = Release(
+        id="",
+        project=context.project,
+        base=context.base,
+        base_fingerprint=context.base_fingerprint,
+        template_fingerprint=context.template_fingerprint,
+        adapter_hash=lineage.outcome.adapter_hash,
+        dataset_hash=lineage.dataset.content_hash,
+        plan_hash=lineage.plan.fingerprint(),
+        report_hash=lineage.report.fingerprint(),
+        verdict_hash=lineage.verdict.fingerprint(),
+        decision=lineage.verdict.decision,
+        run_id=lineage.outcome.run_id,
+        parent=context.parent,
+        created_at=context.created_at,
+        files=tuple(sorted(files, key=lambda file: file.path)),
+        settings=dict(context.settings),
+        versions=dict(context.versions),
+        format=FORMAT,
+        model=lineage.dataset.model,
+        tokenizer_fingerprint=lineage.dataset.tokenizer_fingerprint,
+        licence=context.licence,
+    )
+    return unnamed.model_copy(update={"id": content_id(unnamed)})
+
+
+def content_id(release: Release) -> str:
+    """The id of a release with this content. The id itself and the time do not count.
+
+    In a manifest of format 1, fields of format 2 do not count while they have their defaults. Any other value
+    counts: no such manifest was ever written, so its id will not match.
+    """
+    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at", *_absent(release)}))
+
+
+def write_manifest(release: Release) -> str:
+    """The text of `manifest.json`. The same release gives the same bytes, because signatures cover them."""
+    return release.model_dump_json(indent=2, exclude=_absent(release))
+
+
+def _absent(release: Release) -> set[str]:
+    """Fields that the manifest file of this release does not contain."""
+    if release.format != 1:
+        return set()
+    fields = type(release).model_fields
+    return {name for name in SINCE_FORMAT_2 if getattr(release, name) == fields[name].default}
+
+
+def _require_consistent(lineage: Lineage, context: ReleaseContext) -> None:
+    """A release claims that this dataset, base and report belong to this adapter."""
+    dataset, plan, outcome = lineage.dataset, lineage.plan, lineage.outcome
+    base, template = context.base_fingerprint, context.template_fingerprint
+    claims = (
+        ("the verdict is about this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
+        ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),
+        ("the plan is for this base", plan.base_fingerprint, base),
+        ("the dataset was made for this base", dataset.base_fingerprint, base),
+        ("the dataset was rendered with this template", dataset.template_fingerprint, template),
+        ("the base weights are unchanged", outcome.base_hash_after, outcome.base_hash_before),
+    )
+    for claim, found, expected in claims:
+        if found != expected:
+            raise Damaged(
+                f"the parts of this release do not belong together: it is not true that {claim}",
+                why=f"{found[:12]}… is not {expected[:12]}…",
+                fix="run the project again (`graft run`): it repeats the steps that are out of date",
+            )

@@ -1,1 +1,0 @@
-"""Stores of releases that lie somewhere else: any fsspec URL."""

@@ -1,0 +1,253 @@
+"""A release as one tar file, for machines without a network.
+
+In: a store and a release, or an archive that anybody may have made. Out: the archive, the same bytes for the
+same release wherever it is written; or the release in the store, proven, whole or not at all. Only plain
+files of one release are taken out of an archive: no links, no devices, no compression, nothing that can lead
+out of its folder or grow beyond what the archive itself weighs.
+"""
+
+import hashlib
+import os
+import tarfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.files.disk import create_file, explain_os_error, sync_folder
+from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.units import MIB
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import content_id
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
+from graftwork.registry.store import ReleaseStore, staging_folder
+
+LARGEST_MANIFEST = 16 * MIB
+LARGEST_SIGNATURE = 64 * 2**10
+MOST_FILES = 1000
+_PIECE = MIB
+_LARGEST_USTAR = 8**11
+
+
+class ArchiveFile(NamedTuple):
+    """`sha256` is that of the archive: say it on the other side by another way."""
+
+    release: Release
+    path: Path
+    sha256: str
+    bytes: int
+
+
+class ReceivedRelease(NamedTuple):
+    """`new` is false where the store had the release already."""
+
+    release: Release
+    new: bool
+
+
+def write_archive(
+    store: ReleaseStore, release_id: str, *, target: Path, tell: ProgressCallback = no_progress
+) -> ArchiveFile:
+    """Write the archive beside `target`, then give it the name."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    with store.shared_lock():
+        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+        beside = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
+        try:
+            with temporary.open("xb") as handle:
+                count = ProgressCounter(tell, "write", sum(file.size for file in release.files))
+                for name in (MANIFEST, *sorted(beside), *sorted(file.path for file in release.files)):
+                    _append(handle, folder / name, f"{release.id}/{name}", count)
+                handle.write(bytes(2 * tarfile.BLOCKSIZE))
+                handle.flush()
+                os.fsync(handle.fileno())
+            digest = _require_same(temporary, release, tell)
+            temporary.replace(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            raise explain_os_error(error, target) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+    return ArchiveFile(release, target, digest, target.stat().st_size)
+
+
+@contextmanager
+def read_archive(
+    path: Path, *, store: ReleaseStore, tell: ProgressCallback = no_progress
+) -> Iterator["UnpackedArchive"]:
+    """What an archive holds, every byte checked, in a folder that is gone after the block."""
+    with staging_folder(store.root) as folder:
+        try:
+            with path.open("rb") as handle:
+                count = ProgressCounter(tell, "unpack", os.fstat(handle.fileno()).st_size)
+                unpacked = _unpack(handle, folder, count, where=str(path))
+                count.finish()
+        except OSError as error:
+            raise explain_os_error(error, path) from error
+        yield unpacked
+
+
+class UnpackedArchive(NamedTuple):
+    release: Release
+    sources: dict[str, Path | bytes]
+    signatures: dict[str, bytes]
+
+    def put_into(self, store: ReleaseStore, *, tell: ProgressCallback = no_progress) -> ReceivedRelease:
+        """Store the release. Hold `store.shared_lock()` around this and the index entry."""
+        new = not store.has(self.release.id)
+        put = store.put(self.release, sources=self.sources, signatures=self.signatures, tell=tell)
+        return ReceivedRelease(put, new)
+
+
+def _append(handle: IO[bytes], path: Path, name: str, count: ProgressCounter) -> None:
+    """One file, with nothing of this machine: no owner, no time."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = path.stat().st_size, 0o444
+    if member.size < _LARGEST_USTAR:
+        handle.write(member.tobuf(tarfile.USTAR_FORMAT))
+    else:
+        handle.write(member.tobuf(tarfile.GNU_FORMAT))
+    with path.open("rb") as source:
+        while piece := source.read(_PIECE):
+            handle.write(piece)
+            count.add(len(piece))
+    handle.write(bytes(-member.size % tarfile.BLOCKSIZE))
+
+
+def _require_same(archive: Path, release: Release, tell: ProgressCallback) -> str:
+    """What was written is what was verified, though somebody may have changed a file in between; its hash."""
+    wanted = {file.path: file.sha256 for file in release.files}
+    whole = hashlib.sha256()
+    with archive.open("rb") as handle:
+        count = ProgressCounter(tell, "read back", 2 * os.fstat(handle.fileno()).st_size)
+        for member in _members(handle, where=str(archive)):
+            digest = _copy(handle, None, member.size, count)
+            name = member.name.partition("/")[2]
+            if name in wanted and wanted[name] != digest:
+                raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
+        handle.seek(0)
+        while piece := handle.read(_PIECE):
+            whole.update(piece)
+            count.add(len(piece))
+        count.finish()
+    return whole.hexdigest()
+
+
+def _unpack(handle: IO[bytes], folder: Path, count: ProgressCounter, *, where: str) -> UnpackedArchive:
+    members = _members(handle, where=where)
+    first = next(members, None)
+    if first is None or first.name.partition("/")[2] != MANIFEST:
+        raise _refuse("this is no archive of a release", f"it does not begin with {MANIFEST}", where)
+    release_id = first.name.partition("/")[0]
+    release = _read_manifest(handle, first, release_id, where)
+    wanted = {file.path: file for file in release.files}
+    sources: dict[str, Path | bytes] = {}
+    signatures: dict[str, bytes] = {}
+    for member in members:
+        top, _, name = member.name.partition("/")
+        if top != release_id or name in sources or name in signatures:
+            raise _refuse(
+                f"the archive holds {member.name[:80]!r}", "each file is there once, below the id", where
+            )
+        if name in (MINISIGN, SIGSTORE) and member.size <= LARGEST_SIGNATURE:
+            signatures[name] = handle.read(member.size)
+            _skip_padding(handle, member.size)
+        elif name in wanted:
+            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", count, where)
+        else:
+            raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
+    if missing := sorted(wanted.keys() - sources.keys()):
+        raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
+    return UnpackedArchive(release, sources, signatures)
+
+
+def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, where: str) -> Release:
+    if member.size > LARGEST_MANIFEST:
+        raise _refuse("the manifest is too large", f"it may have {LARGEST_MANIFEST:,} bytes", where)
+    data = handle.read(member.size)
+    _skip_padding(handle, member.size)
+    try:
+        release = Release.from_json(data)
+    except ValidationError as error:
+        raise _refuse("the manifest cannot be read", str(error).splitlines()[0], where) from error
+    if release.id != release_id or release.id != content_id(release):
+        raise _refuse("the manifest was changed", "its id is not the hash of its content", where)
+    return release
+
+
+def _take(
+    handle: IO[bytes],
+    member: tarfile.TarInfo,
+    file: ReleaseFile,
+    target: Path,
+    count: ProgressCounter,
+    where: str,
+) -> Path:
+    """Files go by numbers until the store has checked their names."""
+    if member.size != file.size:
+        raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
+    with create_file(target) as out:
+        digest = _copy(handle, out, member.size, count)
+    if digest != file.sha256:
+        raise _refuse(
+            f"{file.path} has other bytes than its manifest says",
+            f"expected sha256 {file.sha256[:12]}…, found {digest[:12]}…",
+            where,
+        )
+    return target
+
+
+def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
+    """The headers, one by one; whoever asks for the next has read the file of the one before."""
+    weight = os.fstat(handle.fileno()).st_size
+    for _ in range(MOST_FILES):
+        block = handle.read(tarfile.BLOCKSIZE)
+        if not block.strip(b"\0"):
+            if len(block) < tarfile.BLOCKSIZE:
+                raise _refuse("the archive ends too early", "it was cut off", where)
+            return
+        try:
+            # Header by header, not through TarFile: that would follow extended headers of any length.
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeDecodeError, ValueError) as error:
+            raise _refuse(
+                "this is no archive of a release", f"a header cannot be read: {error}", where
+            ) from error
+        if member.type != tarfile.REGTYPE:
+            raise _refuse(f"the archive holds {member.name[:80]!r}", "it is not a plain file", where)
+        if not 0 <= member.size <= weight - handle.tell():
+            raise _refuse(f"{member.name[:80]!r} ends beyond the archive", "the archive was cut off", where)
+        yield member
+    raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
+
+
+def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: ProgressCounter) -> str:
+    digest, left = hashlib.sha256(), size
+    while left:
+        piece = handle.read(min(_PIECE, left))
+        if not piece:
+            break
+        digest.update(piece)
+        if out is not None:
+            out.write(piece)
+        left -= len(piece)
+        count.add(len(piece))
+    _skip_padding(handle, size)
+    return digest.hexdigest()
+
+
+def _skip_padding(handle: IO[bytes], size: int) -> None:
+    handle.seek(-size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+
+
+def _refuse(what: str, why: str, where: object) -> GraftError:
+    return Damaged(
+        what,
+        why=why,
+        fix="export the release again (`graft release export`) and carry it over",
+        where=str(where),
+    )

@@ -1,0 +1,337 @@
+"""What the Hub's client has to be told, and what it tells, put into our words.
+
+In: what the Hub says of a file; a count. Out: whether it is the same file; a progress bar that draws nothing;
+a client that keeps quiet. Does not know what a release is.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.process.pool import Apart
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.release import Release
+from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import content_id
+from graftwork.registry.names import FILE
+from graftwork.registry.progress import (
+    ProgressCallback,
+    ProgressCounter,
+    ProgressReader,
+    digest_with_progress,
+    no_progress,
+)
+from graftwork.registry.store import ReleaseStore, staging_folder
+from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
+from graftwork.text.messages import redact_variables
+
+
+def matches_content(info: Any, content: bytes) -> bool:
+    """Whether what the Hub says of a file is true of this content."""
+    if info.lfs is not None:
+        return bool(info.lfs.sha256 == hashlib.sha256(content).hexdigest())
+    return bool(info.blob_id == git_hash(content))
+
+
+def git_hash(content: bytes) -> str:
+    """The name that git gives a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def quiet_client() -> Iterator[None]:
+    """The client warns that an open file does not go over Xet: that is why it gets one."""
+    log = logging.getLogger("huggingface_hub._commit_api")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class DownloadTooLarge(OSError):
+    """More arrives than the file may have."""
+
+
+def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
+    """What the client takes for its progress bar: it draws nothing, counts, and ends what is too long.
+
+    The client itself compares lengths only when all has arrived, which may fill the disk.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **{**options, "disable": True})
+            self._arrived = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._arrived += int(n or 0)
+            if self._arrived > largest:
+                raise DownloadTooLarge(f"more than {largest:,} bytes arrive")
+            count.add(int(n or 0))
+            return None
+
+    return Counted
+
+
+TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
+ANSWER_SECONDS = 300.0
+SLOWEST = 16 * 2**10
+"""Bytes a second: a line that is slower for the whole of a file is given up."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+class HubRelease(NamedTuple):
+    """`commit` is the immutable revision that holds the release; `tag` names it."""
+
+    release: Release
+    repository: str
+    commit: str
+    tag: str
+
+
+class Hub:
+    """One repository on the Hub."""
+
+    def __init__(self, repository: str, *, endpoint: str | None = None) -> None:
+        if not _REPOSITORY.fullmatch(repository):
+            raise UserMistake(
+                f"{repository[:80]!r} is not a repository", fix="write it like owner/name", where="--hub"
+            )
+        self.repository = repository
+        self._token = os.environ.get(TOKEN)
+        self._endpoint = endpoint
+        self._api = self._client()
+        self._apart = Apart("the Hub's client")
+
+    def push(
+        self, store: ReleaseStore, release_id: str, *, tell: ProgressCallback = no_progress
+    ) -> HubRelease:
+        """Verify here, send in one commit, and check the hashes that the Hub then has."""
+        if not self._token:
+            raise EnvironmentLacks(
+                "there is no token for the Hub",
+                why=f"{TOKEN} is not set",
+                fix=f"make a token that may write at the Hub and set {TOKEN}",
+            )
+        with store.shared_lock():
+            release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+            # Of these the manifest names no hash: what is compared later is what was read now.
+            beside = {
+                path.name: path.read_bytes()
+                for path in sorted(folder.iterdir())
+                if path.name in METADATA_FILES
+            }
+            self._asked(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
+            tag = release.id[:12]
+            tagged = self._tagged(tag)
+            # Whoever pushes a copy that is not signed does not take away what others signed.
+            beside = self._signatures_there(beside, tagged) | beside
+            commit = self._commit(release, folder, beside, tell)
+            self._require_hashes(release, folder, beside, commit=commit)
+        self._point(tag, commit, before=tagged)
+        return HubRelease(release, self.repository, commit, tag)
+
+    def _tagged(self, tag: str) -> str | None:
+        """The commit that the tag names."""
+        refs = self._asked(lambda: self._api.list_repo_refs(self.repository))
+        return next((str(one.target_commit) for one in refs.tags if one.name == tag), None)
+
+    def _signatures_there(self, beside: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
+        """The signatures of the same manifest that the Hub has, at the release's tag before the newest."""
+        found: dict[str, bytes] = {}
+        with tempfile.TemporaryDirectory() as scratch:
+            for revision in ("main", *filter(None, [tagged])):
+                infos = self._infos([MANIFEST], revision)
+                if infos and matches_content(infos[0], beside[MANIFEST]):
+                    found |= self._signatures(revision, Path(scratch) / revision)
+        return found
+
+    def _signatures(self, revision: str, folder: Path) -> dict[str, bytes]:
+        paths = {
+            name: self._download(name, revision, folder, largest=LARGEST_SIGNATURE)
+            for name in (MINISIGN, SIGSTORE)
+        }
+        return {name: path.read_bytes() for name, path in paths.items() if path is not None}
+
+    def _point(self, tag: str, commit: str, *, before: str | None) -> None:
+        """The Hub cannot move a tag: it goes and comes. Killed in between, the next push makes it."""
+        if before == commit:
+            return
+        if before is not None:
+            self._asked(lambda: self._api.delete_tag(self.repository, tag=tag))
+        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
+
+    def _commit(
+        self, release: Release, folder: Path, beside: dict[str, bytes], tell: ProgressCallback
+    ) -> str:
+        """One commit with all files of the release, and without the signatures of another one."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        other = [name for name in (MINISIGN, SIGSTORE) if name not in beside]
+        operations: list[Any] = [
+            CommitOperationDelete(info.path) for info in (self._infos(other, "main") if other else ())
+        ]
+        operations += [CommitOperationAdd(name, content) for name, content in beside.items()]
+        with ExitStack() as open_files:
+            # Open files, not paths: the client sends these over LFS, and their bytes can be counted.
+            readers = [
+                (file.path, open_files.enter_context(ProgressReader(folder / file.path)))
+                for file in release.files
+            ]
+            operations += [CommitOperationAdd(name, reader) for name, reader in readers]
+            count = ProgressCounter(tell, "send", sum(file.size for file in release.files))
+            for _, reader in readers:
+                reader.begin(count)
+            with quiet_client():
+                done = self._asked(
+                    lambda: self._api.create_commit(
+                        self.repository, operations, commit_message=f"release {release.id}"
+                    ),
+                    carried=sum(file.size for file in release.files),
+                )
+            count.finish()
+        return str(done.oid)
+
+    def read(self, revision: str, folder: Path) -> tuple[Release, str]:
+        """The manifest at a revision, proven, and the commit that the revision is."""
+        commit = str(self._asked(lambda: self._api.model_info(self.repository, revision=revision)).sha)
+        path = self._download(MANIFEST, commit, folder, largest=LARGEST_MANIFEST)
+        if path is None:
+            raise self._damaged("there is no manifest at this revision", "so it is no release of Graftwork")
+        try:
+            release = Release.from_json(path.read_bytes())
+        except ValidationError as error:
+            raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
+        if release.id != content_id(release):
+            raise self._damaged("the manifest was changed", "its id is not the hash of its content")
+        if any(not FILE.fullmatch(file.path) or file.path in METADATA_FILES for file in release.files):
+            raise self._damaged("the manifest names a file that no release may have", "it could lie anywhere")
+        return release, commit
+
+    def pull(
+        self,
+        store: ReleaseStore,
+        *,
+        revision: str = "main",
+        allow: Callable[[Release], None],
+        tell: ProgressCallback = no_progress,
+    ) -> ReceivedRelease:
+        """Fetch into the store, every byte checked. `allow` raises where the release is not wanted."""
+        with staging_folder(store.root) as folder:
+            release, commit = self.read(revision, folder)
+            allow(release)
+            signatures = self._signatures(commit, folder)
+            if store.has(release.id):
+                return ReceivedRelease(store.complete(release, signatures=signatures, tell=tell), new=False)
+            sources: dict[str, Path | bytes] = {}
+            total = sum(file.size for file in release.files)
+            fetched, checked = (
+                ProgressCounter(tell, "fetch", total),
+                ProgressCounter(no_progress, "check", total),
+            )
+            for number, file in enumerate(release.files):
+                path = self._download(file.path, commit, folder, largest=file.size, count=fetched)
+                if path is None or digest_with_progress(path, checked) != file.sha256:
+                    raise self._damaged(
+                        f"{file.path} is missing or has other bytes than its manifest says",
+                        f"expected sha256 {file.sha256[:12]}…",
+                    )
+                sources[file.path] = path
+                # A small file may come without its bytes having been told.
+                fetched.reach(sum(one.size for one in release.files[: number + 1]))
+            return ReceivedRelease(
+                store.put(release, sources=sources, signatures=signatures, tell=tell), new=True
+            )
+
+    def _require_hashes(
+        self, release: Release, folder: Path, beside: dict[str, bytes], *, commit: str
+    ) -> None:
+        """What the Hub has is what the manifest names, whatever became of the folder meanwhile."""
+        wanted = {file.path: file.sha256 for file in release.files}
+        wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in beside.items()}
+        found = {info.path: info for info in self._infos(sorted({*wanted, *METADATA_FILES}), commit)}
+        if strange := sorted(found.keys() - wanted.keys()):
+            raise self._damaged(f"{strange[0]} is in the commit", "it belongs to another release")
+        for name, sha256 in wanted.items():
+            info = found.get(name)
+            if info is None:
+                raise self._damaged(f"{name} is not in the commit", "the Hub did not take it")
+            if info.lfs is not None:
+                same = info.lfs.sha256 == sha256
+            else:
+                # Of a small file the Hub tells git's hash only: of the bytes that have the right one.
+                content = beside[name] if name in beside else (folder / name).read_bytes()
+                same = hashlib.sha256(content).hexdigest() == sha256 and matches_content(info, content)
+            if not same:
+                raise self._damaged(f"{name} has another hash there", "it did not arrive as it was sent")
+
+    def _download(
+        self, name: str, commit: str, folder: Path, *, largest: int, count: ProgressCounter | None = None
+    ) -> Path | None:
+        """None where the commit does not have it. Its size is asked first."""
+        infos = self._infos([name], commit)
+        if not infos:
+            return None
+        if infos[0].size > largest:
+            raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
+        bar = progress_bar_class(count or ProgressCounter(no_progress, "", 0), largest=largest)
+        path = self._asked(
+            lambda: self._api.hf_hub_download(
+                self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar
+            ),
+            carried=infos[0].size,
+        )
+        return Path(path)
+
+    def _infos(self, names: list[str], commit: str) -> list[Any]:
+        return list(self._asked(lambda: self._api.get_paths_info(self.repository, names, revision=commit)))
+
+    def _client(self) -> Any:
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise EnvironmentLacks(
+                "the package huggingface_hub is not installed", fix=pip_install("train")
+            ) from error
+        # False: never the token that somebody left in a file on this machine.
+        return HfApi(endpoint=self._endpoint, token=self._token or False)
+
+    def _asked(self, ask: Callable[[], Any], *, carried: int = 0) -> Any:
+        """Whatever the client raises becomes what, why and fix, without token or login.
+
+        `carried` is the number of bytes that go over the line: they have their time, and no more.
+        """
+        try:
+            return self._apart.call(ask, seconds=ANSWER_SECONDS + carried / SLOWEST)
+        except GraftError:
+            raise
+        except Exception as error:
+            # The token as it was when the client was made, whatever became of the environment since.
+            known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
+            said = redact_variables(
+                str(error) or type(error).__name__, environment=known, variables=tuple(known)
+            )
+            raise EnvironmentLacks(
+                f"the Hub did not do it: {said}",
+                why="it does not answer, or does not allow it",
+                fix=f"see whether the repository is right and {TOKEN} may write there, and try again: "
+                "what was sent is not sent again",
+                where=self.repository,
+            ) from None
+
+    def _damaged(self, what: str, why: str) -> Damaged:
+        return Damaged(
+            what, why=why, fix="push the release again from a machine that has it", where=self.repository
+        )

@@ -1,0 +1,361 @@
+"""What a tracker is told of a release: a few facts as text, and the figures of its report."""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import tempfile
+import urllib.request
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from graftwork.files.disk import file_digest
+from graftwork.process.http_client import HttpClient
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.release import Release
+from graftwork.records.report import Report
+from graftwork.registry.folder import MINISIGN, SIGSTORE, release_files
+from graftwork.registry.store import ReleaseStore
+from graftwork.text.messages import redact_variables
+
+REPORT = "report.json"
+RELEASE = "graftwork.release"
+"""Under this fact a tracker finds a release again."""
+
+
+def tracker_tags(release: Release) -> dict[str, str]:
+    return {
+        RELEASE: release.id,
+        "graftwork.project": release.project,
+        "graftwork.model": release.model,
+        "graftwork.base": release.base,
+        "graftwork.decision": release.decision,
+        "graftwork.run": release.run_id,
+        "graftwork.dataset": release.dataset_hash,
+        "graftwork.parent": release.parent or "",
+    }
+
+
+def tracker_metrics(folder: Path) -> dict[str, float]:
+    """What was measured of the candidate; nothing where the release was imported without a report."""
+    path = folder / REPORT
+    if not path.is_file():
+        return {}
+    report = Report.from_json(path.read_bytes())
+    return {name: metric.value for name, metric in report.candidate.metrics.items() if metric.n}
+
+
+ARTIFACTS = "release"
+WHERE = "MLFLOW_TRACKING_URI"
+MLFLOW_SECRETS = (WHERE, "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It would stand amid what `--json` prints, and with the address whatever login is in it.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Seven by default: four minutes until a server that is down is said to be.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+_NOT_IN_ALIAS = re.compile(r"[^A-Za-z0-9_-]")
+_RESERVED_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
+_NOT_IN_FIGURE = re.compile(r"[^\w\-. :/]")
+
+
+class MlflowVersion(NamedTuple):
+    name: str
+    version: str
+    new: bool
+
+
+def push_to_mlflow(
+    store: ReleaseStore, release_id: str, *, name: str, aliases: Collection[str] = ()
+) -> MlflowVersion:
+    """Log the files, then enter the version, then point the aliases at it."""
+    with _explaining_mlflow(name):
+        client = _client()
+    with store.shared_lock():
+        release, folder = store.verify(release_id), store.folder(release_id)
+        with _explaining_mlflow(name):
+            _require_model(client, name, release)
+            version = _find_version(client, name, release)
+            new = version is None
+            if version is not None:
+                _send_missing_signatures(client, version.run_id, folder)
+            else:
+                run = _send(client, folder, release)
+                # Somebody else may have been faster. And last: what is in the registry has its files.
+                version = _find_version(client, name, release) or client.create_model_version(
+                    name,
+                    source=f"{run.info.artifact_uri}/{ARTIFACTS}",
+                    run_id=run.info.run_id,
+                    tags=tracker_tags(release),
+                )
+            for alias in sorted(aliases):
+                client.set_registered_model_alias(name, name_alias(alias), str(version.version))
+    return MlflowVersion(name, str(version.version), new)
+
+
+def name_alias(alias: str) -> str:
+    """As MLflow allows it: a slash, as in tagger/champion, would end its name; `latest`, `v2` are taken."""
+    name = _NOT_IN_ALIAS.sub("-", alias)
+    return f"alias-{name}" if _RESERVED_ALIAS.fullmatch(name) else name
+
+
+def _require_model(client: Any, name: str, release: Release) -> None:
+    _found_or_made(
+        lambda: client.get_registered_model(name),
+        lambda: client.create_registered_model(name, tags={"graftwork.project": release.project}),
+    )
+
+
+def _find_version(client: Any, name: str, release: Release) -> Any | None:
+    # By its tag: MLflow finds no name that has a quote or a backslash in it.
+    found = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
+    return next((one for one in found if one.name == name), None)
+
+
+def _send(client: Any, folder: Path, release: Release) -> Any:
+    """The run that holds the files and the figures: a new one, or the one that an earlier push began."""
+    experiment = str(_find_experiment(client, release.project).experiment_id)
+    begun = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
+    run = (
+        begun[0]
+        if begun
+        else client.create_run(experiment, tags=tracker_tags(release), run_name=f"release {release.id[:12]}")
+    )
+    run_id = run.info.run_id
+    paths = release_files(folder)
+    there = _read_back(client, run_id) if begun else {}
+    if there or len(paths) < len(list(folder.iterdir())):
+        for path in paths:
+            if there.get(path.name) != file_digest(path):
+                client.log_artifact(run_id, str(path), ARTIFACTS)
+    else:
+        client.log_artifacts(run_id, str(folder), ARTIFACTS)
+    there = _read_back(client, run_id)
+    for path in paths:
+        if there.get(path.name) != file_digest(path):
+            raise _other_bytes(path.name, run_id)
+    known = run.data.metrics if begun else {}
+    figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in tracker_metrics(folder).items()}
+    for figure in figures.keys() - known.keys():
+        client.log_metric(run_id, figure, figures[figure])
+    client.set_terminated(run_id)
+    return run
+
+
+def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> None:
+    """Of a version that is there only its signatures may come later."""
+    ours = [folder / name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
+    if not ours or not run_id:
+        return
+    there = {str(one.path).rpartition("/")[2] for one in client.list_artifacts(run_id, ARTIFACTS)}
+    for path in ours:
+        if path.name in there:
+            continue
+        client.log_artifact(run_id, str(path), ARTIFACTS)
+        with tempfile.TemporaryDirectory() as scratch:
+            arrived = Path(client.download_artifacts(run_id, f"{ARTIFACTS}/{path.name}", scratch))
+            if file_digest(arrived) != file_digest(path):
+                raise _other_bytes(path.name, run_id)
+
+
+def _other_bytes(name: str, run_id: str) -> Damaged:
+    return Damaged(
+        f"{name} has other bytes in MLflow",
+        why="it did not arrive as it was sent",
+        fix="push it again; if it stays so, see to the server's artifact store",
+        where=f"run {run_id}",
+    )
+
+
+def _read_back(client: Any, run_id: str) -> dict[str, str]:
+    """The hashes of what lies there. Not in the store: who pushes need not be able to write it."""
+    if not client.list_artifacts(run_id, ARTIFACTS):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(client.download_artifacts(run_id, ARTIFACTS, folder))
+        return {path.name: file_digest(path) for path in found.iterdir() if path.is_file()}
+
+
+def _find_experiment(client: Any, name: str) -> Any:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        _found_or_made(lambda: None, lambda: client.create_experiment(name))
+        found = client.get_experiment_by_name(name)
+    return found
+
+
+def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:
+    """Of two who make it at once, the second finds it."""
+    try:
+        if find() is not None:
+            return
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+            raise
+    try:
+        make()
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _client() -> Any:
+    if not os.environ.get(WHERE):
+        raise UserMistake(
+            "it is not said where MLflow is",
+            why=f"{WHERE} is not set, and a database in this folder would be found by nobody",
+            fix=f"export {WHERE}=https://mlflow.example.org",
+            where=WHERE,
+        )
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mlflow import MlflowClient
+    except ImportError as error:
+        raise EnvironmentLacks("the package mlflow is not installed", fix=pip_install("mlflow")) from error
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    return MlflowClient()
+
+
+@contextmanager
+def _explaining_mlflow(name: str) -> Iterator[None]:
+    """Whatever the client raises becomes what, why and fix, without a password."""
+    try:
+        yield
+    except GraftError:
+        raise
+    except Exception as error:
+        said = redact_variables(
+            str(error) or type(error).__name__, environment=os.environ, variables=MLFLOW_SECRETS
+        )
+        if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
+            raise UserMistake(
+                f"MLflow does not take it: {said}",
+                why="a name has neither / nor :, and an address leads to a server or a database",
+                fix=f"choose another name, or set {WHERE} right",
+                where=f"--mlflow {name}",
+            ) from None
+        raise EnvironmentLacks(
+            f"MLflow did not do it: {said}",
+            why="it does not answer, does not allow it, or broke off; there is no half version",
+            fix=f"see whether {WHERE} is right and its login may write there, and push again: "
+            "what has arrived is not sent again",
+            where=f"--mlflow {name}",
+        ) from None
+
+
+SERVER, SPACE, TOKEN = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN"
+TRACKIO_SECRETS = (SERVER, TOKEN, "HF_TOKEN")
+ANSWER_SECONDS = 10
+
+
+class TrackioArtifact(NamedTuple):
+    project: str
+    run: str
+    artifact: str
+
+
+def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> TrackioArtifact:
+    trackio = _library()
+    with store.shared_lock():
+        release, folder = store.verify(release_id), store.folder(release_id)
+        run, artifact = f"release-{release.id[:12]}", f"{release.project}-{release.model}"
+        with _explaining_trackio(project):
+            _require_server()
+            opened = trackio.init(
+                project=project,
+                name=run,
+                config=tracker_tags(release),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+            try:
+                logged = trackio.log_artifact(str(folder), name=artifact, type="model")
+                _require_hashes(logged, folder, where=f"{artifact} in {project}")
+                figures = tracker_metrics(folder)
+                # A run that was there has its figures; told again, they would stand there twice.
+                if figures and not getattr(opened, "_next_step", 0):
+                    trackio.log(figures)
+            finally:
+                trackio.finish()
+    return TrackioArtifact(project, run, artifact)
+
+
+def _require_hashes(logged: Any, folder: Path, *, where: str) -> None:
+    """trackio names every file by its sha256, and its server refuses what has another."""
+    there = {entry["path"]: entry["digest"].rpartition(":")[2] for entry in logged.manifest or ()}
+    for path in release_files(folder):
+        if there.get(path.name) != file_digest(path):
+            raise Damaged(
+                f"{path.name} has another hash in trackio",
+                why="it did not arrive as it was sent",
+                fix="push it again; if it stays so, see to trackio's folder or server",
+                where=where,
+            )
+
+
+def _require_server() -> None:
+    """Asked first: trackio itself would wait for a minute."""
+    address = os.environ.get(SERVER)
+    if not address or os.environ.get(SPACE):
+        return
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserMistake(
+            f"{SERVER} is no http(s) address", fix="write it whole: http://host:7860", where=SERVER
+        )
+    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # Whatever it answers: what it allows is seen in a moment.
+    with HttpClient().send(urllib.request.Request(bare), seconds=ANSWER_SECONDS):
+        pass
+
+
+def _library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import trackio
+    except ImportError as error:
+        raise EnvironmentLacks("the package trackio is not installed", fix=pip_install("trackio")) from error
+    if not hasattr(trackio, "log_artifact"):
+        raise EnvironmentLacks("this trackio knows no artifacts", fix=pip_install("trackio"))
+    return trackio
+
+
+@contextlib.contextmanager
+def _explaining_trackio(project: str) -> Iterator[None]:
+    """Whatever trackio raises becomes what, why and fix. What it prints would stand amid our own words."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except GraftError:
+        raise
+    except Exception as error:
+        said = redact_variables(
+            str(error) or type(error).__name__, environment=os.environ, variables=TRACKIO_SECRETS
+        )
+        if isinstance(error, ValueError):
+            raise UserMistake(
+                f"trackio does not take it: {said}",
+                why="a name or a setting is not as trackio wants it",
+                fix=f"choose another name, or set {SERVER} and {TOKEN} as its server says",
+                where=f"--trackio {project}",
+            ) from None
+        raise EnvironmentLacks(
+            f"trackio did not do it: {said}",
+            why="it does not answer, does not allow it, or broke off; there is no half artifact",
+            fix=f"see whether {SERVER} and {TOKEN} are right, and push again: "
+            "what has arrived is not sent again",
+            where=f"--trackio {project}",
+        ) from None

@@ -1,0 +1,204 @@
+"""The seam between the gateway and the engines that answer its requests.
+
+`ServingEngine` is what the gateway needs: a local engine process (`supervisor.py`) now, other servers as
+further files. Our own engines speak JSON over HTTP on a unix socket: `POST /generate` takes a GenerateRequest
+and answers with one JSON line per piece if streamed, else with one piece; `POST /adapters` takes a
+LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the server side of it, over any
+`EngineBackend`.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
+
+import orjson
+from pydantic import ValidationError
+
+from graftwork.records.base import Record
+from graftwork.records.interaction import Message
+from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
+from graftwork.serve.openai_api import ChatCall
+
+BASE = "base"
+"""The engine's name for the model without an adapter."""
+
+EngineState = Literal["starting", "ready", "frozen", "down", "stopped"]
+
+
+class PieceData(TypedDict):
+    """A piece of a reply as parsed JSON. The last one has a finish reason and the token counts."""
+
+    text: str
+    finish_reason: NotRequired[str | None]
+    prompt_tokens: NotRequired[int]
+    reply_tokens: NotRequired[int]
+
+
+class EngineStatus(TypedDict):
+    state: EngineState
+    reason: str
+    restarts: int
+    pid: int | None
+
+
+class ReplyStream(Protocol):
+    """A streamed reply. Closing it before its end cancels the work."""
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        """The pieces that have arrived since the last call; None at the end. Raises OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ServingEngine(Protocol):
+    """An engine as the gateway uses it. Its calls raise OSError if the engine cannot be reached."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def models(self) -> list[str]:
+        """The loaded models: BASE and the ids of releases."""
+        ...
+
+    def describe(self) -> EngineStatus: ...
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        """The whole reply. Raises ApiError if the engine refuses the request."""
+        ...
+
+    async def stream(self, call: ChatCall, *, model: str) -> ReplyStream:
+        """The reply in pieces, once the engine has accepted the request. Raises ApiError if it does not."""
+        ...
+
+    async def load_adapter(self, name: str, folder: str) -> None: ...
+
+
+class EngineJob(Record):
+    """What an engine process gets as a file: one base, its adapters, and a socket that only this user can
+    open."""
+
+    folder: str
+    """The engine's own folder for its lock, heartbeat, log and error."""
+
+    base_folder: str
+    template_fingerprint: str | None = None
+    """The template that the releases were trained with; the engine refuses any other."""
+
+    reasoning: bool = True
+    """Whether the template lets the model reason first, as in the training rows."""
+
+    adapters: dict[str, str] = {}
+    """Release id to the folder of its adapter."""
+
+    socket: str | None = None
+    """Path of the unix socket; None lets the gateway choose one."""
+
+    batch_size: int = 8
+    batch_wait_ms: float = 4.0
+    queue_limit: int = 128
+    threads: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+class GenerateRequest(Record):
+    model: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+
+
+class LoadAdapter(Record):
+    name: str
+    folder: str
+
+
+class ReplyPiece(Record):
+    """A piece of a reply on the engine's side. The last one has a finish reason and the token counts."""
+
+    text: str
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+
+
+class EngineBackend(Protocol):
+    """What answers in an engine process: the embedded engine or the stub."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
+        """Pieces of the reply. Closing the generator early cancels the work. Raises ApiError."""
+        ...
+
+    async def load_adapter(self, request: LoadAdapter) -> None: ...
+
+
+def make_handler(backend: EngineBackend) -> Handler:
+    async def handle(request: Request) -> Answer:
+        route = (request.method, request.path)
+        try:
+            if route == ("POST", "/generate"):
+                return await _generate(backend, GenerateRequest.from_json(request.body))
+            if route == ("POST", "/adapters"):
+                await backend.load_adapter(LoadAdapter.from_json(request.body))
+                return json_response(backend.state())
+        except ValidationError as error:
+            raise ApiError(400, f"the gateway sent an invalid request: {error}") from error
+        if route == ("GET", "/state"):
+            return json_response(backend.state())
+        raise ApiError(404, f"the engine has no {request.method} {request.path}")
+
+    return handle
+
+
+async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    pieces = backend.generate(request)
+    if not request.stream:
+        parts = [piece async for piece in pieces]
+        whole = parts[-1].model_copy(update={"text": "".join(piece.text for piece in parts)})
+        return json_response(whole.model_dump())
+    # Wait for the first piece before sending the head, so that a refusal gets its own status.
+    first = await anext(pieces)
+    headers = (("content-type", "application/x-ndjson"),)
+    return StreamResponse(200, _encode_pieces(first, pieces), headers)
+
+
+async def _encode_pieces(
+    first: ReplyPiece, rest: AsyncGenerator[ReplyPiece, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield _encode(first)
+        async for piece in rest:
+            yield _encode(piece)
+    finally:
+        await rest.aclose()
+
+
+def _encode(piece: ReplyPiece) -> bytes:
+    value = {"text": piece.text} if piece.finish_reason is None else piece.model_dump()
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input ends.
+
+    Standard input is a pipe that only the parent holds open; the kernel closes it with the parent, even after
+    kill -9.
+    """
+    threading.Thread(target=_wait_for_end, name="end-with-parent", daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    # Not sys.exit: a thread in a long computation must not keep the process alive.
+    os._exit(1)

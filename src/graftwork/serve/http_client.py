@@ -1,0 +1,242 @@
+"""A minimal HTTP/1.1 client for one server that we started ourselves: the engine.
+
+In: a unix socket path, or a loopback port. Out: replies with their status and a body that comes in
+pieces. Keeps idle connections; closing a reply before its end closes its connection, which is how
+the engine learns that nobody waits any more. Knows nothing of TLS, redirects or names.
+"""
+
+import asyncio
+from collections import deque
+from typing import cast
+
+from graftwork.serve.http_messages import Headers
+from graftwork.serve.http_server import httptools
+
+_BUFFER_BYTES = 64 * 1024
+
+
+class Client:
+    """Ask the server at `path` (a unix socket), or at 127.0.0.1 and `port`."""
+
+    def __init__(self, *, path: str | None = None, port: int = 0, keep: int = 64) -> None:
+        self._path = path
+        self._port = port
+        self._keep = keep
+        self._idle: list[_Link] = []
+
+    async def send(
+        self, method: str, target: str, *, body: bytes = b"", headers: Headers = ()
+    ) -> "ClientReply":
+        """Send one request; returns when the head of the reply is there. Raises OSError."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        head = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n{lines}content-length: {len(body)}\r\n\r\n"
+        data = head.encode("latin-1") + body
+        while self._idle:
+            link = self._idle.pop()
+            if link.usable:
+                try:
+                    return await self._exchange(link, data)
+                except StaleConnection:
+                    # The server closed it while it was idle and has not read a byte: ask again.
+                    continue
+        return await self._exchange(await self._connect(), data)
+
+    async def fetch(
+        self, method: str, target: str, *, body: bytes = b"", seconds: float = 10.0
+    ) -> tuple[int, bytes]:
+        """Status and whole body of a small reply. Raises TimeoutError, an OSError, after `seconds`."""
+        async with asyncio.timeout(seconds):
+            reply = await self.send(method, target, body=body)
+            return reply.status, await reply.read()
+
+    def close(self) -> None:
+        for link in self._idle:
+            link.close()
+        self._idle.clear()
+
+    async def _connect(self) -> "_Link":
+        loop = asyncio.get_running_loop()
+        if self._path is not None:
+            _, link = await loop.create_unix_connection(_Link, self._path)
+        else:
+            _, link = await loop.create_connection(_Link, "127.0.0.1", self._port)
+        return link
+
+    async def _exchange(self, link: "_Link", data: bytes) -> "ClientReply":
+        try:
+            link.start(data)
+            await link.head_ready()
+        except BaseException:
+            link.close()
+            raise
+        return ClientReply(self, link)
+
+    def give_back(self, link: "_Link") -> None:
+        if link.usable and len(self._idle) < self._keep:
+            self._idle.append(link)
+        else:
+            link.close()
+
+
+class StaleConnection(ConnectionError):
+    """A kept connection was closed by the server before it answered anything."""
+
+
+class ClientReply:
+    """A reply whose head has arrived. Read it to the end, or close it."""
+
+    def __init__(self, client: Client, link: "_Link") -> None:
+        self._client = client
+        self._link: _Link | None = link
+        self.status = link.status
+        self.headers = link.headers
+
+    async def read(self) -> bytes:
+        """The whole body. Without a generator: this is the hot path."""
+        pieces: list[bytes] = []
+        try:
+            while self._link is not None:
+                piece = await self._link.next_piece()
+                if piece is None:
+                    self._give_back()
+                    break
+                pieces.append(piece)
+        finally:
+            self.close()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def next_chunk(self) -> bytes | None:
+        """The next bytes of the body; None at its end."""
+        if self._link is None:
+            return None
+        piece = await self._link.next_piece()
+        if piece is None:
+            self._give_back()
+        return piece
+
+    def _give_back(self) -> None:
+        if self._link is not None:
+            self._client.give_back(self._link)
+            self._link = None
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class _Link(asyncio.Protocol):
+    """One connection; httptools calls the `on_…` methods while it parses the reply."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._served = 0
+        self._closed = False
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._buffered = 0
+        self._paused = False
+        self._head_done = False
+        self._done = False
+        self._keep_alive = False
+        self._busy = False
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    @property
+    def usable(self) -> bool:
+        return not self._closed and not self._busy
+
+    def start(self, data: bytes) -> None:
+        self._reset()
+        self._busy = True
+        if self._closed:
+            raise StaleConnection("the connection is closed")
+        self._transport.write(data)
+
+    async def head_ready(self) -> None:
+        while not self._head_done:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def next_piece(self) -> bytes | None:
+        """The next bytes of the body; None at its end."""
+        while not self._pieces:
+            if self._done:
+                self._served += 1
+                self._busy = not self._keep_alive
+                return None
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        piece = self._pieces.popleft()
+        self._buffered -= len(piece)
+        if self._paused and self._buffered < _BUFFER_BYTES:
+            self._paused = False
+            self._transport.resume_reading()
+        return piece
+
+    def close(self) -> None:
+        self._closed = True
+        self._transport.close()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the transport's side ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed = True
+        self._parser = None  # it holds our methods: without this, the pair would wait for the cycle collector
+        if self._busy and not self._done and self._error is None:
+            kind = StaleConnection if self._served and not self._head_done else ConnectionResetError
+            self._error = kind(f"the server closed the connection before its answer was whole ({error})")
+        self._wake()
+
+    def data_received(self, data: bytes) -> None:
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._error = ConnectionError(f"the server does not answer in HTTP/1.1: {error}")
+            self.close()
+        if self._buffered > _BUFFER_BYTES and not self._paused and not self._closed:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    # -- the parser's side ---------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        self._head_done = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        self._keep_alive = self._parser.should_keep_alive()
+        self._done = True

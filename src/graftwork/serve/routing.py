@@ -1,0 +1,264 @@
+"""Chooses the release that answers a request: aliases, release ids, and an experiment that splits sessions.
+
+`choose_release` is the whole decision. An experiment assigns a session to an arm by a keyed hash of the
+session id alone, so the arm does not depend on the request, and is the same on every endpoint of the project
+and after a restart. The key is made of the experiment's name, both releases and the share: changing any of
+them starts a new experiment. `AliasWatcher` keeps the routes up to date and loads a release before its alias
+moves here.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import Busy, GraftError
+from graftwork.records.interaction import Arm
+from graftwork.serve.engine_protocol import BASE, ServingEngine
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.settings import SplitSettings
+
+log = logging.getLogger(__name__)
+
+RETRY = (("retry-after", "1"),)
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds until a release that could not be loaded is tried again. The pause doubles with each failure,
+except while the store is busy: each attempt reads every byte of the release."""
+_MIN_PREFIX = 8
+_HASH_BYTES = 8
+_ID_SHOWN = 12
+
+ResolveAliases = Callable[[], dict[str, str]]
+"""Alias to release id, as of now. Called in a thread; may read a database."""
+
+FindAdapter = Callable[[str], str | None]
+"""The adapter folder of a release that is not loaded yet; None if it is not for this endpoint. Called in a
+thread. Raises GraftError if the release cannot be loaded now."""
+
+
+class ArmAssignment(NamedTuple):
+    """The arm of one request, and the challenger's share in that experiment."""
+
+    experiment: str
+    arm: Arm
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A running experiment: both releases are loaded."""
+
+    experiment: str
+    alias: str
+    champion: str
+    challenger: str
+    share: float
+    key: bytes
+    bound: int
+    """Hashes below it belong to the challenger."""
+
+    def assign(self, session: str) -> Arm:
+        data = session.encode(errors="surrogatepass")
+        digest = hashlib.blake2b(data, key=self.key, digest_size=_HASH_BYTES).digest()
+        return "challenger" if int.from_bytes(digest) < self.bound else "champion"
+
+    def release_of(self, arm: Arm) -> str:
+        return self.challenger if arm == "challenger" else self.champion
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOff:
+    """A split is configured but cannot run: the champion answers everything."""
+
+    why: str
+
+
+def make_experiment(split: SplitSettings, *, champion: str, challenger: str) -> Experiment:
+    identity = fingerprint([split.experiment, champion, challenger, split.share])
+    return Experiment(
+        experiment=f"{champion[:_ID_SHOWN]}.{challenger[:_ID_SHOWN]}.{identity[:8]}",
+        alias=split.alias,
+        champion=champion,
+        challenger=challenger,
+        share=split.share,
+        key=bytes.fromhex(identity),
+        bound=round(split.share * 2 ** (8 * _HASH_BYTES)),
+    )
+
+
+def set_up_experiment(
+    split: SplitSettings | None, aliases: dict[str, str]
+) -> Experiment | ExperimentOff | None:
+    """`aliases` are those whose releases are loaded. None without a split."""
+    if split is None:
+        return None
+    for alias in (split.alias, split.challenger):
+        if alias not in aliases:
+            return ExperimentOff(f"the alias {alias} points at no loaded release")
+    champion, challenger = aliases[split.alias], aliases[split.challenger]
+    if champion == challenger:
+        return ExperimentOff(f"{split.alias} and {split.challenger} are both {champion[:_ID_SHOWN]}")
+    return make_experiment(split, champion=champion, challenger=challenger)
+
+
+def is_experiment_between(experiment: str, first: str, second: str) -> bool:
+    """Whether this experiment compares, or compared, these two releases."""
+    champion, _, rest = experiment.partition(".")
+    return {champion, rest.partition(".")[0]} == {first[:_ID_SHOWN], second[:_ID_SHOWN]}
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """`aliases` point only at loaded releases; `pending` are aliases whose new release is not loaded yet."""
+
+    releases: frozenset[str] = frozenset()
+    aliases: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+    experiment: Experiment | None = None
+    experiment_off: str = ""
+    """Why no experiment runs although one is configured."""
+    loaded: bool = True
+    """False until the aliases have been read and their releases loaded for the first time."""
+
+    def resolve(self, name: str) -> str:
+        """The engine's model for an alias, `base`, a release id or a prefix of one. Raises ApiError."""
+        if name in self.aliases:
+            return self.aliases[name]
+        if name == BASE or name in self.releases:
+            return name
+        found = [r for r in self.releases if r.startswith(name)] if len(name) >= _MIN_PREFIX else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            message = f"{name!r} is a prefix of {len(found)} releases; give a longer one"
+            raise ApiError(400, message, param="model", code="ambiguous_model")
+        if name in self.pending:
+            message = f"the alias {name!r} points to {self.pending[name]}, which is not loaded"
+            raise ApiError(503, message, param="model", code="model_not_loaded", headers=RETRY)
+        self.require_loaded()
+        message = f"there is no model {name!r}; available: {', '.join(self.names())}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    def require_loaded(self) -> None:
+        """Raise with a status that clients retry: a model that is not loaded yet is not an unknown model."""
+        if not self.loaded:
+            message = "the server is starting: its aliases and releases are not loaded yet; try again soon"
+            raise ApiError(503, message, code="starting", headers=RETRY)
+
+    def names(self) -> dict[str, str]:
+        """Every name that can be requested, with the model that answers it."""
+        return {**self.aliases, BASE: BASE, **{release: release for release in sorted(self.releases)}}
+
+
+class ChosenRelease(NamedTuple):
+    release: str
+    assignment: ArmAssignment | None
+    """None where no experiment applies."""
+
+
+def choose_release(routes: Routes, model: str, *, session: str) -> ChosenRelease:
+    """The release that answers a request for `model` in this session. Raises ApiError if none can."""
+    release, experiment = routes.resolve(model), routes.experiment
+    if experiment is None or model != experiment.alias:
+        return ChosenRelease(release, None)
+    arm = experiment.assign(session)
+    assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
+    return ChosenRelease(experiment.release_of(arm), assignment)
+
+
+def update_routes(
+    old: Routes, *, aliases: dict[str, str], releases: frozenset[str], split: SplitSettings | None = None
+) -> Routes:
+    """New routes. An alias whose release is not loaded keeps its old release and is listed as pending."""
+    loaded = {a: r for a, r in aliases.items() if r in releases}
+    pending = {a: r for a, r in aliases.items() if r not in releases}
+    for alias in pending:
+        if old.aliases.get(alias) in releases:
+            loaded[alias] = old.aliases[alias]
+    found = set_up_experiment(split, loaded)
+    return Routes(
+        releases=releases,
+        aliases=loaded,
+        pending=pending,
+        experiment=found if isinstance(found, Experiment) else None,
+        experiment_off=found.why if isinstance(found, ExperimentOff) else "",
+    )
+
+
+class _Retry(NamedTuple):
+    pause: float
+    at: float
+
+
+class AliasWatcher:
+    """Keeps `routes` up to date with the aliases of the project."""
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        *,
+        resolve_aliases: ResolveAliases,
+        find_adapter: FindAdapter,
+        split: SplitSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._split = split
+        self._resolve = resolve_aliases
+        self._find = find_adapter
+        self._clock = clock
+        self._retries: dict[str, _Retry] = {}
+        self.routes = Routes(loaded=False)
+
+    async def refresh(self) -> None:
+        aliases = await asyncio.to_thread(self._resolve)
+        missing = set(aliases.values()) - set(self._engine.models)
+        # A release that no alias points at any more starts over when one points at it again.
+        self._retries = {release: retry for release, retry in self._retries.items() if release in missing}
+        for release in sorted(missing):
+            if release not in self._retries or self._clock() >= self._retries[release].at:
+                await self._load(release)
+        releases = frozenset(self._engine.models) - {BASE}
+        new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
+        if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
+            _log_experiment(new)
+        self.routes = new
+
+    async def follow(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.refresh()
+            except Exception:
+                # The database may be busy or unreachable for a while; the current routes stay valid.
+                log.exception("aliases: cannot read them; keeping the last known ones")
+
+    async def _load(self, release: str) -> None:
+        """Load the release, or schedule a retry: the other aliases do not wait for it."""
+        if self._engine.state != "ready":
+            return
+        try:
+            folder = await asyncio.to_thread(self._find, release)
+            if folder is not None:
+                await self._engine.load_adapter(release, folder)
+        except (GraftError, OSError) as error:
+            before = self._retries.get(release)
+            pause = FIRST_PAUSE
+            if before is not None and not isinstance(error, Busy):
+                pause = min(2 * before.pause, LONGEST_PAUSE)
+            self._retries[release] = _Retry(pause, at=self._clock() + pause)
+            why = f" ({error.why})" if isinstance(error, GraftError) and error.why else ""
+            log.warning("aliases: %s is not loaded: %s%s; next try in %g s", release, error, why, pause)
+
+
+def _log_experiment(routes: Routes) -> None:
+    experiment = routes.experiment
+    if experiment is None:
+        log.warning("split: no experiment, the champion answers everything: %s", routes.experiment_off)
+        return
+    shown = (experiment.experiment, 100 * experiment.share, experiment.alias, experiment.challenger[:12])
+    log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *shown)

@@ -1,0 +1,290 @@
+"""Runs one engine process: starts it, restarts it after a crash, and speaks the engine protocol with it.
+
+The first start must succeed. After that a crash is an event: the engine is started again, each time a little
+later. An engine that lives but does not answer is frozen: it gets no more requests, and is killed and
+restarted if it stays frozen. It ends with this process, because it ends when its standard input does.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from graftwork.files.disk import append_to, write_atomic
+from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
+from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
+from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, PieceData
+from graftwork.serve.http_client import Client, ClientReply
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.openai_api import ChatCall
+from graftwork.serve.routing import RETRY
+
+log = logging.getLogger(__name__)
+
+JOB_FILE = "engine.json"
+LOG_FILE = "engine.log"
+_ASK_EVERY_SECONDS = 0.03
+_STEADY_SECONDS = 60.0
+_LOAD_SECONDS = 300.0
+"""How long loading one adapter may take."""
+
+# Errors that the engine reports keep their class, and with it the exit code.
+_REPORTED_AS: dict[str, type[GraftError]] = {
+    k.__name__: k for k in (Busy, Damaged, EnvironmentLacks, UserMistake)
+}
+
+
+class ProbeTimes(NamedTuple):
+    """Seconds of silence after which an engine counts as frozen, and after which it is killed."""
+
+    every: float = 2.0
+    frozen_after: float = 5.0
+    killed_after: float = 20.0
+
+
+class EngineClient(Client):
+    """Speaks the engine protocol with one engine."""
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        reply = await self._generate(call, model)
+        piece: PieceData = orjson.loads(await reply.read())
+        return piece
+
+    async def stream(self, call: ChatCall, *, model: str) -> "JsonLineStream":
+        return JsonLineStream(await self._generate(call, model))
+
+    async def _generate(self, call: ChatCall, model: str) -> ClientReply:
+        reply = await self.send("POST", "/generate", body=call.encode_for_engine(model))
+        if reply.status != 200:
+            raise _explain_refusal(reply.status, await reply.read())
+        return reply
+
+
+class JsonLineStream:
+    """A ReplyStream over one JSON line per piece. Lines that arrive together stay together."""
+
+    def __init__(self, reply: ClientReply) -> None:
+        self._reply = reply
+        self._rest = b""
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        while (chunk := await self._reply.next_chunk()) is not None:
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if lines:
+                return [orjson.loads(line) for line in lines]
+        return None
+
+    def close(self) -> None:
+        self._reply.close()
+
+
+class EngineSupervisor:
+    """A ServingEngine in a child process. Call `start`, use it while `state` is "ready", then call `stop`."""
+
+    def __init__(
+        self,
+        job: EngineJob,
+        *,
+        module: str = "graftwork.serve.embedded_engine",
+        first_pause: float = 0.25,
+        longest_pause: float = 30.0,
+        probe: ProbeTimes = ProbeTimes(),  # noqa: B008
+        on_change: Callable[[EngineState], None] = lambda _state: None,
+    ) -> None:
+        self._module = module
+        self._folder = Path(job.folder)
+        self._pauses = (first_pause, longest_pause)
+        self._probe = probe
+        self._on_change = on_change
+        # Not in the folder of the job: the path of a unix socket is limited to about 100 characters.
+        self._socket_folder = tempfile.TemporaryDirectory(prefix="graft-")
+        socket = job.socket or str(Path(self._socket_folder.name) / "engine.sock")
+        self.job = job.model_copy(update={"socket": socket})
+        self.client: EngineClient | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.state: EngineState = "starting"
+        self.reason = "it is loading the model"
+        self.restarts = 0
+        self.models: list[str] = []
+
+    def describe(self) -> EngineStatus:
+        pid = self._process.pid if self._process is not None and self.state == "ready" else None
+        return {"state": self.state, "reason": self.reason, "restarts": self.restarts, "pid": pid}
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        return await self._require_client().complete(call, model=model)
+
+    async def stream(self, call: ChatCall, *, model: str) -> JsonLineStream:
+        return await self._require_client().stream(call, model=model)
+
+    def _require_client(self) -> EngineClient:
+        if self.client is None:
+            raise ConnectionError("the engine is not ready")
+        return self.client
+
+    async def start(self) -> None:
+        """Start the engine and wait until it answers. If it ends before, raise the error that it reported."""
+        await self._launch()
+        await self._await_ready()
+        self._watch = asyncio.get_running_loop().create_task(self._keep_running())
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load the adapter now, and after every restart."""
+        if self.client is None:
+            raise WorkerFailed("the engine is not ready", why=self.reason, fix="wait for it")
+        body = LoadAdapter(name=name, folder=folder).to_json().encode()
+        status, answer = await self.client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
+        if status != 200:
+            message = orjson.loads(answer)["error"]["message"]
+            raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
+        self.models = orjson.loads(answer)["models"]
+        self.job = self.job.model_copy(update={"adapters": {**self.job.adapters, name: folder}})
+
+    async def stop(self, *, seconds: float = 10.0) -> None:
+        """Terminate the engine, and kill it if it does not end in time."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        self._set_state("stopped", "the server stops")
+        if self._process is not None:
+            await _end(self._process, seconds)
+        self._socket_folder.cleanup()
+
+    async def _launch(self) -> None:
+        self._set_state("starting", "it is loading the model")
+        job_file = self._folder / JOB_FILE
+        await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
+        Path(str(self.job.socket)).unlink(missing_ok=True)
+        with append_to(self._folder / LOG_FILE) as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                str(job_file),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**WORKER_ENVIRONMENT, **os.environ},
+                start_new_session=True,  # Ctrl-C goes to us: we drain first, then end the engine
+            )
+
+    async def _await_ready(self) -> None:
+        """Poll until it answers; raise as soon as the process has ended."""
+        process = self._process
+        assert process is not None
+        client = EngineClient(path=self.job.socket)
+        while True:
+            try:
+                status, body = await client.fetch("GET", "/state")
+                if status == 200:
+                    break
+            except OSError:
+                if process.returncode is not None:
+                    raise self._explain_end(process.returncode) from None
+            await asyncio.sleep(_ASK_EVERY_SECONDS)
+        self.models = orjson.loads(body)["models"]
+        self.client = client
+        self._set_state("ready", "")
+
+    async def _keep_running(self) -> None:
+        pause, longest = self._pauses
+        while True:
+            assert self._process is not None
+            began = asyncio.get_running_loop().time()
+            probing = asyncio.create_task(self._kill_if_frozen(self._process))
+            try:
+                code = await self._process.wait()
+            finally:
+                probing.cancel()
+            if asyncio.get_running_loop().time() - began > _STEADY_SECONDS:
+                pause = self._pauses[0]
+            self._set_state("down", self._explain_end(code).what)
+            log.warning("engine: %s; starting it again in %.2f s", self.reason, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            self.restarts += 1
+            try:
+                await self._launch()
+                await self._await_ready()
+            except (GraftError, OSError) as error:
+                # It failed again, or no process could be started; the loop goes on.
+                log.warning("engine: %s", error)
+
+    async def _kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
+        """Poll the engine; kill it if it stays silent."""
+        clock = asyncio.get_running_loop().time
+        probe = Client(path=self.job.socket, keep=0)
+        answered = clock()
+        while True:
+            await asyncio.sleep(self._probe.every)
+            try:
+                await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
+            except OSError:
+                silent = clock() - answered
+                if silent >= self._probe.killed_after:
+                    log.warning("engine: no answer for %.0f s, killing it", silent)
+                    process.kill()
+                    return
+                if silent >= self._probe.frozen_after and self.state == "ready":
+                    log.warning("engine: no answer for %.0f s", silent)
+                    self._set_state("frozen", f"it has not answered for {silent:.0f} s")
+            else:
+                answered = clock()
+                if self.state == "frozen":
+                    self.client = EngineClient(path=self.job.socket)
+                    self._set_state("ready", "")
+
+    def _set_state(self, state: EngineState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        if state != "ready" and self.client is not None:
+            self.client.close()
+            self.client = None
+        self._on_change(state)
+
+    def _explain_end(self, code: int) -> GraftError:
+        """The error that the engine reported, or else its last line of output."""
+        log_file = self._folder / LOG_FILE
+        error_file = self._folder / ERROR_FILE
+        last = error_file.read_text() if error_file.exists() else _last_line(log_file)
+        try:
+            reported = json.loads(last)
+            kind = _REPORTED_AS.get(reported["error"], WorkerFailed)
+            where = reported["where"] or str(log_file)
+            return kind(reported["what"], why=reported["why"], fix=reported["fix"], where=where)
+        except (ValueError, TypeError, KeyError):
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            what = f"the engine ended with {how}"
+            return WorkerFailed(what, why=last, fix="see its log", where=str(log_file))
+
+
+async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        log.warning("engine: it did not stop within %.0f s, killing it", seconds)
+        process.kill()
+        await process.wait()
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_bytes()[-4000:].decode(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else ""
+
+
+def _explain_refusal(status: int, body: bytes) -> ApiError:
+    try:
+        error = orjson.loads(body)["error"]
+        headers = RETRY if status in (429, 503) else ()
+        return ApiError(status, error["message"], param=error["param"], code=error["code"], headers=headers)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ApiError(502, f"the engine answered with status {status} and no reason", code="engine_error")

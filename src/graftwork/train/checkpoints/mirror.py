@@ -1,0 +1,266 @@
+"""A second home for checkpoints: any fsspec URL, for places that vanish.
+
+In: the run's checkpoint folder, whenever something new is in it. Out: the newest and the best of it
+there, the manifest last, so that what has one is complete. It works in a thread of its own; whatever
+goes wrong with a copy is a word and another try later, and never the end of the run. Only a run that
+would have to begin anew because its mirror does not answer does not begin.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+from graftwork.files.disk import atomic_folder
+from graftwork.files.remote import has_buckets, open_url
+from graftwork.records.errors import Damaged, EnvironmentLacks
+from graftwork.text.messages import redact_login
+from graftwork.train.checkpoints.checkpoint import (
+    CONTENT,
+    MANIFEST,
+    CheckpointManifest,
+    SavedCheckpoint,
+    best_of,
+    list_saved,
+    make_folder,
+    step_name,
+    steps_to_keep,
+    verify_checkpoint,
+)
+
+LONGEST_PAUSE = 300.0
+LAST_TRIES = 3
+
+
+class FsspecMirror:
+    def __init__(self, url: str, *, run_id: str, keep: int, first_pause: float = 2.0) -> None:
+        self._url = url
+        self._files, root = open_url(url, kind="mirror", setting="train.run.mirror")
+        self._root = f"{root.rstrip('/')}/{run_id}"
+        self._keep = keep
+        self._first_pause = first_pause
+        self._folder: Path | None = None
+        self._words: SimpleQueue[str] = SimpleQueue()
+        self._known: dict[int, SavedCheckpoint] = {}
+        self._distrusted: set[int] = set()
+        self._in_use: frozenset[int] = frozenset()
+        self._seconds = 0.0
+        self._change = threading.Condition()
+        self._dirty = self._busy = self._hurry = False
+        self._last_tries = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def in_use(self) -> frozenset[int]:
+        return self._in_use
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    def words(self) -> Iterator[str]:
+        while not self._words.empty():
+            yield self._words.get()
+
+    def send(self, path: Path, step: int) -> None:
+        """There is something new; the thread takes it from here."""
+        with self._change:
+            self._folder = path.parent
+            self._dirty = True
+            if self._thread is None:
+                # Whoever waits for it sets a limit; a hanging network must not keep the process.
+                self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
+                self._thread.start()
+            self._change.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the last one is there; a few last tries, and no longer than this."""
+        with self._change:
+            self._hurry, self._last_tries = True, 0
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._is_done() or self._last_tries >= LAST_TRIES, timeout=seconds)
+            self._hurry = False
+            done = self._is_done()
+        if not done:
+            self._words.put("the mirror does not have the last checkpoint; the one here is good")
+
+    def fetch(self, folder: Path) -> None:
+        """The newest good one, and the best; nothing where the mirror answers and has nothing."""
+        pause = min(self._first_pause, 2.0)
+        for attempt in range(1, LAST_TRIES + 1):
+            try:
+                self._fetch(folder)
+            except Exception as error:  # whatever a network library may raise
+                self._words.put(f"the mirror cannot be read: {self._say(error)}")
+                if attempt == LAST_TRIES:
+                    raise _unreadable(error, self._url) from error
+                time.sleep(pause * 2**attempt)
+            else:
+                return
+
+    def _say(self, error: Exception) -> str:
+        return redact_login(error, self._url)
+
+    def _fetch(self, folder: Path) -> None:
+        there = self._steps()
+        for step in sorted(there, reverse=True):
+            if self._bring(step, folder):
+                self._words.put(f"the checkpoint of step {step} was fetched from the mirror")
+                best = best_of([saved for saved in self._look_at(there) if saved.step < step])
+                if best is not None:
+                    self._bring(best.step, folder)
+                return
+
+    def _bring(self, step: int, folder: Path) -> bool:
+        """Copy one here; it gets its name only if every byte is as its manifest says."""
+        make_folder(folder)
+        try:
+            with atomic_folder(folder / step_name(step)) as temporary:
+                self._download(step, temporary)
+        except Damaged as damage:
+            self._distrusted.add(step)
+            self._words.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
+            return False
+        return True
+
+    def _download(self, step: int, folder: Path) -> None:
+        try:
+            manifest = self._manifest(step)
+            for name in CONTENT:
+                self._files.get_file(self._place(step, name, manifest), str(folder / name))
+        except FileNotFoundError as missing:
+            raise Damaged("one of its files is missing", why=self._say(missing)) from missing
+        (folder / MANIFEST).write_text(manifest.to_json())
+        verify_checkpoint(folder)
+
+    def _work(self) -> None:
+        failures = 0
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._dirty)
+                self._dirty, self._busy = False, True
+                folder = self._folder
+            assert folder is not None
+            try:
+                self._copy(folder)
+            except Exception as error:  # whatever a network library may raise
+                failures += 1
+                self._words.put(f"the mirror failed {failures} time(s): {self._say(error)}; trying again")
+                self._pause(failures)
+            else:
+                failures = 0
+                with self._change:
+                    self._busy = False
+                    self._change.notify_all()
+
+    def _is_done(self) -> bool:
+        return not self._dirty and not self._busy
+
+    def _pause(self, failures: int) -> None:
+        """Longer each time; short where the run waits for it."""
+        pause = min(self._first_pause * 2 ** min(failures - 1, 20), LONGEST_PAUSE)
+        with self._change:
+            self._dirty, self._busy = True, False
+            self._last_tries += 1
+            self._change.notify_all()
+            if not self._hurry:
+                self._change.wait_for(lambda: self._hurry, timeout=pause)
+        if self._hurry:
+            time.sleep(min(self._first_pause, 1.0))
+
+    def _copy(self, folder: Path) -> None:
+        """Bring the mirror up to what lies here: the newest first, then the best."""
+        here = list_saved(folder)
+        if not here:
+            return
+        newest, best = max(here, key=lambda saved: saved.step), best_of(here)
+        for saved in dict.fromkeys((newest, best or newest)):
+            self._in_use = frozenset({saved.step})
+            try:
+                self._upload(folder / step_name(saved.step), saved)
+            except FileNotFoundError:
+                # A newer one has taken its place meanwhile: the next round takes that.
+                if (folder / step_name(saved.step) / MANIFEST).exists():
+                    raise
+            finally:
+                self._in_use = frozenset()
+        self._remove_old(newest.step)
+
+    def _upload(self, path: Path, saved: SavedCheckpoint) -> None:
+        begun = time.perf_counter()
+        manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
+        folder = f"{self._root}/{path.name}"
+        if not has_buckets(self._files):
+            self._files.makedirs(folder, exist_ok=True)
+        for name in CONTENT:
+            place, size = self._place(saved.step, name, manifest), manifest.sizes[name]
+            if saved.step not in self._distrusted and self._size(place) == size:
+                continue
+            self._files.put_file(str(path / name), place)
+            if self._size(place) != size:
+                raise OSError(f"{name} arrived with another length than it has")
+        self._files.pipe_file(f"{folder}/{MANIFEST}", manifest.to_json().encode())
+        self._known[saved.step] = saved
+        self._distrusted.discard(saved.step)
+        self._seconds = max(self._seconds, time.perf_counter() - begun)
+
+    def _remove_old(self, verified: int) -> None:
+        """By the same policy as here. What lies beyond is not known to be bad, so it stays."""
+        there = self._steps()
+        known = self._look_at(there)
+        stay = steps_to_keep(known, verified=verified, newest=self._keep)
+        for step in sorted(there - stay):
+            if step < verified:
+                folder = f"{self._root}/{step_name(step)}"
+                if self._size(f"{folder}/{MANIFEST}") is not None:
+                    self._files.rm_file(f"{folder}/{MANIFEST}")
+                if self._files.exists(folder):
+                    self._files.rm(folder, recursive=True)
+
+    def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
+        """Step and score of each; a manifest is read once."""
+        for step in there - self._known.keys():
+            try:
+                self._known[step] = self._manifest(step).saved
+            except (FileNotFoundError, Damaged):
+                continue
+        return [self._known[step] for step in there & self._known.keys()]
+
+    def _steps(self) -> set[int]:
+        """Steps that have anything there."""
+        self._files.invalidate_cache()
+        try:
+            names = self._files.ls(self._root, detail=False)
+        except FileNotFoundError as missing:
+            bucket = self._root.partition("/")[0]
+            if has_buckets(self._files) and not self._files.exists(bucket):
+                raise OSError(f"there is no bucket {bucket!r}; make it, or mend its name") from missing
+            return set()
+        found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
+        return {int(match[1]) for match in found if match}
+
+    def _manifest(self, step: int) -> CheckpointManifest:
+        place = f"{self._root}/{step_name(step)}/{MANIFEST}"
+        return CheckpointManifest.from_json(self._files.cat_file(place), where=step_name(step))
+
+    def _place(self, step: int, name: str, manifest: CheckpointManifest) -> str:
+        """The name carries the hash: what lies there in full length is what belongs there."""
+        return f"{self._root}/{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
+
+    def _size(self, place: str) -> int | None:
+        self._files.invalidate_cache()
+        try:
+            return int(self._files.info(place)["size"])
+        except FileNotFoundError:
+            return None
+
+
+def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
+    return EnvironmentLacks(
+        f"the mirror cannot be read: {redact_login(error, url)}",
+        why="there is no checkpoint here; without the mirror's the run would begin anew",
+        fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
+        where="train.run.mirror",
+    )

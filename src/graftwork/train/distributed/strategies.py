@@ -1,0 +1,365 @@
+"""How the rows of a step are dealt to the processes that share it. Pure: rows in, portions out.
+
+Every process gets as many portions as every other, because those that hold only a part of the model
+must call it equally often. Long rows are dealt first, each to whoever has the fewest tokens.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed, nn
+
+from graftwork.model.parts import decoder_parts
+from graftwork.records.dataset import Row
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows for one forward and backward. Who has nothing to do works on a row that does not count."""
+
+    rows: Sequence[Row]
+    counts: bool = True
+    last: bool = True
+    """No other portion follows: the gradients can be added up over all processes."""
+
+
+def split_into_micro_batches(
+    rows: Sequence[Row], *, size: int, micro_rows: int | None = None
+) -> list[list[MicroBatch]]:
+    """The portions of each process, by rank. Every row is in exactly one that counts."""
+    hands = balance_rows([len(row.tokens) for row in rows], size=size)
+    most = max(len(hand) for hand in hands)
+    rounds = -(-most // max(micro_rows or most, 1))
+    spare = min(rows, key=lambda row: len(row.tokens))
+    return [_micro_batches([rows[at] for at in hand], rounds, spare) for hand in hands]
+
+
+def balance_rows(lengths: Sequence[int], *, size: int) -> list[list[int]]:
+    """Row numbers for each of `size`, in their order, so that the tokens are about even."""
+    hands: list[list[int]] = [[] for _ in range(size)]
+    tokens = [0] * size
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        least = min(range(size), key=lambda rank: (tokens[rank], rank))
+        hands[least].append(row)
+        tokens[least] += lengths[row]
+    return [sorted(hand) for hand in hands]
+
+
+def _micro_batches(rows: Sequence[Row], rounds: int, spare: Row) -> list[MicroBatch]:
+    """As many portions as there are rounds, none larger than needed."""
+    bounds = [len(rows) * number // rounds for number in range(rounds + 1)]
+    portions = []
+    for number in range(rounds):
+        some = rows[bounds[number] : bounds[number + 1]]
+        portions.append(MicroBatch(some or (spare,), counts=bool(some), last=number == rounds - 1))
+    return portions
+
+
+OptimizerState = dict[str, Tensor]
+"""What the optimizer holds of one parameter, by its own names."""
+
+
+class DistributedStrategy(Protocol):
+    rank: int
+    size: int
+    shards: bool
+    """No process holds the whole model: it can be called only together, and on the plain path."""
+    device: str | None
+    """Where this process works; None: where the model is."""
+
+    def prepare(
+        self,
+        model: Any,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any], Tensor],
+    ) -> list[nn.Parameter]:
+        """Take the model over; the parameters as they are from now on, in the same order."""
+
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        """The portions of a step that this process works on, one forward and backward each."""
+
+    def loss(self, batch: Any) -> Tensor:
+        """The function given to `join`, on the model as this strategy holds it."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this portion's gradient; after the last one it is that of all processes."""
+
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+        """The sum over all processes of a number that each of them has."""
+
+    def clip_gradients(self, most: float) -> float:
+        """The length of the whole gradient; if it is longer than `most`, it is shortened to that."""
+
+    def step(self, rate: float) -> None:
+        """Take the step that the gradient points to, and forget it."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradient."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """All of a parameter or of what belongs to it, wherever its parts are."""
+
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
+        """Give a parameter other values."""
+
+    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
+        """What the optimizer holds of it, whole; empty before the first step."""
+
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+        """Give the optimizer back what it held."""
+
+    def any_process(self, flag: bool) -> bool:
+        """Whether any process says so."""
+
+    def broadcast(self, value: Any) -> Any:
+        """What the first process says (anything that JSON can hold), for all."""
+
+    def finish(self) -> None:
+        """The work is done: wait for the others and let them go."""
+
+
+class SingleProcess:
+    rank = 0
+    size = 1
+    shards = False
+    device: str | None = None
+
+    def prepare(
+        self,
+        model: Any,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any], Tensor],
+    ) -> list[nn.Parameter]:
+        del model
+        self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
+        return self._parameters
+
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return split_into_micro_batches(rows, size=1, micro_rows=micro_rows)[0]
+
+    def loss(self, batch: Any) -> Tensor:
+        return self._loss(batch)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        del last
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+        del parameters
+        return value
+
+    def clip_gradients(self, most: float) -> float:
+        return float(nn.utils.clip_grad_norm_(self._parameters, most))
+
+    def step(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    @torch.no_grad()
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
+        parameter.copy_(whole)
+
+    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
+        return dict(self._optimizer.state.get(parameter, {}))
+
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+        # A fused update wants the count of its steps where the weights are.
+        self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
+
+    def any_process(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def finish(self) -> None:
+        """Nobody is there to say goodbye to."""
+
+
+SYNC_TIMEOUT = timedelta(hours=1)
+"""A process may write a large checkpoint or look at the model while the others wait."""
+
+
+class LossModule(nn.Module):
+    """A model whose forward is its loss, so that whoever wraps it sees all of a step."""
+
+    def __init__(self, model: Any, loss: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.of = loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.of(batch)
+
+
+class DataParallel(SingleProcess):
+    """DDP through accelerate. Its subclasses change how the model is held."""
+
+    def __init__(self, *, on_cpu: bool) -> None:
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+        self.rank = int(os.environ["RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
+        if not on_cpu:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        self.accelerator = Accelerator(
+            cpu=on_cpu,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT),
+                DistributedDataParallelKwargs(find_unused_parameters=False),
+            ],
+            **self.plugins(),
+        )
+        self.device = str(self.accelerator.device)
+        by_gloo = distributed.get_backend() == "gloo"
+        self._words = None if by_gloo else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
+
+    def plugins(self) -> dict[str, Any]:
+        return {}
+
+    def prepare(
+        self,
+        model: Any,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any], Tensor],
+    ) -> list[nn.Parameter]:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        order = [names[id(parameter)] for parameter in parameters]
+        self._model = model
+        self._run, self._optimizer = self.accelerator.prepare(LossModule(model, loss), optimizer)
+        now = dict(model.named_parameters())
+        self._parameters = [now[name] for name in order]
+        return self._parameters
+
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return split_into_micro_batches(rows, size=self.size, micro_rows=micro_rows)[self.rank]
+
+    def loss(self, batch: Any) -> Tensor:
+        loss: Tensor = self._run(batch)
+        return loss
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        # Engines of several devices take the mean over processes; ours is a sum.
+        waiting = nullcontext() if last else self.accelerator.no_sync(self._run)
+        with waiting:
+            self.accelerator.backward(loss * self.size)
+
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+        del parameters
+        total = torch.tensor(value, dtype=torch.float64)
+        distributed.all_reduce(total, group=self._words)
+        return float(total)
+
+    def optimizer_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        held = self._optimizer.state.get(parameter, {})
+        return {key: self.gather(tensor) for key, tensor in held.items()}
+
+    def any_process(self, flag: bool) -> bool:
+        return self.sum(float(flag)) > 0
+
+    def broadcast(self, value: Any) -> Any:
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        length = round(self.sum(float(len(text))))
+        letters = torch.zeros(length, dtype=torch.uint8)
+        if self.rank == 0:
+            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        distributed.broadcast(letters, src=0, group=self._words)
+        return json.loads(bytes(letters.tolist()))
+
+    def finish(self) -> None:
+        self.broadcast(None)
+        distributed.destroy_process_group()
+
+
+class FullyShardedDataParallel(DataParallel):
+    shards = True
+
+    def __init__(self, *, on_cpu: bool, offload: bool) -> None:
+        self._on_cpu = on_cpu
+        self._offload = offload and not on_cpu
+        super().__init__(on_cpu=on_cpu)
+
+    def plugins(self) -> dict[str, Any]:
+        from accelerate.utils import FullyShardedDataParallelPlugin
+
+        self._plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=True,
+            auto_wrap_policy="transformer_based_wrap",
+            cpu_offload=self._offload,
+            # Every process reads the base itself: its hash is proven before it is cut up.
+            cpu_ram_efficient_loading=False,
+        )
+        return {"fsdp_plugin": self._plugin}
+
+    def prepare(
+        self,
+        model: Any,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any], Tensor],
+    ) -> list[nn.Parameter]:
+        blocks = decoder_parts(model).blocks
+        self._plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for block in blocks})
+        if self._on_cpu:
+            self._also_on_processors()
+        return super().prepare(model, parameters, optimizer, loss)
+
+    def _also_on_processors(self) -> None:
+        """accelerate turns to FSDP only where it sees an accelerator; torch's own works on both."""
+        from accelerate.utils import DistributedType
+
+        self.accelerator.state.distributed_type = DistributedType.FSDP
+        self.accelerator.state.fsdp_plugin = self._plugin
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        # Added up at every portion: whole gradients would need the memory that the parts save.
+        del last
+        self.accelerator.backward(loss * self.size)
+
+    def clip_gradients(self, most: float) -> float:
+        norm: Any = nn.utils.clip_grad_norm_(self._parameters, most)
+        return float(self.gather(norm))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        gather = getattr(tensor, "full_tensor", None)
+        whole: Tensor = tensor if gather is None else gather()
+        return whole
+
+    @torch.no_grad()
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
+        parameter.copy_(_part_of(whole, like=parameter))
+
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+        self._optimizer.state[parameter] = {
+            key: tensor.cpu() if key == "step" else _part_of(tensor, like=parameter)
+            for key, tensor in held.items()
+        }
+
+
+def _part_of(whole: Tensor, *, like: Any) -> Tensor:
+    """This process's part of a tensor that all of them have."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor):
+        return whole.to(like.device)
+    device = like.to_local().device
+    return distribute_tensor(whole.to(device), like.device_mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,207 @@
+"""Chooses the engine and precision of a run: the GPU step, the CPU step, or the eager one for any decoder.
+
+In: a job, a loaded base with what is trained of it, its rows. Out: an engine that is ready for its first
+step. All engines compute the same loss. Choosing needs no torch; a chosen engine is imported when it is made.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.model.shape import read_shape
+from graftwork.records.dataset import Row
+from graftwork.records.plan import PlainStep, Tuning
+from graftwork.records.run import TrainJob
+from graftwork.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from graftwork.train.distributed.strategies import DistributedStrategy
+    from graftwork.train.engine import TrainingEngine
+    from graftwork.train.loss import Logits, TokenBatch
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """A loaded base with what is trained of it, and the rows of the run."""
+
+    job: TrainJob
+    settings: TrainSettings
+    model: Any
+    parameters: "Sequence[nn.Parameter]"
+    rows: Sequence[Row]
+
+
+def make_engine(
+    inputs: EngineInputs,
+    *,
+    strategy: "DistributedStrategy",
+    shares_steps: bool,
+    progress: Callable[..., None],
+    report: Callable[[str], None],
+) -> "TrainingEngine":
+    """The engine of a run. A run that shares its steps with others (`shares_steps`) trains eagerly."""
+    from graftwork.train.engine import StepOptions, TrainingEngine
+
+    job, settings = inputs.job, inputs.settings
+    if job.plan.tuning is not None and not shares_steps:
+        return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
+    planned = job.plan.plain
+    return TrainingEngine(
+        inputs.model,
+        inputs.parameters,
+        settings=settings,
+        strategy=strategy,
+        progress=progress,
+        step=StepOptions(
+            # What an earlier attempt had to change takes precedence over the plan.
+            micro_rows=job.plan.train.get("micro_rows") or (planned.micro_rows if planned else None),
+            activation_checkpointing=not shares_steps and _checkpoints_activations(settings, planned),
+            logits=None if shares_steps else _faster_logits(inputs, report),
+        ),
+    )
+
+
+def _checkpoints_activations(settings: TrainSettings, planned: PlainStep | None) -> bool:
+    if settings.checkpointing == "auto":
+        return planned is not None and planned.checkpointed
+    return settings.checkpointing == "on"
+
+
+def _gpu_engine(
+    inputs: EngineInputs, tuning: Tuning, *, progress: Callable[..., None], report: Callable[[str], None]
+) -> "TrainingEngine":
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import frozen_weights_of
+
+    engine = GpuEngine(
+        inputs.model,
+        inputs.parameters,
+        settings=inputs.settings,
+        frozen=frozen_weights_of(inputs.model),
+        tuning=tuning,
+        shape=read_shape(Path(inputs.job.base_folder)),
+        progress=progress,
+    )
+    begun = time.perf_counter()
+    description = describe_tuning(engine.settle(inputs.rows))
+    done = "compiled and measured" if engine.tuning.compiled else "measured"
+    report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
+    return engine
+
+
+def _faster_logits(inputs: EngineInputs, report: Callable[[str], None]) -> "Logits | None":
+    """A faster forward pass than the model's own, if there is one for this model and device."""
+    from graftwork.train.cpu.step import make_cpu_step
+
+    job, settings, model = inputs.job, inputs.settings, inputs.model
+    if settings.strategy != "single":
+        # The CPU step reads weights that a distributed strategy may shard.
+        return None
+    # Only the eager step checkpoints activations.
+    cpu_step = None
+    if settings.checkpointing != "on":
+        cpu_step = make_cpu_step(model, inputs.rows, settings=settings, folder=Path(job.folder))
+    if cpu_step is None:
+        return autocast_logits(model, settings, dtype=job.plan.dtype)
+    report(cpu_step[1])
+    return cpu_step[0].logits
+
+
+def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logits | None":
+    """Full fine-tuning in mixed precision: weights stay in float32, products run in bfloat16.
+
+    Only bfloat16, whose range is that of float32, so that no gradient underflows.
+    """
+    if settings.method != "full" or settings.strategy != "single" or dtype != "bfloat16":
+        return None
+    import torch
+
+    from graftwork.train.loss import eager_logits
+
+    kind = next(model.parameters()).device.type
+
+    def logits(batch: "TokenBatch") -> "Tensor":
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            return eager_logits(model, batch)
+
+    return logits
+
+
+GPU_STEP_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+LEAST_CAPABILITY = 8.0
+"""Ampere: bfloat16, and attention over rows of different lengths."""
+
+
+def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability: float | None) -> str | None:
+    """Why a run does not take the written-out step; None if it does."""
+    if capability is None or capability < LEAST_CAPABILITY:
+        return "the card is older than Ampere"
+    if settings.method not in ("lora", "qlora"):
+        return f"method {settings.method} is trained on the plain path"
+    if settings.strategy != "single":
+        return "several devices share the run"
+    if settings.precision not in ("auto", "bfloat16"):
+        return f"it works in bfloat16, not in {settings.precision}"
+    if settings.packing == "off":
+        return "packing is off"
+    return why_unsupported(config)
+
+
+def why_unsupported(config: Mapping[str, Any]) -> str | None:
+    """Why this model's blocks are not those that are written out; None if they are."""
+    family = config.get("model_type")
+    if family not in GPU_STEP_FAMILIES:
+        return f"its blocks are of the family {family}, which are not written out"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"its gate is {config['hidden_act']}, not silu"
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        return "some of its blocks attend through a sliding window"
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        return "it attends through a sliding window"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) in ("dynamic", "longrope"):
+        return "its rotary positions depend on the length of a batch"
+    widths = (config["hidden_size"], config["intermediate_size"])
+    return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
+
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+FIRST_WITH_BFLOAT16 = 8.0
+"""Compute capability of Ampere."""
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def choose_precision(
+    asked: str, *, kind: Literal["cpu", "cuda"], amx: bool = False, capability: float | None = None
+) -> Precision:
+    """Pure. A card of unknown age is taken for an old one: float16 works on all of them."""
+    if asked != "auto":
+        return cast(Precision, asked)
+    if kind == "cuda":
+        return "bfloat16" if (capability or 0) >= FIRST_WITH_BFLOAT16 else "float16"
+    return "bfloat16" if amx else "float32"
+
+
+def has_amx_here() -> bool:
+    """Whether this machine's processors have matrix units for bfloat16."""
+    return has_amx(_read(CPUINFO))
+
+
+def has_amx(cpuinfo: str) -> bool:
+    """Whether all processors have matrix units for bfloat16."""
+    flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
+    return bool(flags) and all("amx_bf16" in words and "amx_tile" in words for words in flags)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""Frozen weights in the forms that memory allows, and the two products that training needs of them.
+
+In: a weight [out, in]. Out: it whole, in 8 bits (a scale a row, for products in 8 bits) or in 4 bits
+(NF4, dequantised once a use). `product` is x Wᵀ, `turned_product` is y W: training wants both, and
+never a gradient of W. Functions of tensors only, so that they can be compiled with what surrounds them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""The largest number that e4m3 holds."""
+
+SMALLEST_SCALE = 1e-12
+
+
+class WholeWeight(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+
+class EightBitWeight(NamedTuple):
+    """Row i of the weight is `codes[i] * scale[i]`. `turned` is the same turned over, where memory allows."""
+
+    codes: Tensor
+    scale: Tensor
+    turned: Tensor | None
+    bias: Tensor | None
+
+
+class Nf4Part(NamedTuple):
+    """One layer in the layout of `model/adapters/nf4.py`: two codes a byte, a scale for every 64 weights."""
+
+    codes: Tensor
+    scale_codes: Tensor
+    chunk_scales: Tensor
+    offset: Tensor
+
+
+class FourBitWeight(NamedTuple):
+    """4-bit weights of layers that are used side by side."""
+
+    parts: tuple[Nf4Part, ...]
+    levels: Tensor
+    bias: Tensor | None
+
+
+FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
+
+BLOCK = 64
+CHUNK = 256
+
+
+def quantize_eight(weight: Tensor, bias: Tensor | None, *, turned: bool) -> EightBitWeight:
+    """The nearest 8-bit weight with a scale a row."""
+    scale = (weight.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
+    codes = (weight.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8)
+    return EightBitWeight(codes, scale, codes.t().contiguous() if turned else None, bias)
+
+
+def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
+    """The 4-bit weight as numbers."""
+    return torch.cat([_dequantize_part(part, four.levels, dtype) for part in four.parts])
+
+
+def _dequantize_part(part: Nf4Part, levels: Tensor, dtype: torch.dtype) -> Tensor:
+    rows, half = part.codes.shape
+    codes = torch.stack((part.codes >> 4, part.codes & 15), dim=-1).view(rows, half * 2)
+    blocks = half * 2 // BLOCK
+    place = torch.arange(rows * blocks, device=codes.device) // CHUNK
+    scales = part.scale_codes.reshape(-1).float() * part.chunk_scales[place] + part.offset
+    values = levels[codes.int()].view(rows, blocks, BLOCK) * scales.view(rows, blocks, 1)
+    return values.to(dtype).view(rows, half * 2)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit codes of each row, and its scale."""
+    scale = (x.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
+    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
+
+
+def product(frozen: FrozenWeight, x: Tensor) -> Tensor:
+    """x Wᵀ + bias."""
+    if isinstance(frozen, EightBitWeight):
+        codes, scale = quantize_rows(x)
+        y = _eight_product(codes, scale, frozen.codes, frozen.scale.t(), x.dtype)
+    else:
+        y = x @ _as_numbers(frozen, x.dtype).t()
+    return y if frozen.bias is None else y + frozen.bias
+
+
+def transposed_product(frozen: FrozenWeight, y: Tensor) -> Tensor:
+    """y W."""
+    if isinstance(frozen, EightBitWeight):
+        # The rows' scales go into y, so that the same codes serve both products.
+        return transposed_product_of_codes(frozen, *quantize_rows(y.float() * frozen.scale.t()), y.dtype)
+    return y @ _as_numbers(frozen, y.dtype)
+
+
+def transposed_product_of_codes(
+    frozen: EightBitWeight, codes: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """y W, where y times the rows' scales is in 8 bits already."""
+    turned = frozen.codes.t().contiguous() if frozen.turned is None else frozen.turned
+    ones = torch.ones(1, turned.shape[0], dtype=torch.float32, device=codes.device)
+    return _eight_product(codes, scale, turned, ones, dtype)
+
+
+def _as_numbers(frozen: WholeWeight | FourBitWeight, dtype: torch.dtype) -> Tensor:
+    return frozen.weight if isinstance(frozen, WholeWeight) else dequantize_four(frozen, dtype)
+
+
+def _eight_product(
+    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """left rightᵀ with a scale for each row of both."""
+    if left.device.type == "cuda":
+        return torch._scaled_mm(
+            left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=True
+        )
+    # The same numbers for machines without such products, for tests.
+    return ((left.float() @ right.float().t()) * left_scale * right_scale).to(dtype)
+
+
+class EightBitLinear(nn.Module):
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, shared: EightBitWeight, *, begin: int, rows: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shared = shared
+        self.out_features, self.in_features = rows, shared.codes.shape[1]
+        self.dtype = dtype
+        self.register_buffer("codes", shared.codes[begin : begin + rows])
+        self.register_buffer("scale", shared.scale[begin : begin + rows])
+        bias = None if shared.bias is None else shared.bias[begin : begin + rows]
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as numbers, made anew each time."""
+        return (self.codes.float() * self.scale).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Codes are exact in 16 bits; their scale is put on what comes out.
+        y = nn.functional.linear(x, self.codes.to(x.dtype)).float() * self.scale.view(-1)
+        return y.to(x.dtype) if self.bias is None else y.to(x.dtype) + self.bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits=8"

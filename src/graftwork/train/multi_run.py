@@ -1,0 +1,296 @@
+"""A base that stays in memory from one run to the next, as it was when it was loaded.
+
+In: jobs, one after the other. Out: for each its base; loaded anew only where it is another one, or
+where the last run left it otherwise than it found it. Chance stands as after the loading in a process
+of its own. Does not know what a run does with it.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.process import clock
+from graftwork.process.memory import explain_exhaustion, is_exhaustion
+from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
+from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
+from graftwork.records.job import Moment
+from graftwork.records.run import TrainBatch, TrainJob
+from graftwork.text.redact import publish_text
+from graftwork.train.run_folder import ATTEMPTS, SAVED, WAITED, is_settled
+from graftwork.train.worker import job_settings, load_for
+
+CACHEABLE_METHODS = ("lora", "dora")
+"""Methods that leave every weight of the base where and what it is. The others get a base of their own."""
+
+
+class BaseCache:
+    def __init__(self, load: Callable[[TrainJob], Any]) -> None:
+        self._load = load
+        self._key: tuple[str, ...] | None = None
+        self._model: Any = None
+        self._modules: dict[str, Any] = {}
+        self._weights: dict[str, tuple[int, int, str]] = {}
+        self._fresh: Any = None
+        self._loaded: Any = None
+        self.loads = 0
+
+    def take(self, job: TrainJob) -> Any:
+        """The base of this job, without anything that an earlier run attached to it."""
+        from graftwork.train.engine import random_states, restore_random_states
+
+        self._fresh = self._fresh or random_states()
+        tuning = job.plan.tuning
+        form: tuple[str, ...] = ("plain",)
+        if tuning is not None:
+            form = (tuning.form, tuning.head, str(tuning.turned), str(tuning.host_embedding))
+        key = (job.base_folder, job.plan.dtype, job.plan.device.kind, job.plan.method, *form)
+        if self._model is not None and key == self._key and self._put_back():
+            restore_random_states(self._loaded)
+            return self._model
+        self.drop()
+        restore_random_states(self._fresh)
+        model = self._load(job)
+        self.loads += 1
+        if job.plan.method in CACHEABLE_METHODS:
+            self._key, self._model, self._loaded = key, model, random_states()
+            self._modules = dict(model.named_modules())
+            self._weights = _weight_identities(model)
+        return model
+
+    def drop(self) -> None:
+        """Let it go: before another is loaded, or after a run that ended badly."""
+        self._key, self._model, self._modules, self._weights = None, None, {}, {}
+
+    def _put_back(self) -> bool:
+        """Every module in its place and nothing hung upon it; False where that cannot be had."""
+        for path, module in self._modules.items():
+            if path:
+                parent, _, leaf = path.rpartition(".")
+                setattr(self._modules[parent], leaf, module)
+            # What was set on the module itself would hide the method of its class.
+            module.__dict__.pop("forward", None)
+            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+                hooks.clear()
+        self._model.requires_grad_(False)
+        self._model.eval()
+        return (
+            dict(self._model.named_modules()) == self._modules
+            and _weight_identities(self._model) == self._weights
+        )
+
+
+def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
+    """Which tensors the model is made of: the bytes in them are proven by each run itself."""
+    return {
+        name: (id(weight), weight.data_ptr(), str(weight.dtype)) for name, weight in model.named_parameters()
+    }
+
+
+LoadBase = Callable[[TrainJob], Any]
+TrainRun = Callable[[TrainJob, LoadBase, Any], None]
+"""Trains one run on the base that the given function has for it, with the given strategy or alone."""
+
+
+def train_many(batch: TrainBatch, train: TrainRun) -> None:
+    """Each run that is not settled yet, in order; those of a group in one go."""
+    held = BaseCache(load_for)
+    for place, job in enumerate(batch.jobs):
+        if is_settled(job):
+            continue
+        if stop_asked.is_set():
+            raise StoppedInOrder("stopped in good order between two runs", fix="run the same command again")
+        group = next((group for group in batch.side_by_side if place in group), (place,))
+        left = [batch.jobs[at] for at in group if not is_settled(batch.jobs[at])]
+        begun = time.perf_counter()
+        try:
+            if len(left) > 1:
+                _train_abreast(left, held, train, begun=batch.begun)
+            else:
+                _train_one(job, held.take, train, begun=batch.begun, on_failure=held.drop)
+        finally:
+            for one in left:
+                # Who shares the steps shares the time.
+                _add_waited(Path(one.folder), (time.perf_counter() - begun) / len(left))
+            free_memory()
+
+
+def free_memory() -> None:
+    """What a run took and left behind is there for the next, and its limit on a card is lifted."""
+    import torch
+
+    gc.collect()
+    # A card that nobody has used is not woken.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _train_abreast(jobs: list[TrainJob], held: BaseCache, train: TrainRun, *, begun: Moment) -> None:
+    from graftwork.train.side_by_side import SideBySide, train_side_by_side
+
+    def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
+        return lambda load, strategy: _train_one(job, load, train, begun=begun, strategy=strategy)
+
+    train_side_by_side(held.take(jobs[0]), [work_on(job) for job in jobs])
+
+
+def _train_one(
+    job: TrainJob,
+    load: LoadBase,
+    train: TrainRun,
+    *,
+    begun: Moment,
+    strategy: Any = None,
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
+    """The run to its end, or its reason in its folder."""
+    try:
+        with hold_lock(Path(job.folder)):
+            _require_start(job)
+            _require_patience(job, begun=begun)
+            train(job, load, strategy)
+    except (StoppedInOrder, Interrupted):
+        raise
+    except GraftError as error:
+        on_failure()
+        _write_failure(job, error)
+    except Exception as error:
+        # A fault of the program in one run is no reason to leave the others undone.
+        sys.excepthook(*sys.exc_info())
+        on_failure()
+        _write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else _fault(job, error))
+
+
+def _write_failure(job: TrainJob, error: GraftError) -> None:
+    write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
+
+
+def _fault(job: TrainJob, error: Exception) -> WorkerFailed:
+    return WorkerFailed(
+        f"the training of run {job.run_id} failed: {type(error).__name__}",
+        why=publish_text(str(error)).splitlines()[0] if str(error) else "it left no message",
+        fix="look at the log; what was done so far is kept, the same command goes on from there",
+        where=job.folder,
+    )
+
+
+def _require_start(job: TrainJob) -> None:
+    if job.start_adapter is not None and not Path(job.start_adapter).is_dir():
+        raise EnvironmentLacks(
+            "the adapter that training should start from is not there",
+            why="the run that makes it has failed or was removed",
+            fix="mend that run first; `graft train --all` then goes on with this one",
+            where=job.start_adapter,
+        )
+
+
+def _require_patience(job: TrainJob, *, begun: Moment) -> None:
+    """A run that kills its process again and again must not keep the others from being trained."""
+    folder = Path(job.folder)
+    attempts = [_when(line, begun) for line in Journal(folder / ATTEMPTS).read()]
+    saved = [(_when(line, begun), int(line["step"])) for line in Journal(folder / SAVED).read()]
+    crashes = crashes_in_a_row(attempts, saved, begun=0.0)
+    if crashes > job_settings(job).run.max_restarts:
+        raise WorkerFailed(
+            f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
+            why="most often the machine ran out of memory",
+            fix="look at the log; what was done so far is kept, the same command goes on from there",
+            where=job.folder,
+        )
+
+
+def _when(line: dict[str, Any], begun: Moment) -> float:
+    """When a line was written, in seconds after the command began."""
+    return clock.seconds_between(begun, clock.read_moment(line))
+
+
+def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float) -> int:
+    """Attempts of this command that ended badly since the run last came further. Pure.
+
+    In: when each attempt began; when the checkpoint of which step was safe.
+    """
+    newest = max((step for _, step in saved), default=0)
+    # Saved again, after a crash, a step is no progress.
+    further = min((at for at, step in saved if step == newest), default=begun)
+    since = [at for at in attempts if at >= max(begun, further)]
+    # The attempt that came further was killed after that, too.
+    return len(since) + (1 if further > begun and any(begun <= at < further for at in attempts) else 0)
+
+
+def _add_waited(folder: Path, seconds: float) -> None:
+    path = folder / WAITED
+    before = float(path.read_text()) if path.exists() else 0.0
+    write_atomic(path, repr(before + seconds))
+
+
+FASTER_ON = {"cpu": False, "cuda": False}
+"""Where it is known to be faster: nowhere yet.
+
+On a CPU two noisy repeats took 3-9 % less processor time than the plain path, which is not the way that a
+single run takes there: against the processor's own step nobody has measured it, nor on a GPU.
+"""
+
+SMALL_TOKENS = 4096
+"""Larger steps keep a device busy by themselves."""
+
+MEMORY_SHARE = 0.9
+"""The share of a device's memory that a group may plan to fill."""
+
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def choose_side_by_side(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]:
+    """Groups of at least two, each of runs that can and should share their steps."""
+    groups: list[list[int]] = []
+    for place, job in enumerate(jobs):
+        if not _wanted(job):
+            continue
+        for group in groups:
+            if _can_share([*(jobs[at] for at in group), job]):
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    return tuple(tuple(group) for group in groups if len(group) > 1)
+
+
+def _wanted(job: TrainJob) -> bool:
+    asked = job.run.get("side_by_side", "auto")
+    alone = job.crew.get("strategy", "single") == "single"
+    # A card's own step has layers of its own, which know one adapter.
+    if asked == "off" or not alone or job.plan.tuning is not None:
+        return False
+    if job.plan.train["settings"]["method"] not in ("lora", "dora"):
+        return False
+    if _is_tight(job):
+        return False
+    return asked == "on" or (FASTER_ON[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)
+
+
+def _is_tight(job: TrainJob) -> bool:
+    """Whether its own rows do not fit at once: those that share a step take all of theirs together."""
+    plain = job.plan.plain
+    rows = int(job.plan.train["settings"].get("batch_rows", 1))
+    return plain is not None and (plain.checkpointed or plain.micro_rows < rows)
+
+
+def _can_share(jobs: Sequence[TrainJob]) -> bool:
+    """On one base, none waiting for another of them, and within the device's memory."""
+    first, last = jobs[0], jobs[-1]
+    if (first.base_folder, first.plan.dtype) != (last.base_folder, last.plan.dtype):
+        return False
+    if any(last.start_adapter and last.start_adapter.startswith(job.folder) for job in jobs):
+        return False
+    base = last.plan.total_parameters.value * BYTES_PER_WEIGHT.get(last.plan.dtype, 4) / 2**30
+    # The weights are there once; what each run needs besides them is there for each.
+    needed = base + sum(max(job.plan.peak_memory_gib.high - base, 0.0) for job in jobs)
+    return needed <= MEMORY_SHARE * last.plan.device.memory_gib
+
+
+def _tokens_a_step(job: TrainJob) -> float:
+    return job.plan.tokens.value / max(job.plan.steps.value, 1)

@@ -1,0 +1,62 @@
+"""Objectives: what a training batch is and what weight each of its tokens gets.
+
+To add one: write a file here with a class that has the attributes of `Objective`, return it from
+`make_objective`, and, where its batches are produced during the run (rollouts), write a `BatchSource`.
+Engines, checkpoints, strategies and callbacks stay as they are: every engine minimizes
+
+    sum over trained tokens of weight · -log p(token) / normalizer
+
+so an objective is a pure function of rows and log-probabilities. `sft.py` is supervised fine-tuning;
+`epochs.py` is its batch source, the epoch order of a dataset's rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from graftwork.records.dataset import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogProbabilities = Callable[[], "list[Tensor]"]
+"""Computes the log-probabilities that the model now gives the trained tokens, one tensor for each row."""
+
+
+class Objective(Protocol):
+    """Weights of tokens. Rows carry what an objective compares with: log-probabilities when sampled and of
+    the reference model, advantages, masks."""
+
+    name: str
+
+    def normalizer(self, rows: Sequence[Row]) -> float:
+        """What the weighted loss of one optimizer step is divided by."""
+
+    def weights(self, rows: Sequence[Row], log_probabilities: LogProbabilities) -> "list[Tensor] | None":
+        """The weight of each trained token, one tensor for each row; None if every token weighs 1.
+
+        No gradient flows through the weights. Calling `log_probabilities` costs a forward pass.
+        """
+
+
+class BatchSource(Protocol):
+    """Where the rows of each optimizer step come from."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+
+    def batch(self, step: int) -> Sequence[Row]:
+        """The rows of step 1 … `steps`. A resumed run that asks again gets the same rows."""
+
+    def rows_before(self, step: int) -> int:
+        """Rows in the steps up to and including `step`."""
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint records to recognize the run it was made for."""
+
+
+def make_objective() -> Objective:
+    """The objective of a run."""
+    from graftwork.train.objectives.sft import SupervisedFineTuning
+
+    return SupervisedFineTuning()

@@ -1,0 +1,125 @@
+"""The names of the files in a run's folder."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.process.worker import ERROR_FILE
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.run import TrainJob, TrainStep
+
+ATTEMPTS = "attempts.jsonl"
+MESSAGES = "words.jsonl"
+STEPS = "steps.jsonl"
+CHECKPOINTS = "checkpoints"
+OUTCOME = "outcome.json"
+REHEARSED = "rehearsed"
+ADAPTER = "adapter"
+WAITED = "waited"
+EVALUATIONS = "looks.jsonl"
+TRACKED = "tracked"
+PAGE = "training.html"
+SAVED = "saved.jsonl"
+REPLANNED = "replanned.json"
+
+
+COPIED_FILES = (EVALUATIONS, TRACKED)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Steps that were done again because of a crash, and whether each time gave the same as the first."""
+
+    steps: int
+    identical: bool
+
+
+class StepLog:
+    """The journal as the loop writes it. Where the disk takes no line, the line waits for the next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder / STEPS)
+        self._waiting: list[TrainStep] = []
+
+    def append(self, step: TrainStep) -> str | None:
+        """A word where the line could not be written."""
+        self._waiting.append(step)
+        try:
+            while self._waiting:
+                self._journal.append(self._waiting[0].model_dump())
+                self._waiting.pop(0)
+        except EnvironmentLacks as error:
+            # One word for each time that it begins, not one a step.
+            first = len(self._waiting) == 1
+            return f"the journal takes no lines: {error.what}; they are written later" if first else None
+        return None
+
+    def copy(self) -> bytes:
+        """The whole journal as it is now, for a checkpoint to carry."""
+        return self._journal.path.read_bytes() if self._journal.path.exists() else b""
+
+    def restore(self, copied: bytes) -> None:
+        """Put the copy back where the journal was lost: in a new place that knows only the checkpoint."""
+        if not self._journal.path.exists() and copied:
+            write_atomic(self._journal.path, copied)
+
+
+def copy_side_files(folder: Path) -> dict[str, str]:
+    """The other small files that a run in a new place would miss."""
+    return {name: (folder / name).read_text() for name in COPIED_FILES if (folder / name).exists()}
+
+
+def restore_side_files(folder: Path, copied: dict[str, str]) -> None:
+    for name in COPIED_FILES:
+        if name in copied and not (folder / name).exists():
+            write_atomic(folder / name, copied[name])
+
+
+def read_journal(folder: Path) -> list[TrainStep]:
+    """Every step as it was done, those that a crash made necessary twice included."""
+    return [TrainStep.model_validate(line) for line in Journal(folder / STEPS).read()]
+
+
+def read_steps(folder: Path) -> list[TrainStep]:
+    """The last word on each step, in order."""
+    steps = {step.step: step for step in read_journal(folder)}
+    return [steps[number] for number in sorted(steps)]
+
+
+def find_replay(journal: Iterable[TrainStep]) -> Replay | None:
+    """What was done again over all attempts; None where nothing was.
+
+    Loss and gradient are compared bit by bit every time, the weights wherever both times have their
+    digest.
+    """
+    times: dict[int, list[TrainStep]] = defaultdict(list)
+    for step in journal:
+        times[step.step].append(step)
+    again = [same for same in times.values() if len(same) > 1]
+    if not again:
+        return None
+    return Replay(steps=sum(len(same) - 1 for same in again), identical=all(map(_agree, again)))
+
+
+def _agree(same: list[TrainStep]) -> bool:
+    # Not a number is not equal to itself, but written twice it is the same outcome.
+    outcomes = {(repr(step.loss), repr(step.gradient_norm)) for step in same}
+    weights = {step.weights for step in same if step.weights}
+    return len(outcomes) == 1 and len(weights) <= 1
+
+
+def is_settled(job: TrainJob) -> bool:
+    folder = Path(job.folder)
+    return (folder / OUTCOME).exists() or (folder / ERROR_FILE).exists()
+
+
+def failure_of(job: TrainJob) -> dict[str, object] | None:
+    """The reason why it failed; None where it is done, or not settled."""
+    path = Path(job.folder) / ERROR_FILE
+    if (Path(job.folder) / OUTCOME).exists() or not path.exists():
+        return None
+    said: dict[str, object] = json.loads(path.read_text())
+    return said

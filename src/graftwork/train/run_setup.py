@@ -1,0 +1,168 @@
+"""How the run of a job is kept: its store and mirror, its watch, its deadline, its way to stop.
+
+In: a job and its settings. Out: the parts that the loop is given. Builds them and does nothing else.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graftwork.files.dataset import read_rows
+from graftwork.process import clock
+from graftwork.records.base import HIDDEN, hide_login
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.run import Look, TrainJob
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.evaluation import TrainingEvaluator
+from graftwork.train.callbacks.guards import DeadlineCallback, DivergenceCallback
+from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.run_folder import CHECKPOINTS
+from graftwork.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from graftwork.train.distributed.strategies import DistributedStrategy
+
+MIRROR_PATIENCE = 600.0
+MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
+"""Where a worker finds the addresses of mirrors that hold a login: a job's file is kept, and holds none."""
+
+
+def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
+    """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
+    if job.deadline is not None:
+        said = job.deadline_from or clock.now()
+        return clock.steady() - clock.seconds_since(said) + (job.deadline - said.at)
+    minutes = settings.run.deadline_minutes
+    return clock.steady() + minutes * 60 if minutes is not None else None
+
+
+def open_checkpoint_store(
+    job: TrainJob, settings: TrainSettings, *, deadline: float | None
+) -> CheckpointStore:
+    """A mirror that cannot work at all is said now, before the hours."""
+    mirror, address = None, find_mirror(job, settings, passed=_passed_mirrors())
+    if address is not None:
+        from graftwork.train.checkpoints.mirror import FsspecMirror
+
+        mirror = FsspecMirror(address, run_id=job.run_id, keep=settings.keep_checkpoints)
+
+    def patience() -> float:
+        return MIRROR_PATIENCE if deadline is None else max(deadline - clock.steady() - 1, 0.0)
+
+    return CheckpointStore(
+        Path(job.folder) / CHECKPOINTS, keep=settings.keep_checkpoints, mirror=mirror, patience=patience
+    )
+
+
+def pass_mirrors(mirrors: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment that gives a worker the addresses of its runs' mirrors, by the run's id."""
+    secret = {run: url for run, url in mirrors.items() if url is not None and hide_login(url) != url}
+    return {MIRRORS_VARIABLE: json.dumps(secret)} if secret else {}
+
+
+@cache
+def _passed_mirrors() -> dict[str, str]:
+    """What `pass_mirrors` gave. Taken out of the environment: what this process starts need not have it."""
+    passed: dict[str, str] = json.loads(os.environ.pop(MIRRORS_VARIABLE, "{}"))
+    return passed
+
+
+def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, str]) -> str | None:
+    """The mirror's address: from the job, or with its login as it was passed, by the run's id."""
+    address = passed.get(job.run_id) or settings.run.mirror
+    if address is not None and HIDDEN in address:
+        raise EnvironmentLacks(
+            "the login of the mirror is not known here",
+            why="a job's file holds no secrets: `graft train` passes them to the process that it starts",
+            fix="start the run with `graft train`",
+            where="train.run.mirror",
+        )
+    return address or None
+
+
+def guard_callbacks(
+    settings: TrainSettings, store: CheckpointStore, *, deadline: float | None, report: Callable[[str], None]
+) -> list[TrainingCallback]:
+    """Those who refuse a step or end the run before it is harmed."""
+    found: list[TrainingCallback] = [DivergenceCallback(settings.watch, report=report)]
+    if deadline is not None:
+        every, seconds = settings.examine.every, settings.examine.seconds
+        found.append(
+            DeadlineCallback(
+                deadline,
+                save_seconds=lambda: store.seconds,
+                evaluation_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
+            )
+        )
+    return found
+
+
+def run_inputs(job: TrainJob) -> dict[str, str]:
+    """What a checkpoint of this job belongs to, besides its settings and the order of its rows."""
+    return {
+        "dataset": job.plan.dataset_hash,
+        "base": job.plan.base_fingerprint,
+        "adapter": json.dumps(job.plan.train["adapter"], sort_keys=True),
+    }
+
+
+def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
+    """Moves the heart; asked to stop, it gives up the step between two of its parts.
+
+    Only for who works alone: of a strategy, the others would wait for ever.
+    """
+    from graftwork.train.loop import StepInterrupted
+
+    def progress(*doing: str) -> None:
+        move(*doing)
+        if stop_asked():
+            raise StepInterrupted
+
+    return progress
+
+
+def reporting_callbacks(
+    job: TrainJob,
+    settings: TrainSettings,
+    *,
+    evaluator: TrainingEvaluator | None = None,
+    strategy: "DistributedStrategy | None" = None,
+    progress: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda _message: None,
+    stop_asked: Callable[[], bool] = lambda: False,
+) -> list[TrainingCallback]:
+    from graftwork.train.callbacks.evaluation import EvaluationCallback
+    from graftwork.train.callbacks.reporting import TrackerCallback
+    from graftwork.train.trackers import require_installed
+
+    folder = Path(job.folder)
+    require_installed(settings.run.trackers)
+    callbacks: list[TrainingCallback] = []
+    latest: Callable[[], Look | None] = lambda: None  # noqa: E731
+    if settings.examine.every is not None:
+        examine = EvaluationCallback(
+            settings.examine,
+            read_rows(Path(job.dataset_folder), "validation"),
+            folder=folder,
+            evaluator=evaluator,
+            strategy=strategy,
+            report=report,
+            progress=progress,
+            stop_asked=stop_asked,
+        )
+        callbacks.append(examine)
+        latest = lambda: examine.latest  # noqa: E731
+    if settings.run.trackers and (strategy is None or strategy.rank == 0):
+        track = TrackerCallback(
+            settings.run.trackers,
+            run_id=job.run_id,
+            settings=settings.what_is_learned(),
+            folder=folder,
+            latest_evaluation=latest,
+            report=report,
+        )
+        callbacks.append(track)
+    return callbacks

@@ -1,0 +1,30 @@
+"""Paths and links in the docs exist."""
+
+import re
+
+import pytest
+from shown_commands import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def test_architecture_page_names_only_paths_that_exist():
+    named = re.findall(
+        r"`([a-z_]+/(?:[a-z_]+/?)*(?:\.py)?)`", (ROOT / "docs" / "architecture.md").read_text()
+    )
+    paths = [name for name in named if not name.startswith(("src/", "tests/"))]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / "src" / "graftwork" / path).exists()] == []
+
+
+def test_architecture_page_names_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "src" / "graftwork").glob("*/__init__.py")}
+    assert sorted(name for name in packages if f"`{name}/`" not in page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_links_of_a_page_lead_to_files_that_exist(page):
+    targets = LINK.findall(page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -1,0 +1,160 @@
+"""Places: the local one, one of an installed package, and the supervisor over a place without processes."""
+
+import os
+import signal
+import threading
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from graftwork.fleet import REQUIRED, open_place
+from graftwork.fleet.local import LocalPlace
+from graftwork.fleet.place import LOG_FILE, read_log_tail
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.supervise import JOB_FILE, Hooks, WorkerTask, run_job
+from graftwork.process import extensions
+from graftwork.process.heartbeat import Heart
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks, UserMistake, WorkerFailed
+from graftwork.records.job import Job, JobHandle, JobStatus
+
+
+class Work(Record):
+    exits: tuple[int, ...]
+
+
+class ThreadPlace:
+    """Runs a job as a thread that beats as a worker does and ends with the exit code that the job names."""
+
+    name = "thread"
+
+    def __init__(self):
+        self.jobs, self.stopped, self.fetched = [], [], []
+
+    def offer(self):
+        return ()
+
+    def submit(self, job):
+        attempt, status, asked = len(self.jobs), {"code": None}, threading.Event()
+
+        def work():
+            exits = Work.from_json(Path(job.job_file).read_bytes()).exits
+            with Heart(Path(job.folder), interval=0.01) as heart:
+                heart.beat("training", attempt + 1, 10)
+                code = exits[min(attempt, len(exits) - 1)]
+                if code == 75:
+                    asked.wait(30)
+            status["code"] = code
+
+        thread = threading.Thread(target=work, daemon=True)
+        self.jobs.append((thread, status, asked))
+        thread.start()
+        return JobHandle(place=self.name, id=str(attempt), name=job.name, folder=job.folder)
+
+    def poll(self, handle, *, seconds=0.0):
+        thread, status, _ = self.jobs[int(handle.id)]
+        thread.join(seconds)
+        return JobStatus(running=thread.is_alive(), exit_code=status["code"])
+
+    def fetch(self, handle):
+        self.fetched.append(handle.id)
+
+    def stop(self, handle, *, at_once=False):
+        self.stopped.append(at_once)
+        self.jobs[int(handle.id)][2].set()
+
+    def list(self):
+        return ()
+
+
+def run(folder, place, *exits, **options):
+    task = WorkerTask("it", "unused", Work(exits=exits), folder, max_restarts=1)
+    return run_job(task, reporter=NullReporter(), place=place, hooks=Hooks(**options))
+
+
+def test_supervisor_restarts_a_job_of_any_place_until_it_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr("graftwork.pipeline.supervise._wait", lambda _seconds: None)
+    place = ThreadPlace()
+    assert run(tmp_path, place, -9, -9, 0) == 2
+    assert place.fetched == ["0", "1", "2"]
+    assert (tmp_path / JOB_FILE).exists()
+
+
+def test_supervisor_gives_up_on_a_job_that_fails_without_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr("graftwork.pipeline.supervise._wait", lambda _seconds: None)
+    (tmp_path / LOG_FILE).write_text("its last line\n")
+    folders = (tmp_path / "no heartbeat",)
+    with pytest.raises(WorkerFailed, match="ended with exit code 1") as caught:
+        run(tmp_path, ThreadPlace(), 1, active_folders=lambda: folders)
+    assert "its last line" in caught.value.why
+
+
+def test_supervisor_asks_the_place_to_stop_before_it_leaves(tmp_path):
+    place = ThreadPlace()
+
+    def fail():
+        if not place.stopped:
+            raise RuntimeError("the caller failed")
+
+    with pytest.raises(RuntimeError):
+        run(tmp_path, place, 75, on_poll=fail)
+    assert place.stopped == [False]
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return Job(name="sleep", module="sleeper", job_file="unused", folder=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("at_once", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
+def test_local_place_lists_stops_and_reports_the_exit_code(sleeper, at_once, code):
+    place = LocalPlace()
+    handle = place.submit(sleeper)
+    assert place.list() == (handle,)
+    assert place.poll(handle).running
+    place.stop(handle, at_once=at_once)
+    status = place.poll(handle, seconds=30)
+    assert (status.running, status.exit_code) == (False, code)
+    assert place.list() == ()
+    place.stop(handle)  # nothing left to stop
+
+
+def test_local_place_shows_that_a_process_was_stopped_by_a_signal(sleeper):
+    place = LocalPlace()
+    handle = place.submit(sleeper)
+    os.kill(int(handle.id), signal.SIGSTOP)
+    try:
+        while (state := place.poll(handle, seconds=0.01).process_state) not in ("T", ""):
+            pass
+        assert state in ("T", "")
+    finally:
+        place.stop(handle, at_once=True)
+
+
+def test_local_place_writes_the_output_to_the_log_and_offers_this_machine(sleeper):
+    place = LocalPlace()
+    handle = place.submit(sleeper)
+    while "here" not in read_log_tail(Path(handle.folder)):
+        assert place.poll(handle, seconds=0.01).running
+    place.stop(handle, at_once=True)
+    (offer,) = place.offer()
+    assert (offer.place, offer.usd_per_hour) == ("local", 0.0)
+
+
+def test_open_place_loads_a_place_of_an_installed_package(monkeypatch):
+    point = metadata.EntryPoint("thread", f"{__name__}:ThreadPlace", "graftwork.places")
+    monkeypatch.setattr(extensions.metadata, "entry_points", metadata.EntryPoints([point]).select)
+    place = open_place("thread")
+    assert all(hasattr(place, name) for name in REQUIRED)
+    with pytest.raises(UserMistake, match="unknown place"):
+        open_place("elsewhere")
+
+
+def test_open_place_refuses_what_is_not_a_place(monkeypatch):
+    point = metadata.EntryPoint("odd", "decimal:Decimal", "graftwork.places")
+    monkeypatch.setattr(extensions.metadata, "entry_points", metadata.EntryPoints([point]).select)
+    with pytest.raises(EnvironmentLacks, match="has no offer, submit"):
+        open_place("odd")
