@@ -132,7 +132,7 @@ def reporting_callbacks(
     strategy: "DistributedStrategy | None" = None,
     progress: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _message: None,
-    stop_asked: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> list[TrainingCallback]:
     from graftwork.train.callbacks.evaluation import EvaluationCallback
     from graftwork.train.callbacks.reporting import TrackerCallback
@@ -151,7 +151,7 @@ def reporting_callbacks(
             strategy=strategy,
             report=report,
             progress=progress,
-            stop_asked=stop_asked,
+            stop_requested=stop_requested,
         )
         callbacks.append(examine)
         latest = lambda: examine.latest  # noqa: E731

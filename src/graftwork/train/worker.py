@@ -155,7 +155,7 @@ def _train(
         strategy=strategy,
         progress=heart.move,
         report=report,
-        stop_asked=stop_asked.is_set,
+        stop_requested=stop_asked.is_set,
     )
     heart.beat("loading the base model", 0, 1)
     _make_deterministic(job, settings)

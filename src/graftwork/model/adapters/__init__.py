@@ -1,1 +1,1 @@
-"""LoRA, DoRA and full fine-tuning: the adapters, their shapes and the PEFT folder format."""
+"""What training changes: LoRA and DoRA layers, PEFT folders, full weights, 4-bit bases, merging."""

@@ -1,1 +1,1 @@
-"""Chat templates: rendering messages to tokens and marking the trained span."""
+"""Chat templates: messages to tokens, with proof of which tokens are the reply."""

@@ -1,1 +1,1 @@
-"""Generating answers with a loaded model."""
+"""Generation: batched decoding with a KV cache, sampling, recorded steps on a GPU."""

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole, verified before they count, kept by policy, mirrored elsewhere."""
+"""Checkpoints: the format on disk, the store that writes them during training, and their mirror."""
