@@ -34,8 +34,10 @@ check: dev ## style, types and the direction of imports
 test: check ## all tests that need neither a GPU nor many minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
 
-test-slow: dev ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(PYTEST_OPTIONS)
+test-slow: dev ## the tests that take minutes, flows with processes started anew, properties with all examples
+	$(BIN)/python -m pytest -m slow --real-processes --thorough $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m hypothesis --thorough $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --real-processes $(PYTEST_OPTIONS) tests/flow
 
 test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
 	$(BIN)/python tests/statistics/levels.py
