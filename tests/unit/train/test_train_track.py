@@ -11,7 +11,7 @@ from test_train_looks import make_step
 
 from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import Look
+from graftwork.records.run import TrainingEvaluation
 from graftwork.train.callbacks.reporting import TrackerCallback
 from graftwork.train.settings import RunSettings, TrainSettings
 from graftwork.train.trackers import require_installed
@@ -96,7 +96,7 @@ def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
 
 
 def test_a_look_goes_with_the_figures_of_its_step(tape, tmp_path):
-    look = Look(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
+    look = TrainingEvaluation(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
     work_through(make_track(tmp_path, look=look), [1, 2])
     assert tape.logged[1][1] == {
         "train/loss": 1.0,
@@ -119,7 +119,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_word(tape, declare, tmp_path)
     track.on_train_end()
     assert [step for step, _ in tape.logged] == [1]
     assert [step for step, _ in other.logged] == [1, 2, 3, 4]
-    assert words == ["the tracker tape is left out from here on: RuntimeError: the line is down"]
+    assert words == ["tracker tape is disabled for the rest of the run: RuntimeError: the line is down"]
 
 
 @pytest.mark.parametrize("call", ["open_run", "log", "close"])
@@ -131,14 +131,16 @@ def test_a_tracker_that_never_answers_does_not_hold_the_run(tape, tmp_path, monk
     work_through(track, [1, 2, 3])
     track.on_train_end()
     held.set()
-    assert words == ["the tracker tape is left out from here on: TimeoutError: no answer within 0.05 s"]
+    assert words == [
+        "tracker tape is disabled for the rest of the run: TimeoutError: no answer within 0.05 s"
+    ]
 
 
 def test_a_tracker_that_cannot_be_opened_does_not_stop_the_run(tape, tmp_path):
     tape.fails_to_open = True
     words = []
     work_through(make_track(tmp_path, words), [1, 2])
-    assert words == ["the tracker tape is left out from here on: ValueError: no such host"]
+    assert words == ["tracker tape is disabled for the rest of the run: ValueError: no such host"]
 
 
 def test_require_installed_names_the_missing_package_of_an_installed_tracker(declare):
@@ -188,5 +190,6 @@ def test_the_word_about_a_tracker_that_fails_has_no_password_in_it(tape, tmp_pat
     words = []
     work_through(make_track(tmp_path, words), [1])
     assert words == [
-        "the tracker tape is left out from here on: OSError: no answer from http://…@host:5000/api for …"
+        "tracker tape is disabled for the rest of the run: OSError: "
+        "no answer from http://…@host:5000/api for …"
     ]
