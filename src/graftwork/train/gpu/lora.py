@@ -123,6 +123,7 @@ def _add_to_stack(
         at += db.shape[0]
 
 
+@torch.library.custom_op("graftwork::add_product", mutates_args={"total"})
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left right, summed in float32."""
     if total.is_cuda:
@@ -132,7 +133,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class LoraStacks:
-    """A decoder's adapters, stacked: copied before a pass, their gradients added to the parameters after it."""
+    """A decoder's adapters, stacked: copied before a pass, their gradients added back after it."""
 
     def __init__(self, groups: Sequence[LoraGroup], dtype: torch.dtype) -> None:
         self.groups = [
