@@ -296,7 +296,8 @@ def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:
 
 def hold_stacks(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
     """The stacked copies of the adapters that a step uses unless it is compiled."""
-    for group in () if s.compiled else s.groups * blocks:
+    groups = [] if s.compiled else list(s.groups) * blocks
+    for group in groups:
         pieces.hold_stacks(memory, group)
 
 
