@@ -16,6 +16,10 @@ ORDER = {
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
+    "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
+    "inference": "engine < vllm_engine, embedded, endpoint < selection",
+    "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
+    "< ask, ab, preflight, exchange",
 }
 SUBPACKAGES: dict[str, list[list[str]]] = {
     package: [level.split(", ") for level in order.split(" < ")] for package, order in ORDER.items()

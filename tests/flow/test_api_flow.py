@@ -17,7 +17,7 @@ EXPORTED = [
     "GraftError",
     "NullReporter",
     "Plan",
-    "Prepared",
+    "PreparedData",
     "Project",
     "Release",
     "ReleaseEntry",

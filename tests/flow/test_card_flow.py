@@ -29,11 +29,10 @@ def dataset(tmp_path_factory):
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
-    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+    from graftwork.costmodel.card_tuning import choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
-    from graftwork.plan.catalog.hardware import default_rates
     from graftwork.plan.estimate import make_plan
     from graftwork.plan.settings import PlanSettings
     from graftwork.records.plan import Workload
@@ -56,16 +55,13 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
     )
     tuning = choose_tuning(
         shape,
-        TuningRequest(
-            method=settings.method,
-            adapted=len(layers),
-            trainable=adapter_parameters(shape, rank=16, targets=ALL_LINEARS, layers=len(layers)),
-            step_tokens=1600,
-            longest=max(lengths),
-            eight=settings.fp8 == "on",
-        ),
+        method=settings.method,
+        adapted=len(layers),
+        trainable=adapter_parameters(shape, rank=16, targets=ALL_LINEARS, layers=len(layers)),
         limit_gib=limit_gib,
-        rates=default_rates(),
+        step_tokens=1600,
+        longest=max(lengths),
+        eight=settings.fp8 == "on",
     )
     plan = make_plan(
         base="smollm2",

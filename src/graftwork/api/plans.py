@@ -1,5 +1,6 @@
 """Plans without a project: does a run fit a machine, and how long does it take?"""
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,7 +10,9 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitAnswer
 
 
-def plan_fit(model: str | None = None, **options: Any) -> FitAnswer:
+def plan_fit(
+    model: str | None = None, *, on_progress: Callable[[str], None] = lambda _message: None, **options: Any
+) -> FitAnswer:
     """Whether a training run fits, its best settings, memory and time: what `graft plan fit` answers.
 
     The options are those of the command, by the same names: `method`, `gpu`, `gpus`, `seq`, `rows` …
@@ -35,4 +38,4 @@ def plan_fit(model: str | None = None, **options: Any) -> FitAnswer:
             fix="`graft plan fit --help` lists the accepted values",
             where=f"--{name}",
         ) from refused
-    return answer_fit(asked)
+    return answer_fit(asked, on_progress=on_progress)

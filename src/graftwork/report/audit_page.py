@@ -1,4 +1,4 @@
-"""The page of an audit: what was found, what it does, what mends it, and rows to read.
+"""The page of an audit: findings, their effects and fixes, and rows to read.
 
 In: an Audit. Out: one self-contained HTML document without scripts and without a single outside
 address; a content policy in the page itself forbids both. Whatever came from logs is escaped by the
@@ -90,7 +90,7 @@ def make_audit_page(audit: Audit) -> str:
         blockers=[finding for finding in audit.findings if finding.severity == "blocker"],
         tiles=_tiles(audit),
         findings=[_show_finding(finding) for finding in audit.findings],
-        lacking=[{"code": one.code, "why": one.why} for one in audit.not_looked_for],
+        lacking=[{"code": skipped.code, "why": skipped.why} for skipped in audit.not_looked_for],
         lengths=[
             {"of": "prompt", "summary": audit.prompt_length, "figure": _draw(audit, "prompt")},
             {"of": "reply", "summary": audit.reply_length, "figure": _draw(audit, "reply")},
@@ -98,14 +98,14 @@ def make_audit_page(audit: Audit) -> str:
         drawn_groups=_drawn_groups(audit),
         shares=_shares(audit),
         clusters=[
-            {"kind": kind, "name": KINDS[kind], "members": [_show_cluster(one) for one in members]}
+            {"kind": kind, "name": KINDS[kind], "members": [_show_cluster(member) for member in members]}
             for kind, members in groupby(audit.clusters, key=lambda cluster: cluster.kind)
         ],
     )
 
 
 def _set_commands(text: str) -> Markup:
-    """What stands in backticks, as code; everything is escaped."""
+    """Text in backticks as code; everything is escaped."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         return escape(text)

@@ -30,7 +30,7 @@ TITLE = "Metrics with their intervals"
 
 
 class PlottedInterval(NamedTuple):
-    """One subject's figure; `kind` is the class that colours it, `note` stands at the right."""
+    """One subject's figure; `kind` is the class that colours it, `note` is at the right."""
 
     kind: str
     subject: str
@@ -61,8 +61,10 @@ def draw_intervals(rows: Sequence[MetricRow], *, width: float = 760) -> Markup:
         for place, shown in enumerate(row.shown):
             parts += _draw_span(x, shown, y=top + HEAD + LINE * (place + 0.5), width=width)
         top += HEAD + LINE * len(row.shown) + 8
-    told = (f"{row.name}: " + ", ".join(f"{one.subject} {one.note}" for one in row.shown) for row in rows)
-    return drawing(*parts, width=width, height=floor + FOOT, title=TITLE, description="; ".join(told))
+    described = (
+        f"{row.name}: " + ", ".join(f"{shown.subject} {shown.note}" for shown in row.shown) for row in rows
+    )
+    return drawing(*parts, width=width, height=floor + FOOT, title=TITLE, description="; ".join(described))
 
 
 def _draw_span(x: Scale, shown: PlottedInterval, *, y: float, width: float) -> list[Markup]:
@@ -120,12 +122,12 @@ def list_cases(
 
 def subjects_of(report: Report) -> list[SubjectReport]:
     """Baseline, candidate, then the others; one that was measured alone is not named twice."""
-    named = {one.subject: one for one in (report.baseline, report.candidate, *report.others)}
+    named = {subject.subject: subject for subject in (report.baseline, report.candidate, *report.others)}
     return list(named.values())
 
 
 def embed(data: Mapping[str, Any]) -> Markup:
-    """JSON that cannot end the element it stands in, nor begin another one."""
+    """JSON that cannot end the element that contains it, nor start another one."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -133,7 +135,7 @@ def embed(data: Mapping[str, Any]) -> Markup:
 
 
 def read_part(name: str) -> str:
-    """A file that stands beside this one."""
+    """A file next to this module."""
     return files("graftwork.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -211,7 +213,9 @@ def render_evaluation(page: EvaluationPage) -> str:
         .render(
             page=page.model_copy(update={"notes": (*page.notes, *report.remarks)}),
             report=report,
-            subjects=[{"name": one.subject, "kind": kind_of(report, one)} for one in subjects_of(report)],
+            subjects=[
+                {"name": shown.subject, "kind": kind_of(report, shown)} for shown in subjects_of(report)
+            ],
             figure=_draw(report),
             metrics=_metric_rows(report),
             pairs=_pair_rows(report),
@@ -261,7 +265,7 @@ def _draw(report: Report) -> Markup:
 def _names(report: Report) -> list[str]:
     """The candidate's metrics first, in their order; then what only others have."""
     candidate, *others = report.candidate, report.baseline, *report.others
-    return list(dict.fromkeys(name for one in (candidate, *others) for name in one.metrics))
+    return list(dict.fromkeys(name for subject in (candidate, *others) for name in subject.metrics))
 
 
 def _confidence(report: Report) -> float:
@@ -300,7 +304,7 @@ def _show_value(metric: Metric, value: float) -> str:
 
 def _pair_rows(report: Report) -> list[dict[str, Any]]:
     """Every comparison; the direction that is better depends on the metric."""
-    found = {one.subject: one for one in subjects_of(report)}
+    found = {subject.subject: subject for subject in subjects_of(report)}
     rows = []
     for pair in report.comparisons:
         metric = found[pair.candidate].metrics.get(pair.metric) if pair.candidate in found else None
@@ -364,8 +368,8 @@ def _cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
 
 
 def _confusion_tables(report: Report) -> list[dict[str, Any]]:
-    """The candidate's matrix, and each class beside the baseline's."""
-    before = {one.metric: one for one in report.confusions if one.subject == report.baseline.subject}
+    """The candidate's matrix, and each class next to the baseline's."""
+    before = {found.metric: found for found in report.confusions if found.subject == report.baseline.subject}
     tables = []
     for found in report.confusions:
         if found.subject != report.candidate.subject:
@@ -408,8 +412,11 @@ def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
 
 
 def _told(report: Report) -> list[tuple[str, str]]:
-    """How the answers were made, for whoever wants to make them again."""
-    rows = [("Cases", f"{report.cases}, {report.cases_hash}"), ("Looks", str(report.looks))]
+    """How the answers were generated, to reproduce them."""
+    rows = [
+        ("Cases", f"{report.cases}, {report.cases_hash}"),
+        ("Evaluations of these cases", str(report.looks)),
+    ]
     if report.source:
         rows.append(("Measured by", report.source))
     for subject in subjects_of(report):
@@ -429,5 +436,5 @@ def _write_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"({_write(value)})"
     if isinstance(value, list | tuple):
-        return " ".join(str(one) for one in value) or "none"
+        return " ".join(str(item) for item in value) or "none"
     return str(value)

@@ -44,13 +44,13 @@ def _add_suite(root: Element, name: str, verdict: Verdict) -> tuple[int, int, in
         },
     )
     properties = SubElement(suite, "properties")
-    told = {
+    figures = {
         "decision": verdict.decision,
         "reason": verdict.reason,
         "report_hash": verdict.report_hash,
         "rules_hash": verdict.rules_hash,
     }
-    for key, value in told.items():
+    for key, value in figures.items():
         SubElement(properties, "property", {"name": key, "value": _clean(value)})
     for rule in verdict.rules:
         _add_case(suite, name, rule)
@@ -65,7 +65,7 @@ def _add_case(suite: Element, model: str, rule: RuleResult) -> None:
     if rule.outcome == "pass":
         SubElement(case, "system-out").text = _clean(rule.sentence)
     elif not rule.must:
-        SubElement(case, "skipped", {"message": _clean(f"another rule stands in: {rule.sentence}")})
+        SubElement(case, "skipped", {"message": _clean(f"another rule takes its place: {rule.sentence}")})
     elif rule.outcome == "unknown":
         SubElement(case, "skipped", {"message": _clean(f"{NOT_ENOUGH}: {rule.sentence}")})
     else:

@@ -53,7 +53,7 @@ class ReportPage(Record):
     side_by_side: tuple[SideBySide, ...] = ()
     seconds: dict[str, float | None] = {}
     evaluation_page: str = ""
-    """The file beside this page on which every case can be read; none without it."""
+    """The file next to this page with every case; None if there is none."""
 
 
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")

@@ -53,10 +53,10 @@ def draw_looks(spots: Sequence[EvaluationPoint], *, name: str, last: int, width:
     parts.append(path([(x(spot.step), y(spot.value)) for spot in compared], class_="trace"))
     parts += mark_spots(seen, x, y, width=width)
     best = next((spot for spot in seen if spot.best), None)
-    told = f"{len(seen)} looks"
+    described = f"{len(seen)} evaluations"
     if best:
-        told += f", the best {number(best.value)} at step {best.step}"
-    return drawing(*parts, width=width, height=height, title=title, description=told)
+        described += f", the best {number(best.value)} at step {best.step}"
+    return drawing(*parts, width=width, height=height, title=title, description=described)
 
 
 def mark_spots(spots: Sequence[EvaluationPoint], x: Scale, y: Scale, *, width: float) -> list[Markup]:
@@ -96,7 +96,7 @@ def draw_course(
         return draw_nothing(title, width)
     height, left, right, top, bottom = 168.0, 46.0, 10.0, 12.0, 34.0
     values = [value for _, value in ordered]
-    # Very small figures, learning rates above all, are told in thousandths and less.
+    # Very small figures, learning rates above all, are shown in thousandths and less.
     power = _power_of(max(map(abs, values)))
     marks = round_ticks(min([0.0, *values]) / 10**power, max(values) / 10**power, count=4)
     last = ordered[-1][0]
@@ -111,8 +111,8 @@ def draw_course(
     parts.append(path([(spot[0], level) for spot, level in zip(places, trend, strict=True)], class_="trend"))
     parts += [line(x(at), top, x(at), height - bottom, class_="kill") for at in breaks]
     low, high = number(min(values)), number(max(values), unit)
-    told = f"from {low} to {high} over {number(last)} {along}s; at the end {number(values[-1], unit)}"
-    return drawing(*parts, width=width, height=height, title=title, description=told)
+    described = f"from {low} to {high} over {number(last)} {along}s; at the end {number(values[-1], unit)}"
+    return drawing(*parts, width=width, height=height, title=title, description=described)
 
 
 def draw_frame(
@@ -213,7 +213,7 @@ def draw_loss(
         height=height,
         title="Training loss",
         description=f"{last} steps, from {number(ordered[0][1])} to {number(ordered[-1][1])}"
-        + "".join(f"; best look {number(s.value)} at step {s.step}" for s in looks if s.best)
+        + "".join(f"; best evaluation {number(s.value)} at step {s.step}" for s in looks if s.best)
         + "".join(f"; killed after step {r.killed_after}, resumed at {r.resumed_at}" for r in restarts),
     )
 
@@ -278,12 +278,12 @@ def _restart_marks(
         )
         parts.append(line(at, top - 18, at, floor, class_="kill"))
         late = at > width / 2
-        told = f"killed after step {restart.killed_after}, resumed at {restart.resumed_at}"
+        text = f"killed after step {restart.killed_after}, resumed at {restart.resumed_at}"
         if width < 500:
-            told = f"killed, back to step {restart.resumed_at}"
+            text = f"killed, back to step {restart.resumed_at}"
         parts.append(
             label(
-                told,
+                text,
                 x=at + (-6 if late else 6),
                 y=top - 10,
                 class_="note kill-note",

@@ -124,7 +124,7 @@ class PlotInterval(NamedTuple):
 
 
 class BeforeAfter(NamedTuple):
-    """One row of the forest plot; values are shares of 1. `note` stands at the right."""
+    """One row of the forest plot; values are shares of 1. `note` is at the right."""
 
     name: str
     before: PlotInterval
@@ -209,7 +209,7 @@ _RATIOS = ((1.25, 1.5), (1.4, 2.0), (1.7, 3.0), (2.2, 5.0), (3.2, 10.0), (10.0, 
 
 
 class RowLayout:
-    """Named rows under each other: names beside the plot where there is room, above it on a phone."""
+    """Named rows under each other: names next to the plot where there is room, above it on a phone."""
 
     def __init__(self, *, width: float, count: int, body: float, note_width: float) -> None:
         self._beside = width > 500

@@ -1,4 +1,4 @@
-"""How the pages of this room are made of their templates."""
+"""Templates of the pages, and numbers and names as people write them."""
 
 import re
 from collections.abc import Callable

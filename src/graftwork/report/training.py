@@ -32,7 +32,7 @@ class LabelledPlot(NamedTuple):
 def show_training(
     plan: Plan, outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals]
 ) -> dict[str, Any]:
-    """All that the training section is told."""
+    """The values of the training section."""
     restarts = find_restarts(steps)
     by_loss = [look for look in outcome.looks if look.metric == LOSS]
     others = [look for look in outcome.looks if look.metric != LOSS]
@@ -115,7 +115,9 @@ def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> li
     }
     courses = []
     for name, (unit, read) in figures.items():
-        points = [((one.at - begun) / 60, value) for one in vitals if (value := read(one)) is not None]
+        points = [
+            ((sample.at - begun) / 60, value) for sample in vitals if (value := read(sample)) is not None
+        ]
         if points:
             figure = draw_course(points, title=name, unit=unit, along="minute", breaks=breaks)
             courses.append(LabelledPlot(f"{name}, {unit}", figure))

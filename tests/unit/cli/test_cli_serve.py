@@ -32,13 +32,13 @@ def asked(tmp_path, monkeypatch):
     return ask
 
 
-def test_without_a_word_about_it_nothing_is_dealt(asked):
+def test_serve_without_challenger_assigns_no_sessions(asked):
     settings, out = asked("--port", "0")
     assert (settings.split, settings.port) == (None, 0)
     assert "experiment" not in out
 
 
-def test_a_challenger_and_its_share_can_be_named_on_the_command_line(asked):
+def test_serve_takes_challenger_share_and_experiment_as_options(asked):
     settings, out = asked("--challenger", "next", "--share", "0.25", "--experiment", "spring")
     assert settings.split.model_dump() == {
         "alias": "champion",
@@ -49,7 +49,7 @@ def test_a_challenger_and_its_share_can_be_named_on_the_command_line(asked):
     assert "champion answers all" in out  # there is no release yet, and that is said
 
 
-def test_the_command_line_goes_over_what_the_file_says_and_leaves_the_rest(asked):
+def test_serve_options_override_single_settings_of_graft_yaml(asked):
     section = {"split": {"alias": "main", "challenger": "next", "share": 0.5}}
     assert asked(section=section)[0].split.share == 0.5
     settings, _ = asked("--share", "0.2", section=section)

@@ -71,7 +71,7 @@ MANY = (
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_parts_that_matter_are_shown_and_the_others_are_counted(report, width):
+def test_evaluation_shows_the_slices_that_differ_most_and_counts_the_rest(report, width):
     text = shown(report.model_copy(update={"slices": MANY}), width=width)
     lines = text.splitlines()
     head = next(at for at, line in enumerate(lines) if line.startswith("slice"))
@@ -88,13 +88,13 @@ def test_the_parts_that_matter_are_shown_and_the_others_are_counted(report, widt
     assert ("(30–70)" in body) == (width == 120)
 
 
-def test_parts_that_do_not_differ_are_told_in_one_line(report):
+def test_evaluation_summarizes_equal_slices_in_one_line(report):
     text = shown(report.model_copy(update={"slices": (figure("same", 0.5, 0.5),)}))
     assert "no slice with 5 cases or more differs; 1 figure of slices is on the page" in text
     assert not any(line.startswith("slice") for line in text.splitlines())
 
 
-def test_parts_that_are_all_too_small_are_not_said_to_be_alike(report):
+def test_evaluation_does_not_call_small_slices_equal(report):
     text = shown(report.model_copy(update={"slices": (figure("tiny", 0.0, 1.0, n=4),)}))
     assert "no slice has 5 cases or more; 1 figure of slices is on the page" in text
     assert "differs" not in text
@@ -146,7 +146,7 @@ def test_a_line_names_the_metric_once_and_a_figure_that_all_share_takes_one_line
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_metric_without_a_figure_has_no_row_and_no_p_but_is_named(report, width):
+def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width):
     def without(subject):
         gone = {"n": 0, "successes": 0, "kind": "rate"}
         metrics = {**subject.metrics, "polite": subject.metrics["polite"].model_copy(update=gone)}
@@ -220,7 +220,7 @@ def test_only_cases_of_the_project_are_called_held_out(report, adapter_hash, fir
     assert console.file.getvalue().splitlines()[0] == first
 
 
-def test_one_of_anything_is_not_many(report):
+def test_evaluation_uses_the_singular_for_one(report):
     one = report.candidate.generation.model_copy(update={"answers": 1, "tokens_per_second": 1.2})
     metrics = {
         name: metric.model_copy(update={"failed": 1, "why_failed": "a bug"})

@@ -76,7 +76,7 @@ def test_without_a_project_the_working_folder_is_named(graft, tmp_path, monkeypa
     assert json.loads(out)["where"] == str(tmp_path)
 
 
-def test_ctrl_c_says_what_to_do(graft, project, monkeypatch):
+def test_ctrl_c_explains_how_to_continue(graft, project, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def test_ctrl_c_says_what_to_do(graft, project, monkeypatch):
     assert "interrupted; finished work is kept: run the same command again" in " ".join(err.split())
 
 
-def test_a_real_ctrl_c_while_rows_come_in_says_so_too(project):
+def test_ctrl_c_during_an_audit_explains_how_to_continue(project):
     """The audit waits for standard input, which nobody closes."""
     said = subprocess.Popen(
         [sys.executable, "-m", "graftwork.cli.main", "data", "audit", "-"],

@@ -89,10 +89,10 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
     assert "GPU temperature" not in text, "nobody measured it"
 
 
-def test_looks_by_the_loss_stand_on_the_plot_of_the_loss():
+def test_evaluations_by_loss_are_marked_on_the_loss_plot():
     page = make_looked_at("loss")
     html = render_report(page)
-    assert "best look 0.75 at step 32" in html
+    assert "best evaluation 0.75 at step 32" in html
     assert "Looks during training" not in html
 
 

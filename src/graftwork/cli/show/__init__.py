@@ -7,7 +7,7 @@ from rich.console import Console
 from graftwork.records.base import Record
 
 MODULES = {
-    "data": ("Audit", "Prepared"),
+    "data": ("Audit", "PreparedData"),
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),

@@ -463,4 +463,4 @@ def _group_reasons(audit: Audit) -> dict[str, str]:
     return {why: ", ".join(named) for why, named in codes.items()}
 
 
-PRINTERS = {"Audit": show_audit, "Prepared": show_prepared}
+PRINTERS = {"Audit": show_audit, "PreparedData": show_prepared}

@@ -19,7 +19,7 @@ from graftwork.records.run import Look, TrainStep
 from graftwork.text.messages import redact_variables
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.run_folder import SAVED, TRACKED
-from graftwork.train.trackers import OpenRun, load_tracker
+from graftwork.train.trackers import TrackedRun, load_tracker
 
 if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
@@ -110,7 +110,7 @@ class TrackerCallback(TrainingCallback):
         self._folder = folder
         self._latest_evaluation = latest_evaluation
         self._report = report
-        self._open: dict[str, OpenRun] = {}
+        self._open: dict[str, TrackedRun] = {}
         self._told = 0
 
     def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:

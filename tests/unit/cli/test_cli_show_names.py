@@ -1,0 +1,28 @@
+"""Tables and notebook views are found by the name of a record's class: each name must exist."""
+
+import re
+
+import pytest
+from shown_commands import ROOT
+
+from graftwork.cli import show
+from graftwork.report import notebook
+
+DEFINED = {
+    name
+    for path in (ROOT / "src" / "graftwork").rglob("*.py")
+    for name in re.findall(r"^class (\w+)\(Record\)", path.read_text(), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("module", show.MODULES)
+def test_every_record_with_a_table_is_defined(module):
+    from importlib import import_module
+
+    names = show.MODULES[module]
+    assert set(names) <= DEFINED
+    assert set(names) == set(import_module(f"graftwork.cli.show.{module}").PRINTERS)
+
+
+def test_every_record_with_a_notebook_view_is_defined():
+    assert {*notebook.FIELDS, *notebook.COLUMNS} <= DEFINED
