@@ -2,9 +2,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+# Samples of releases and the in-memory index, which tests of all kinds use.
+sys.path.insert(0, str(Path(__file__).parent / "unit" / "registry"))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ Share = Annotated[
     float | None, typer.Option(help="Share of sessions for the challenger, between 0 and 1; 0.1 by default.")
 ]
 Experiment = Annotated[
-    str | None, typer.Option(help="A name that goes into the lots: another one deals every session anew.")
+    str | None, typer.Option(help="A name for the experiment: another name assigns every session again.")
 ]
 
 
