@@ -91,7 +91,7 @@ def test_a_manifest_that_lies_about_itself_is_not_let_in(store, make, tmp_path):
     assert "not the hash" in refused.value.why
     with pytest.raises(Damaged, match="is not valid") as refused:
         fresh.put(made, sources={})
-    assert "is not given" in refused.value.why
+    assert "is missing" in refused.value.why
     assert fresh.ids() == ()
     assert fresh.put(made, sources=sources) == made
 
