@@ -9,9 +9,12 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
+OLD ?= HEAD
+ARGS ?=
+PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -29,14 +32,14 @@ check: dev ## style, types and import rules
 	$(BIN)/mypy
 
 test: check ## all tests except those that need a GPU or many minutes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
 
 docs-check: dev ## every command, path, link and Python block in the README and the docs
 	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
 	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
 
 test-slow: dev ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(PYTEST_OPTIONS)
 
 test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
 	$(BIN)/python tests/statistics/levels.py
@@ -83,6 +86,9 @@ test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its p
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+compare: dev ## the bytes of both examples, old commit against this tree: make compare OLD=COMMIT ARGS=--speed
+	$(BIN)/python tools/compare.py $(OLD) $(ARGS)
 
 format: dev ## format the code
 	$(BIN)/ruff format .

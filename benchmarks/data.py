@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from graftwork.data.pack import pack
+from graftwork.data.render.dataset import pack_rows
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import CannotProve, ChatTemplate
 from graftwork.records.interaction import Message
@@ -266,7 +266,7 @@ def run_ours(template: ChatTemplate, file: Path, count: int) -> tuple[float, int
         trained_from = np.frombuffer(b"".join(chunk[2] for chunk in chunks), dtype=np.int32)
         values = pa.array(np.frombuffer(b"".join(chunk[0] for chunk in chunks), dtype=np.int32))
         borders = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        packed = pack(lengths, length=LENGTH)
+        packed = pack_rows(lengths, length=LENGTH)
         order = pa.array(packed.order)
         rows = pa.LargeListArray.from_arrays(pa.array(borders), values).take(order)
         table = pa.table({"tokens": rows, "trained_from": pa.array(trained_from).take(order)})

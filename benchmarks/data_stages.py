@@ -16,21 +16,19 @@ from pathlib import Path
 
 from data_scale import make_rows, write_log
 
-from graftwork.data.audit import audit_files
-from graftwork.data.bands import Columns
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.gather import gather
-from graftwork.data.pack import pack
-from graftwork.data.prints import take_prints
-from graftwork.data.read import read_block
-from graftwork.data.redaction import redact_row
-from graftwork.data.repeats import find_repeats
-from graftwork.data.rules.look import look
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import AuditContext, check_row, redact_row
+from graftwork.data.corpus.build import build_corpus
+from graftwork.data.dedup.fingerprints import compute_fingerprints
+from graftwork.data.dedup.lsh import CorpusColumns
+from graftwork.data.dedup.repeats import find_repeats
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.read import read_block
+from graftwork.data.prepare import audit_files
+from graftwork.data.render.dataset import pack_rows
 from graftwork.data.settings import DataSettings
-from graftwork.data.sources.blocks import cut_blocks
+from graftwork.data.split.assignment import assign_splits
 from graftwork.records.interaction import Interaction
-from graftwork.text.normalise import words
+from graftwork.text.similarity import words
 
 ROUNDS = 3
 
@@ -67,23 +65,26 @@ def measure(rows: int) -> None:
         log = folder / "log.jsonl"
         write_log(log, make_rows(rows, seed=3), mode="wb")
         settings = DataSettings(logs=("log.jsonl",))
-        sight = Sight(settings=settings)
+        context = AuditContext(settings=settings)
         blocks = list(cut_blocks("log.jsonl", root=folder))
         read = [row.result for block in blocks for row in read_block(block, settings=settings)]
         inside = [row for row in read if isinstance(row, Interaction)]
         redacted = [redact_row(row) for row in inside]
-        corpus: Columns = gather(
-            sight, folder=folder / "sifted", root=folder, on_progress=lambda *_said: None
+        corpus: CorpusColumns = build_corpus(
+            context, folder=folder / "sifted", root=folder, on_progress=lambda *_said: None
         )
         taken = {
             "read": seconds(lambda: [list(read_block(block, settings=settings)) for block in blocks]),
             "redact": seconds(lambda: [redact_row(row) for row in inside]),
             "rules": seconds(
-                lambda: [look(row, clean, sight=sight) for row, clean in zip(inside, redacted, strict=True)]
+                lambda: [
+                    check_row(row, clean, context=context)
+                    for row, clean in zip(inside, redacted, strict=True)
+                ]
             ),
-            "prints": seconds(lambda: take_prints(inside, settings=settings)),
+            "prints": seconds(lambda: compute_fingerprints(inside, settings=settings)),
             "find repeats": seconds(lambda: find_repeats(corpus, settings=settings)),
-            "group and split": seconds(lambda: group_and_deal(corpus, settings=settings)),
+            "group and split": seconds(lambda: assign_splits(corpus, settings=settings)),
             "audit, whole": seconds(lambda: audit_files(["log.jsonl"], root=folder)),
         }
         print(f"{rows:,} rows of {log.stat().st_size / rows:,.0f} bytes")
@@ -98,8 +99,8 @@ def measure_packing(rows: int = 1_000_000, *, length: int = 2048) -> None:
 
     drawn = np.random.default_rng(5).lognormal(mean=5.8, sigma=0.8, size=rows)
     lengths = np.clip(drawn, 8, length).astype(np.int64)
-    cost = seconds(lambda: pack(lengths, length=length))
-    sequences = pack(lengths, length=length).sequences
+    cost = seconds(lambda: pack_rows(lengths, length=length))
+    sequences = pack_rows(lengths, length=length).sequences
     print(f"{'pack into ' + str(length) + ' tokens':<28}{rows / cost:>10,.0f} rows/s   ", end="")
     print(f"{lengths.sum() / (sequences * length):.2%} full")
 
@@ -110,7 +111,7 @@ def _compare(rows: Sequence[Interaction], settings: DataSettings, *, ours: float
     except ImportError:
         print("de-duplication: datasketch is not installed, no comparison: pip install datasketch")
         return
-    print(f"{'de-duplicate (prints, find)':<28}{len(rows) / ours:>10,.0f} rows/s")
+    print(f"{'de-duplicate (fingerprints, find)':<28}{len(rows) / ours:>10,.0f} rows/s")
     print(f"{'de-duplicate, datasketch':<28}{len(rows) / theirs:>10,.0f} rows/s   ours {theirs / ours:.2f} x")
 
 

@@ -6,6 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from skips import AllowedSkips
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--allowed-skips", type=Path, help="fail where a test is skipped for no reason of this file"
+    )
+
+
+def pytest_configure(config):
+    path = config.getoption("--allowed-skips")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(AllowedSkips(path))
+
 
 @pytest.fixture(scope="session")
 def embedded_base():

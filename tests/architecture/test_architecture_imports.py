@@ -122,7 +122,7 @@ def test_an_audit_needs_only_the_core(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a question?", "completion": "an answer."}\n')
     loaded = loaded_after(
-        f"from graftwork.data.audit import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
+        f"from graftwork.data.prepare import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
     )
     assert not loaded & (HEAVY - {"numpy"})
 

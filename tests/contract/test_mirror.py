@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 from graftwork.train.checkpoints.checkpoint import (
     MANIFEST,
     TENSORS,
@@ -222,4 +222,4 @@ def test_an_address_that_cannot_be_used_is_said_at_once():
     ],
 )
 def test_no_secret_is_said(text):
-    assert "hunter2" not in leave_login_unsaid(text, "ftp://me:hunter2@host/copies")
+    assert "hunter2" not in redact_login(text, "ftp://me:hunter2@host/copies")

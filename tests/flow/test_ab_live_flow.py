@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
-from graftwork.data.formats.captured import to_interaction
+from graftwork.data.ingest.log_formats import read_captured
 from graftwork.pipeline.ab import compare_live
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
@@ -131,5 +131,5 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
         assert compare_live(work, "challenger", "champion", metric="feedback").winner == "A"
         said = [one for one in work.captures.export() if one.feedback is not None]
         assert len(said) == 80
-        row = to_interaction(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
+        row = read_captured(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
         assert row.reward == said[0].feedback

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
 from graftwork.pipeline.open_project import use_project
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
@@ -27,7 +27,7 @@ def adapter(tiny_base, small_project) -> Path:
 
 def evaluate(folder, listener, **asked):
     with use_project(open_project(folder), listener) as work:
-        return evaluate_asked(work, Asked(**asked))
+        return evaluate_asked(work, EvaluationRequest(**asked))
 
 
 def answers_kept(folder):

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from graftwork.data.read import ReadFault, read_block
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.read import ReadFault, read_block
 from graftwork.data.settings import DataSettings, Mapping
-from graftwork.data.sources.blocks import cut_blocks
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import yaml
 
-from graftwork.data.read import read
+from graftwork.data.ingest.read import read
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import score

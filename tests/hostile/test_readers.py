@@ -12,11 +12,11 @@ import textwrap
 import pytest
 from measured import each, measure
 
-from graftwork.data.read import ReadFault, read_file
-from graftwork.data.sources import parquet_child as child
-from graftwork.data.sources.block import MOST_LINES, Entry
-from graftwork.data.sources.blocks import cut_blocks
-from graftwork.data.sources.parquet import _read_frames
+from graftwork.data.ingest import parquet_child as child
+from graftwork.data.ingest.blocks import MOST_LINES, Entry
+from graftwork.data.ingest.containers import _read_frames
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.read import ReadFault, read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
 from graftwork.plan.lint.facts import read_written
 from graftwork.project.load import load_settings
@@ -141,9 +141,9 @@ def write(name, data):
 READ = """
 import os, resource
 from pathlib import Path
-from graftwork.data.read import read_file
-from graftwork.data.sources.blocks import cut_blocks
-from graftwork.data.sources.parquet import split_parquet
+from graftwork.data.ingest.read import read_file
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.containers import split_parquet
 M = 1 << 20
 def show(results):
     found = [f"{r.origin.line} {getattr(r, 'message', 'read')}" for r in results]
@@ -330,7 +330,7 @@ def test_a_log_of_nothing_but_bad_lines_does_not_pile_up(tmp_path):
         tmp_path,
         "write('log.jsonl', b'x\\n' * 1_000_000)",
         'write(\'small.jsonl\', b\'{"prompt":"q","completion":"a"}\\n\')',
-        warm="from graftwork.data.audit import audit_files\naudit_files(('small.jsonl',))",
+        warm="from graftwork.data.prepare import audit_files\naudit_files(('small.jsonl',))",
         attack="print(audit_files(('log.jsonl',)).rows)",
         timeout=3000,
     )
@@ -356,7 +356,7 @@ def write_parquet(table, **how):
 def one_list(values):
     return pa.table({"prompt": pa.ListArray.from_arrays([0, len(values)], values)})
 """
-LITTLE_MEMORY = "import graftwork.data.sources.parquet as p\np._LEAST_MEMORY, p._MEMORY_A_BYTE = 128 * M, 0"
+LITTLE_MEMORY = "import graftwork.data.ingest.containers as p\np._LEAST_MEMORY, p._MEMORY_A_BYTE = 128 * M, 0"
 PARQUET_BOMBS = {
     "one text a thousand times": (
         "write_parquet(pa.table({'prompt': pa.DictionaryArray.from_arrays("
@@ -441,7 +441,7 @@ def test_damaged_parquet_never_breaks_the_reader(tmp_path):
         """,
         warm="""
         import random
-        from graftwork.data.sources.parquet_child import decode
+        from graftwork.data.ingest.parquet_child import decode
         whole = Path("log.parquet").read_bytes()
         """,
         attack="""

@@ -19,14 +19,13 @@ import yaml
 from hostile_server import HostileServer, Script, reply
 from planted import Planted, forms_of, plant
 
-from graftwork.data.redaction import redact_row
+from graftwork.data.audit.row_checks import redact_row
 from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction, Message, Origin
 from graftwork.serve.captures import ServedExchange, make_capture
-from graftwork.text.publish import publishable
-from graftwork.text.redact import Redactor, hold_private
+from graftwork.text.redact import Redactor, hold_private, publishable
 
 PLANTED = plant()
 EACH = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.kind)
@@ -162,10 +161,10 @@ def test_a_secret_in_the_wrong_place_is_not_repeated_by_the_error(planted, tmp_p
 
 RAISES = {
     "worker": (
-        "from graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\nraise ValueError(words)"
+        "from graftwork.text.redact import hide_in_tracebacks\nhide_in_tracebacks()\nraise ValueError(words)"
     ),
     "thread": (
-        "import threading\nfrom graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\n"
+        "import threading\nfrom graftwork.text.redact import hide_in_tracebacks\nhide_in_tracebacks()\n"
         "def fail():\n    raise ValueError(words)\n"
         "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()"
     ),

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.settings import DataSettings
 from graftwork.pipeline.reporter import NullReporter, Reporter, progress_listener
 from graftwork.pipeline.steps.data import audit_context_here
@@ -19,7 +19,7 @@ from graftwork.records.errors import Busy
 def audit_files(files: Sequence[str], *, reporter: Reporter | None = None) -> Audit:
     """Audit files, folders or globs with the default settings; no project is needed."""
     settings = DataSettings(logs=tuple(files))
-    return _audit_aside(Sight(settings=settings), reporter or NullReporter())
+    return _audit_aside(AuditContext(settings=settings), reporter or NullReporter())
 
 
 def audit_with_settings(folder: ProjectFolder, files: Sequence[str], *, reporter: Reporter) -> Audit:
@@ -31,10 +31,10 @@ def audit_with_settings(folder: ProjectFolder, files: Sequence[str], *, reporter
 
 def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
     """Audit the project's logs."""
-    from graftwork.data.audit import audit
+    from graftwork.data.prepare import audit_logs
 
     with _cache_folder(folder) as cache:
-        return audit(
+        return audit_logs(
             audit_context_here(folder),
             folder=cache,
             root=folder.root,
@@ -42,11 +42,11 @@ def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
         )
 
 
-def _audit_aside(sight: Sight, reporter: Reporter) -> Audit:
-    from graftwork.data.audit import audit
+def _audit_aside(sight: AuditContext, reporter: Reporter) -> Audit:
+    from graftwork.data.prepare import audit_logs
 
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit(sight, folder=Path(folder), on_progress=progress_listener(reporter))
+        return audit_logs(sight, folder=Path(folder), on_progress=progress_listener(reporter))
 
 
 @contextmanager

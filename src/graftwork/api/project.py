@@ -116,9 +116,11 @@ class Project:
 
         The gate decides on the evaluation without subjects, cases and limit.
         """
-        from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+        from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
 
-        asked = Asked(subjects=tuple(subjects), cases=cases, limit=limit, shards=shards, again=again)
+        asked = EvaluationRequest(
+            subjects=tuple(subjects), cases=cases, limit=limit, shards=shards, again=again
+        )
         with self.open() as work:
             return evaluate_asked(work, asked)
 

@@ -10,9 +10,8 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.data.export.run import FormatName
+    from graftwork.data.inspect.rows import TokenDecoder
     from graftwork.data.settings import CaptureSettings
-    from graftwork.data.show_tokens import Decoder
     from graftwork.records.audit import Audit
     from graftwork.records.dataset import Split
 
@@ -190,8 +189,8 @@ def trace(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_trace
-    from graftwork.data.trace import names_token
-    from graftwork.data.trace import trace as trace_in
+    from graftwork.data.inspect.trace import names_token
+    from graftwork.data.inspect.trace import trace as trace_in
 
     folder, root = _find_dataset(dataset, project)
     decoder = _open_decoder_if_there(folder, root) if names_token(what) else None
@@ -221,7 +220,7 @@ def show(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_rows as print_rows
-    from graftwork.data.show_tokens import show_rows
+    from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset import read_manifest
 
     chosen = _to_split(split)
@@ -248,7 +247,7 @@ def diff(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_diff
-    from graftwork.data.diff import diff_datasets
+    from graftwork.data.inspect.diff import diff_datasets
 
     found = diff_datasets(_find_dataset(before, project)[0], _find_dataset(after, project)[0])
     if json:
@@ -286,14 +285,14 @@ def export(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_export
-    from graftwork.data.export.record import ExportOptions
     from graftwork.data.export.run import export_dataset
+    from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
 
-    form, splits = _to_format(format_name), [_to_split(chosen) for chosen in split or SPLITS]
+    splits = [_to_split(chosen) for chosen in split or SPLITS]
     options = ExportOptions(name=name, title=title, license=license_name)
     folder, _ = _find_dataset(dataset, project)
-    made = export_dataset(folder, out, format_name=form, splits=splits, options=options, force=force)
+    made = export_dataset(folder, out, format_name=format_name, splits=splits, options=options, force=force)
     if json:
         print_json({"folder": str(out), **made.model_dump(mode="json")})
     else:
@@ -362,9 +361,9 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
     )
 
 
-def _open_decoder(folder: Path, root: Path) -> "Decoder":
+def _open_decoder(folder: Path, root: Path) -> "TokenDecoder":
     """The tokenizer of the base that the dataset was rendered for."""
-    from graftwork.data.show_tokens import TokenizerDecoder
+    from graftwork.data.inspect.rows import TokenizerDecoder
     from graftwork.files.dataset import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks
@@ -383,7 +382,7 @@ def _open_decoder(folder: Path, root: Path) -> "Decoder":
     return decoder
 
 
-def _open_decoder_if_there(folder: Path, root: Path) -> "Decoder | None":
+def _open_decoder_if_there(folder: Path, root: Path) -> "TokenDecoder | None":
     """None if the tokenizer cannot be read: a trace is useful without the text of the token."""
     from graftwork.records.errors import GraftError
 
@@ -401,13 +400,3 @@ def _to_split(name: str) -> "Split":
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
     return cast("Split", name)
-
-
-def _to_format(name: str) -> "FormatName":
-    from graftwork.data.export.run import FORMATS
-    from graftwork.records.errors import UserMistake
-
-    for known in FORMATS:
-        if known == name:
-            return known
-    raise UserMistake(f"there is no format {name!r}", fix=f"use one of {', '.join(FORMATS)}")

@@ -144,7 +144,7 @@ class _StderrHandler(logging.Handler):
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The traceback of a bug, without secrets that the message of a library may contain."""
-    from graftwork.text.publish import hide_in_tracebacks
+    from graftwork.text.redact import hide_in_tracebacks
 
     hide_in_tracebacks()
     sys.excepthook(kind, error, trace)

@@ -1,12 +1,14 @@
-"""Logs to datasets: one for each model, filtered, redacted, without repeats, split, rendered, proven.
+"""Runs the data stage: audits logs, and prepares one dataset per model from them.
 
-In: settings, the base model's name and fingerprint, a renderer for its template, folders to work
-in. Out: manifests and folders. Memory does not grow with the logs: rows stay on disk, and only
-columns of numbers are held for all of them. Knows no model, only its renderer.
+In: settings, the renderer of the base model, folders to work in. Out: an `Audit`, or manifests and dataset
+folders: filtered, redacted, deduplicated, split, rendered, and checked for leakage. Rows stay on disk; only
+columns of numbers are in memory for all of them.
 """
 
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -14,32 +16,51 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from graftwork.data.assemble import Placed, assemble, write_drops
-from graftwork.data.corpus import Corpus
-from graftwork.data.dealing import Dealing, find_unfit_references, group_and_deal
-from graftwork.data.doubts import find_doubts, require_split_key
-from graftwork.data.dropped import Outcomes, count_kept, list_dropped
-from graftwork.data.gather import gather
-from graftwork.data.leak import require_no_leak
-from graftwork.data.memory import Memory
-from graftwork.data.paraphrase import find_embedder
-from graftwork.data.portions import NOT_ITS_OWN, Facts, Portion, PortionSummary, divide, portion_table
-from graftwork.data.ports import Progress, Renderer
-from graftwork.data.render import PORTION_SPLITS
-from graftwork.data.rendering import Rendering, render_corpus
-from graftwork.data.repeats import Repeats, find_repeats
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.report import (
+    audit_corpus,
+)
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.corpus.build import Progress, build_corpus
+from graftwork.data.corpus.store import Corpus
+from graftwork.data.dedup.paraphrases import find_embedder
+from graftwork.data.dedup.repeats import Repeats, find_repeats
+from graftwork.data.render.dataset import (
+    PlacedShard,
+    RenderedSegment,
+    RenderOptions,
+    RowOutcomes,
+    assemble,
+    count_kept,
+    list_dropped,
+    render_corpus,
+    write_drops,
+)
+from graftwork.data.render.rows import SUBSET_SPLITS, Renderer
 from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
+from graftwork.data.split.leakage import require_no_leak
+from graftwork.data.split.model_subsets import (
+    NOT_SELECTED,
+    KeptRows,
+    ModelSubset,
+    SubsetSummary,
+    find_setting_warnings,
+    require_split_key,
+    select_subsets,
+    summarize_subsets,
+)
+from graftwork.data.split.split_state import SplitState
 from graftwork.files.dataset import DROPS
+from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
-SIFTED, SHARDS = "sifted", "shards"
+FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
 
 
-class Base(NamedTuple):
+class RenderTarget(NamedTuple):
     """The base model that the rows are rendered for."""
 
     name: str
@@ -47,210 +68,178 @@ class Base(NamedTuple):
     renderer: Renderer
 
 
-class Prepared(NamedTuple):
+class PreparedDataset(NamedTuple):
     dataset: Dataset
     folder: Path
-    summary: PortionSummary
+    summary: SubsetSummary
 
 
 class Preparation(NamedTuple):
-    """A dataset for each model, the main one first; and what in the settings looks like a slip."""
+    """One dataset per model, the main one first, and warnings about settings that match no row."""
 
-    datasets: list[Prepared]
-    doubts: list[str]
+    datasets: list[PreparedDataset]
+    warnings: list[str]
 
 
 class _Kept(NamedTuple):
-    """The rows that go on, by place, and what was decided for each of them."""
+    """The positions of the rows that are kept, and what is known about them."""
 
     places: "np.ndarray[Any, np.dtype[np.int64]]"
-    facts: Facts
-    portions: list[Portion]
+    facts: KeptRows
+    subsets: list[ModelSubset]
 
 
 class _Decisions(NamedTuple):
     passed: "np.ndarray[Any, Any]"
     repeats: Repeats
-    dealing: Dealing
+    assignment: SplitAssignment
     kept: _Kept
     unfit_references: set[int]
-    doubts: list[str]
+    warnings: list[str]
+
+
+class PrepareJob(NamedTuple):
+    """What to prepare. Log files are named relative to `root`."""
+
+    context: AuditContext
+    base: RenderTarget
+    work: Path
+    out: Path
+    root: Path = Path()
+    models: Mapping[str, ModelSettings] = MAIN
 
 
 def prepare(
-    sight: Sight,
-    *,
-    base: Base,
-    work: Path,
-    out: Path,
-    root: Path = Path(),
-    models: Mapping[str, ModelSettings] = MAIN,
-    on_progress: Progress | None = None,
-    processes: int | None = None,
+    job: PrepareJob, *, on_progress: Progress | None = None, processes: int | None = None
 ) -> Preparation:
-    """Make the datasets of all models. Log files are named relative to `root`."""
-    report = on_progress or _say_nothing
-    corpus = gather(sight, folder=work / SIFTED, root=root, on_progress=report, processes=processes)
-    decided = _decide(corpus, models=models, sight=sight, work=work, report=report)
+    """Prepare the datasets of all models."""
+    report = on_progress or _ignore_progress
+    features = job.work / FEATURES
+    corpus = build_corpus(
+        job.context, folder=features, root=job.root, on_progress=report, processes=processes
+    )
+    decided = _decide(corpus, job, report=report)
+    options = RenderOptions(
+        renderer=job.base.renderer,
+        settings=job.context.settings,
+        folder=job.work / SHARDS,
+        staged=frozenset(name for name, model in job.models.items() if model.curriculum),
+    )
+    kept = decided.kept
     rendering = render_corpus(
-        corpus,
-        decided.kept.places,
-        decided.kept.portions,
-        staged={name for name, model in models.items() if model.curriculum},
-        renderer=base.renderer,
-        settings=sight.settings,
-        folder=work / SHARDS,
-        report=report,
-        processes=processes,
+        corpus, kept.places, kept.subsets, options=options, report=report, processes=processes
     )
     report("write", 0, 1)
-    made = _write(corpus, decided, rendering, base=base, models=models, sight=sight, work=work, out=out)
-    summaries = portion_table(decided.kept.portions, decided.kept.facts)
-    datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
-    return Preparation(datasets, decided.doubts)
+    made = _write(corpus, decided, rendering, job)
+    summaries = summarize_subsets(kept.subsets, kept.facts)
+    datasets = [PreparedDataset(*written, summary) for written, summary in zip(made, summaries, strict=True)]
+    return Preparation(datasets, decided.warnings)
 
 
-def _decide(
-    corpus: Corpus, *, models: Mapping[str, ModelSettings], sight: Sight, work: Path, report: Progress
-) -> _Decisions:
-    """Which rows go on, into which split, to which model; proven to leak nothing."""
-    settings = sight.settings
+def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
+    """Decide which rows are kept, in which split, for which model, and prove that nothing leaks."""
+    settings = job.context.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
     passed = corpus.column("passed")
-    doubts = require_split_key(corpus, passed, settings=settings)
-    memory = Memory(work, corpus, settings=settings)
+    warnings = require_split_key(corpus, passed, settings=settings)
+    state = SplitState(job.work, corpus, settings=settings)
     embedder = find_embedder(settings)
-    dealing = group_and_deal(
-        corpus, settings=settings, embedder=embedder, known=memory.known, pinned=memory.pinned
+    assignment = assign_splits(
+        corpus, settings=settings, embedder=embedder, known=state.known, previous=state.previous
     )
-    unfit = find_unfit_references(corpus, dealing)
-    passed_on = passed & ~_mark(unfit, corpus.rows)
-    kept = _choose(corpus, repeats, dealing, passed_on, models=models, sight=sight)
+    unfit = find_unfit_references(corpus, assignment)
+    passed_on = passed & ~_to_mask(unfit, corpus.rows)
+    kept = _choose(corpus, repeats, assignment, passed_on, job=job)
     report("leak check", 0, 1)
-    marked = _mark(kept.places, corpus.rows)
-    require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
-    memory.keep(dealing, marked)
-    doubts += find_doubts(kept.facts, settings=settings, models=models)
+    marked = _to_mask(kept.places, corpus.rows)
+    require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
+    state.store(assignment, marked)
+    warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
     corpus.forget()
-    return _Decisions(passed, repeats, dealing, kept, set(unfit.tolist()), doubts)
+    return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
 
 
 def _write(
-    corpus: Corpus,
-    decided: _Decisions,
-    rendering: list[Rendering],
-    *,
-    base: Base,
-    models: Mapping[str, ModelSettings],
-    sight: Sight,
-    work: Path,
-    out: Path,
+    corpus: Corpus, decided: _Decisions, rendering: list[RenderedSegment], job: PrepareJob
 ) -> list[tuple[Dataset, Path]]:
-    """The folder of each model's dataset."""
-    passed, repeats, dealing, kept, unfit, _ = decided
+    """Write the dataset folder of each model."""
+    passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
     unconfirmed = int((corpus.column("unconfirmed")[kept.places] != 0).sum())
-    with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
+    with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = Outcomes(repeats, dealing, refused, shortened, _find_unwanted(kept), unfit)
+        each = RowOutcomes(repeats, assignment, refused, shortened, _find_unwanted(kept), unfit)
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
-            base=base.name,
-            base_fingerprint=base.fingerprint,
-            template_fingerprint=base.renderer.template_fingerprint,
-            tokenizer_fingerprint=base.renderer.tokenizer_fingerprint,
+            base=job.base.name,
+            base_fingerprint=job.base.fingerprint,
+            template_fingerprint=job.base.renderer.template_fingerprint,
+            tokenizer_fingerprint=job.base.renderer.tokenizer_fingerprint,
             inputs=corpus.inputs,
             splits={},
             kept_after=count_kept(
                 passed=passed,
                 repeats=repeats,
-                dealing=dealing,
+                assignment=assignment,
                 refused=len(refused),
                 unfit_references=unfit,
             ),
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=sight.settings.to_manifest(),
+            settings=job.context.settings.to_manifest(),
         )
-        return [
-            _assemble(
-                head,
-                portion,
-                rendering,
-                dealing,
-                models=models,
-                drops=drops,
-                out=out,
-                unconfirmed=unconfirmed,
+        made = []
+        for subset in kept.subsets:
+            placed = [shard for block in rendering for shard in block.placed(subset.name, assignment)]
+            _require_rows(placed, job, model=subset.name, after=head.kept_after, unconfirmed=unconfirmed)
+            settings = {**head.settings, "model": publishable(job.models[subset.name])}
+            own = head.model_copy(update={"model": subset.name, "settings": settings})
+            length = job.context.settings.pack_tokens or job.context.settings.max_tokens
+            made.append(
+                assemble(own, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
             )
-            for portion in kept.portions
-        ]
-
-
-def _assemble(
-    head: Dataset,
-    portion: Portion,
-    rendering: list[Rendering],
-    dealing: Dealing,
-    *,
-    models: Mapping[str, ModelSettings],
-    drops: Path,
-    out: Path,
-    unconfirmed: int,
-) -> tuple[Dataset, Path]:
-    """The dataset of one model."""
-    settings = DataSettings.model_validate(head.settings)
-    placed = [one for block in rendering for one in block.placed(portion.name, dealing)]
-    main = portion.name == next(iter(models))
-    _require_rows(
-        placed, settings, model=portion.name, after=head.kept_after, main=main, unconfirmed=unconfirmed
-    )
-    model = publishable(models[portion.name])
-    own = head.model_copy(update={"model": portion.name, "settings": {**head.settings, "model": model}})
-    length = settings.pack_tokens or settings.max_tokens
-    return assemble(own, placed, drops=drops, scratch=drops.parent, out=out, pack_tokens=length)
+        return made
 
 
 def _choose(
     corpus: Corpus,
     repeats: Repeats,
-    dealing: Dealing,
+    assignment: SplitAssignment,
     passed: "np.ndarray[Any, Any]",
     *,
-    models: Mapping[str, ModelSettings],
-    sight: Sight,
+    job: PrepareJob,
 ) -> _Kept:
-    places = np.flatnonzero(passed & (repeats.instead < 0) & (dealing.split != 255))
+    places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED))
     roles, domains = corpus.labels("group"), corpus.labels("domain")
-    facts = Facts(
+    facts = KeptRows(
         role=roles.numbers[places],
         role_names=roles.names,
         domain=domains.numbers[places],
         domain_names=domains.names,
         stage=corpus.column("stage")[places],
-        split=dealing.split[places],
-        # By content: a founder's place is not the same everywhere, what it asks is.
-        group=corpus.column("turn")[dealing.group[places]].view(np.int64),
+        split=assignment.split[places],
+        # By content: the position of a group's first row varies, what it asks does not.
+        group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
-    return _Kept(places, facts, divide(facts, dict(models), seed=sight.settings.seed))
+    return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 
 
 def _find_unwanted(kept: _Kept) -> set[int]:
-    """Rows that no model is made of."""
+    """Return the rows that no model selects."""
     wanted = np.zeros(len(kept.places), dtype=np.bool_)
-    for portion in kept.portions:
-        wanted |= portion.split != NOT_ITS_OWN
+    for subset in kept.subsets:
+        wanted |= subset.split != NOT_SELECTED
     return set(kept.places[~wanted].tolist())
 
 
-def _mark(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def _to_mask(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     marked = np.zeros(rows, dtype=np.bool_)
     marked[places] = True
     return marked
@@ -266,7 +255,7 @@ def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[st
 
 
 def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
-    """One row that the template refuses is dropped; a template that refuses all is a mistake."""
+    """A row that the template refuses is dropped; a template that refuses all rows is an error."""
     if rows and len(refused) == rows:
         reason, count = Counter(refused.values()).most_common(1)[0]
         raise AnswerIsNo(
@@ -277,18 +266,13 @@ def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
 
 
 def _require_rows(
-    placed: list[Placed],
-    settings: DataSettings,
-    *,
-    model: str,
-    after: Mapping[str, int],
-    main: bool,
-    unconfirmed: int,
+    placed: list[PlacedShard], job: PrepareJob, *, model: str, after: Mapping[str, int], unconfirmed: int
 ) -> None:
-    """A split that was asked for and got nothing is a no, with the numbers that led there."""
+    """Refuse to write a dataset in which a requested split is empty."""
+    settings = job.context.settings
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
-    there = {one.shard.split for one in placed}
-    wanted = SPLITS if main else PORTION_SPLITS[:1]
+    there = {shard.shard.split for shard in placed}
+    wanted = SPLITS if model == next(iter(job.models)) else SUBSET_SPLITS[:1]
     empty = [split for split in wanted if shares[split] > 0 and split not in there]
     if not empty:
         return
@@ -312,5 +296,29 @@ def _require_rows(
     )
 
 
-def _say_nothing(_step: str, _done: int, _total: int) -> None:
+def _ignore_progress(_step: str, _done: int, _total: int) -> None:
     return
+
+
+def audit_logs(
+    context: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
+) -> Audit:
+    """Read the logs, with row features in `folder`, and audit them."""
+    started = time.perf_counter()
+    report = on_progress or (lambda _phase, _done, _total: None)
+    corpus = build_corpus(context, folder=folder, root=root, on_progress=report)
+    report("find repeats", 0, 1)
+    repeated = find_repeats(corpus, settings=context.settings)
+    report("group questions", 0, 1)
+    embedder = find_embedder(context.settings)
+    assignment = assign_splits(corpus, settings=context.settings, embedder=embedder)
+    report("look at all rows", 0, 1)
+    found = audit_corpus(corpus, repeated, assignment, context=context)
+    return found.model_copy(update={"seconds": time.perf_counter() - started})
+
+
+def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
+    """Audit files without a project, and without leaving anything behind."""
+    named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
+    with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit_logs(AuditContext(settings=named), folder=Path(folder), root=root)

@@ -1,12 +1,13 @@
 """How logs become datasets: the `data:` and `models:` parts of graft.yaml."""
 
 from datetime import UTC, date, datetime, time
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from graftwork.process.extensions import extension_names
 from graftwork.records.base import Record
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 FormatName = Literal[
     "captured",
@@ -19,6 +20,14 @@ FormatName = Literal[
     "alpaca",
     "completion",
 ]
+
+
+def _require_format(name: str) -> str:
+    """A name that is not built in must be one that an installed package adds."""
+    added = extension_names("graftwork.formats")
+    if name not in added:
+        raise ValueError(f"unknown format; use one of {', '.join((*get_args(FormatName), *added))}")
+    return name
 
 
 class Mapping(Record):
@@ -37,7 +46,7 @@ class Mapping(Record):
     finish_reason: str | None = None
     model: str | None = None
     reward: str | None = None
-    split: str | None = Field(None, description="The side that already divided data puts the row on.")
+    split: str | None = Field(None, description="The split of the row in data that is already split.")
 
     @model_validator(mode="after")
     def _something_is_asked(self) -> Self:
@@ -105,16 +114,18 @@ class DataSettings(Record):
         (),
         description="Log files, folders or globs, relative to the project's folder; `-` is standard input.",
     )
-    format: FormatName | None = Field(
-        None, description="The shape of the rows; found by looking if not named."
+    format: FormatName | Annotated[str, AfterValidator(_require_format)] | None = Field(
+        None, description="The format of the rows; detected if not named. Installed packages may add formats."
     )
-    mapping: Mapping | None = Field(None, description="How to read rows of a shape that is not known.")
+    mapping: Mapping | None = Field(
+        None, description="Where to find the values in rows of an unknown format."
+    )
     system_prompt: str | None = Field(
         None, description="The system prompt of every row that has none under `system_prompts`."
     )
     system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
     logged_system_prompt: Literal["replace", "keep_behind"] = Field(
-        "replace", description="What becomes of the logged system prompt where another is given."
+        "replace", description="What happens to the logged system prompt if another is given."
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."
@@ -126,11 +137,14 @@ class DataSettings(Record):
     drop_failed: bool = Field(
         True, description="Drop rows with another status, and replies that are error messages in disguise."
     )
-    drop_placeholders: bool = Field(True, description="Drop replies that only hold a place: 'Mock response'.")
+    drop_placeholders: bool = Field(True, description="Drop placeholder replies such as 'Mock response'.")
     drop_truncated: bool = Field(True, description="Drop replies that were cut off.")
     redact: bool = Field(True, description="Replace secrets and personal data by placeholders.")
     near_duplicate: float = Field(
-        0.85, gt=0, le=1, description="Rows at least this alike, question and reply, count as one."
+        0.85,
+        gt=0,
+        le=1,
+        description="Rows whose question and reply are at least this similar count as duplicates.",
     )
     keep_duplicate: Literal["first", "last", "longest"] = Field(
         "first", description="Which of several equal or nearly equal rows stays."
@@ -141,13 +155,13 @@ class DataSettings(Record):
     )
     split_by: str = Field(
         "question",
-        description="What is never divided: `question` (rows that ask alike), `session`, or a key of a row.",
+        description="What is never divided: `question` (the same question), `session`, or a key of a row.",
     )
     stratify: Literal["role", "domain", "nothing"] = Field(
-        "role", description="What every split should hold in like shares, as far as groups allow."
+        "role", description="What is balanced across splits, as far as groups allow."
     )
     question_similarity: float = Field(
-        0.7, gt=0, le=1, description="Questions at least this alike never stand in two splits."
+        0.7, gt=0, le=1, description="Questions at least this similar are always in the same split."
     )
     paraphrases: Literal["off", "embedder"] = Field(
         "off",
@@ -167,10 +181,10 @@ class DataSettings(Record):
     pack_tokens: int | None = Field(
         None, ge=8, description="The length of packed sequences; max_tokens if not given."
     )
-    seed: int = Field(0, description="Another seed deals the groups to the splits anew.")
+    seed: int = Field(0, description="The seed of the split assignment.")
     captures: CaptureSettings = Field(
         default_factory=CaptureSettings,
-        description="Which rows of captured exchanges are used; `graft data captures` goes by the same.",
+        description="Which rows of captured exchanges are used; `graft data captures` uses the same filter.",
     )
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """Adapter and cases in, a report and a verdict out.
 
-`cases` picks what is asked, `worker` asks it (the only file here that loads a model), `metrics`
-grade one answer, `score` counts with exact intervals, `gate` decides by the project's rules.
+`cases` chooses what is asked, `subjects` who, `ask` asks and keeps answers, `score` counts with exact
+intervals, `report` compares, `gate` decides by the project's rules. Grades come from `grading`, answers
+from `inference`.
 """

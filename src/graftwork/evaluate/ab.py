@@ -1,9 +1,8 @@
-"""Two releases compared while the answers come in: stopped when it is decided, not before. Pure.
+"""Two releases compared while answers come in: stopped when it is decided, not before. Pure.
 
-In: graded answers in an order that nothing in them has decided. Out: who won, if anybody, and on how many
-sessions. Each session counts once, for what is said in one session hangs together. The tests hold however
-often one looks (evaluate.statistics.anytime); looking again reads the same answers in the same order, so what
-was decided stays decided. Does not know who asked the models.
+In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
+many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
+is read (`statistics.anytime`). Does not know who asked the models.
 """
 
 import hashlib
@@ -23,11 +22,11 @@ from graftwork.records.report import Case
 
 Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
-"""The grades of A and of B on some cases; asks whoever has not answered yet."""
+"""The grades of A and of B on some cases; asks a release that has not answered yet."""
 FIRST_BLOCK = 16
 
 
-class Unit(NamedTuple):
+class ReplayUnit(NamedTuple):
     """What counts once: the cases of a session, or a case that stands alone."""
 
     cases: tuple[Case, ...]
@@ -42,7 +41,7 @@ class Replayed(NamedTuple):
     asked: int
 
 
-class Exchange(NamedTuple):
+class LiveAnswer(NamedTuple):
     """A live answer: which arm gave it, in which session, and its grade, 0 to 1."""
 
     arm: Literal["A", "B"]
@@ -69,7 +68,7 @@ class LiveTest:
     def __post_init__(self) -> None:
         self.test = TwoArms(self.alpha)
 
-    def take(self, exchange: Exchange) -> None:
+    def take(self, exchange: LiveAnswer) -> None:
         if self.test.decided and not self.goes_on:
             return
         if exchange.session is not None:
@@ -86,17 +85,17 @@ class LiveTest:
         self.test.update(arm, successes=success, failures=1 - success)
 
 
-def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
+def survives_silence(test: TwoArms, *, assigned: tuple[int, int]) -> bool:
     """Whether the winner of a test by feedback still wins if unequal silence is held against it.
 
-    `dealt` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
+    `assigned` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
     missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
     """
     spoken = sum(test.baseline), sum(test.candidate)
-    if test.winner is None or not all(dealt) or not all(spoken):
+    if test.winner is None or not all(assigned) or not all(spoken):
         return False
-    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, dealt, strict=True)]
-    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, dealt, strict=True)]
+    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, assigned, strict=True)]
+    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, assigned, strict=True)]
     won_by_b = test.winner == "candidate"
     baseline, candidate = test.baseline, test.candidate
     baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
@@ -106,7 +105,7 @@ def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
     return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
 
 
-def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
+def units_of(cases: Sequence[Case]) -> tuple[ReplayUnit, ...]:
     """The sessions in an order drawn by hash; repeated questions share a unit.
 
     A file is often sorted by topic or by date. A test that looks after every unit is only valid if the
@@ -116,7 +115,7 @@ def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
-    return tuple(Unit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
+    return tuple(ReplayUnit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
 
 
 def _drawing_order(key: str) -> tuple[str, str]:
@@ -124,7 +123,7 @@ def _drawing_order(key: str) -> tuple[str, str]:
 
 
 def run_replay(
-    units: Sequence[Unit],
+    units: Sequence[ReplayUnit],
     grade_block: GradeBlock,
     *,
     alpha: float,
@@ -150,7 +149,7 @@ def run_replay(
     return Replayed(test, used, ungraded, asked)
 
 
-def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
+def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
     """The mean mark of B less that of A in this session; None where no case of it has both grades."""
     both = [
         (first, second)
@@ -165,7 +164,7 @@ def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool)
     return -ahead if lower_is_better else ahead
 
 
-def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:
+def _blocks(units: Sequence[ReplayUnit], first: int) -> Iterator[Sequence[ReplayUnit]]:
     start, size = 0, first
     while start < len(units):
         yield units[start : start + size]
@@ -173,7 +172,7 @@ def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:
 
 
 class ArmFacts(Record):
-    """How one release did in live traffic, beside what is tested. Describes; decides nothing."""
+    """How one release did in live traffic, besides what is tested. Descriptive only."""
 
     release: str
     exchanges: int
@@ -212,7 +211,7 @@ class ABResult(Record):
     sentence: str
     remarks: tuple[str, ...] = ()
     experiment: str | None = None
-    """The experiment that drew who answers; None for cases, and for traffic that nobody dealt."""
+    """The experiment that assigned sessions; None for cases, and for traffic that was not assigned."""
     arms: dict[str, ArmFacts] = {}
     """By "A" and "B"; empty for cases."""
 
@@ -221,24 +220,34 @@ class ABResult(Record):
         return EXIT_DONE if self.winner is not None else EXIT_NOT_ENOUGH_EVIDENCE
 
 
-def tell(
+class ABEvidence(NamedTuple):
+    """What a test found so far. `asked` are the cases that both releases were asked."""
+
+    winner: Literal["candidate", "baseline"] | None
+    used: int
+    ungraded: int
+    asked: int
+    counts: Mapping[str, int | float]
+    e_value: float
+    p_value: float
+    interval: Interval
+    confidence: float
+
+
+def make_result(
     pair: tuple[Release, Release],
     metric: str,
     traffic: Literal["captures", "cases"],
     *,
-    winner: str | None,
-    used: int,
-    ungraded: int,
-    asked: int,
-    counts: Mapping[str, int | float],
-    evidence: tuple[float, float],
-    interval: Interval,
-    confidence: float,
+    evidence: ABEvidence,
     remarks: tuple[str, ...],
     experiment: str | None = None,
     arms: Mapping[str, ArmFacts] | None = None,
 ) -> ABResult:
-    side: Literal["A", "B"] | None = None if winner is None else "B" if winner == "candidate" else "A"
+    side: Literal["A", "B"] | None = None
+    if evidence.winner is not None:
+        side = "B" if evidence.winner == "candidate" else "A"
+    used = evidence.used
     better = pair[1] if side == "B" else pair[0]
     sentence = (
         f"not decided after {used} sessions: go on, and look again as often as you like"
@@ -252,14 +261,14 @@ def tell(
         traffic=traffic,
         winner=side,
         used=used,
-        ungraded=ungraded,
-        asked=asked,
-        counts=dict(counts),
-        e_value=evidence[0],
-        p_value=evidence[1],
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
+        ungraded=evidence.ungraded,
+        asked=evidence.asked,
+        counts=dict(evidence.counts),
+        e_value=evidence.e_value,
+        p_value=evidence.p_value,
+        low=evidence.interval.low,
+        high=evidence.interval.high,
+        confidence=evidence.confidence,
         sentence=sentence,
         remarks=remarks,
         experiment=experiment,
@@ -278,7 +287,7 @@ class ArmTally:
     failures: int = 0
     hung_up: int = 0
     share: float | None = None
-    """What was dealt to this arm."""
+    """The share of sessions assigned to this arm."""
     alone: int = 0
     """Exchanges without a session: each is one of its own."""
     sessions: set[str] = field(default_factory=set)
@@ -326,15 +335,15 @@ class ArmTally:
 
 def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
     """Lots that come out otherwise than they were drawn: exchanges of one arm got lost on the way."""
-    dealt = b.share if b.share is not None else None if a.share is None else 1 - a.share
-    if dealt is None or not a.units + b.units:
+    assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
+    if assigned is None or not a.units + b.units:
         return []
     seen = PairedTest(wins=b.units, losses=a.units).interval(SURE)
-    if seen.low <= dealt <= seen.high:
+    if seen.low <= assigned <= seen.high:
         return []
     return [
-        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {dealt:.1%} were dealt: exchanges of "
-        "one arm are missing, so what is left may not be alike; find out why before you believe it"
+        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned: "
+        "exchanges of one arm are missing, so the rest may not be comparable; find out why first"
     ]
 
 

@@ -1,7 +1,8 @@
-"""What is asked: cases from held-out rows, and the worked example that the base is shown.
+"""The cases of an evaluation: from held-out rows or a user's file, with the worked example for the base.
 
-In: the rows of a split. Out: cases in a fixed order, and the file that a worker reads them from.
-Does not know how a dataset lies on the disk; a user's own file of cases is read in `case_file`.
+In: the rows of a split, or a file with one JSON object per line (`messages` or `prompt` and `system`;
+`reference` or `reply`, `checks`, `group` or `role`, `domain`, `session`, `duration_ms`, `id`). Out: cases
+in a fixed order, and the file that a worker reads. Does not know how a dataset is stored.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from typing import Any, get_args
 
 from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.grading.answers import AnswerFields, read_answer
-from graftwork.grading.checks import Check, read_case_checks
+from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import require_named
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.records.base import fingerprint
@@ -21,7 +22,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.report import Case
-from graftwork.text.normalise import normalise
+from graftwork.text.similarity import normalise
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
@@ -81,7 +82,7 @@ def insert_example(messages: Sequence[Message], *, example: Sequence[Message]) -
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
-    """What makes it the same test: questions and what counts as right, not what is told beside them."""
+    """What makes it the same test: questions and what counts as right, not the other fields."""
     asked = {"id", "origin", "messages", "reference", "group", "session"}
     return fingerprint(
         [case.model_dump(mode="json", include=asked | {"checks"} if case.checks else asked) for case in cases]
@@ -174,7 +175,7 @@ KNOWN = frozenset(
 )
 
 
-def read_case_file(path: Path, *, named: Sequence[Check] | None = None) -> tuple[Case, ...]:
+def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> tuple[Case, ...]:
     """Every case of the file, in its order; nothing where a single line is wrong.
 
     `named` are the checks of graft.yaml, where they are known: a case may ask for no other own function.
@@ -244,12 +245,12 @@ def _read_case(value: dict[str, Any], where: Origin) -> Case:
     )
 
 
-def _require_checks(case: Case, named: Sequence[Check] | None) -> None:
+def _require_checks(case: Case, named: Sequence[GradeCheck] | None) -> None:
     """Refused here: found out while grading, every model would have answered first."""
     try:
         for check in read_case_checks(case):
             if named is not None:
-                require_named(check.metric, GradeContext(checks={one.name: one for one in named}))
+                require_named(check.metric, GradeContext(checks={known.name: known for known in named}))
     except CannotGrade as error:
         raise _wrong("a check of the case makes no sense", str(error), case.origin) from error
 
@@ -294,4 +295,4 @@ def _number(value: dict[str, Any], key: str, where: Origin) -> float | None:
 
 
 def _wrong(what: str, why: str, where: Origin) -> UserMistake:
-    return UserMistake(what, why=why, fix="mend the line; no case of the file was asked", where=str(where))
+    return UserMistake(what, why=why, fix="fix the line; no case of the file was asked", where=str(where))

@@ -93,7 +93,7 @@ def compare(
 def compare_choices(
     grades: Mapping[str, float | None], *, confidence: float = 0.95, sessions: Mapping[str, str] | None = None
 ) -> Comparison:
-    """What only a pair tells: 1 where the candidate's answer was chosen, 0 the baseline's, else neither."""
+    """Preferences: 1 where the candidate's answer was chosen, 0 the baseline's, else neither."""
     judged = {case: grade for case, grade in grades.items() if grade is not None}
     pairs = _Pairs(
         before=[float(grade == 0.0) for grade in judged.values()],
@@ -199,7 +199,7 @@ def _p_of_mean(pairs: _Pairs) -> float:
 
 
 def _compare_perplexity(pairs: _Pairs, before: float, confidence: float, margin: float | None) -> Comparison:
-    """Losses are compared, case by case, and told as what they make of the baseline's perplexity."""
+    """Losses are compared, case by case, and shown as a change of the baseline's perplexity."""
 
     def as_points(loss: float) -> float:
         return before * math.expm1(loss)
@@ -207,12 +207,12 @@ def _compare_perplexity(pairs: _Pairs, before: float, confidence: float, margin:
     losses = _Pairs([math.log(x) for x in pairs.before], [math.log(x) for x in pairs.after], pairs.clusters)
     allowed = None if margin is None or not before else math.log1p(margin / before)
     found = _compare_grades(PERPLEXITY, losses, confidence, allowed)
-    told = {
+    changed = {
         "difference": as_points(found.difference),
         "low": as_points(found.low),
         "high": as_points(found.high),
     }
-    return found.model_copy(update={**told, "margin": margin})
+    return found.model_copy(update={**changed, "margin": margin})
 
 
 def _difference(pairs: _Pairs, confidence: float, sided: Sided) -> Interval:
@@ -249,7 +249,7 @@ def _compare_seconds(
         wins=faster,
         losses=slower,
         difference=middle,
-        # Of too few pairs for a bound the range is told; the gate knows that it proves nothing.
+        # Of too few pairs for a bound the range is shown; the gate knows that it proves nothing.
         low=low if math.isfinite(low) else min(differences),
         high=high if math.isfinite(high) else max(differences),
         p_value=mcnemar(faster, losses=slower),

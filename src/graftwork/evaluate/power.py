@@ -1,7 +1,11 @@
-"""What these cases can show, and how many would be needed to see more: the sentence of a report.
+"""What the cases can show, and what is left of that after repeated use of the same test set.
 
-In: how many cases, what was lost so far. Out: a Power with its sentence. Pure; does not know which
-difference matters to the team.
+In: how many cases, what was lost so far, how often the questions were used to choose a candidate. Out: a
+Power and a Wear with their sentences, and the confidence that bounds must have at this use. Pure.
+
+Measuring k candidates and keeping the best gives chance k tries. So the error that a gate may make is
+spread over the uses of a test set: all of it at the first, and a quarter more over all that follow. A later
+result has to be clearer.
 """
 
 import math
@@ -21,7 +25,7 @@ from graftwork.evaluate.statistics.significance import (
 from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Comparison, Power, Report, Wear
 
-WISHED_FOR = 0.05
+USUAL_GAIN = 0.05
 """The gain that most teams ask about: five points."""
 MOST_LOSSES = 0.3
 """Beyond this share of losses the question is no longer how many cases are missing."""
@@ -32,10 +36,10 @@ def what_cases_show(
     *,
     comparison: Comparison | None = None,
     effective: float | None = None,
-    asked: float = WISHED_FOR,
+    asked: float = USUAL_GAIN,
     confidence: float = 0.95,
 ) -> Power:
-    """`comparison` tells how often a case gets worse; `effective` what sessions leave of the cases."""
+    """`comparison` shows how often a case gets worse; `effective` what sessions leave of the cases."""
     worth = min(1.0, effective / cases) if effective is not None and cases else 1.0
     worse = (
         comparison is not None and _is_shown(comparison, confidence) and comparison.wins < comparison.losses
@@ -89,7 +93,7 @@ def _say_seen(
         return f"{having} show the difference in {name} ({p}), and hardly a smaller one"
     fewest = fewest_for_quantile(0.5, confidence=confidence)
     if independent < fewest:
-        # What sessions leave of the cases is reckoned on this metric, and may be more on another.
+        # What sessions leave of the cases is computed on this metric, and may be more on another.
         where = f" in {name_of(comparison.metric)}" if comparison is not None and independent != cases else ""
         return f"{having} cannot show any difference{where}, however large"
     return f"{having} show a difference only if {fewest} or more change, and nearly all the same way"
@@ -142,11 +146,11 @@ def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
     first = next((c for c in report.comparisons if c.n and _is_graded(report, c)), None)
     confidence = report.candidate.metrics[first.metric].confidence if first else 0.95
     steps: Mapping[str, float] = {}
-    subjects = {one.subject: one for one in (report.baseline, *report.others)}
+    subjects = {subject.subject: subject for subject in (report.baseline, *report.others)}
     if first is not None and first.clusters and first.baseline in subjects:
         steps = differences_of(subjects[first.baseline], candidate=report.candidate, metric=first.metric)
     clusters = cluster_cases(list(steps), sessions=report.sessions)
-    return tell_wear(
+    return describe_wear(
         report.looks,
         candidates=candidates,
         look=look,
@@ -157,7 +161,7 @@ def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
     )
 
 
-def tell_wear(
+def describe_wear(
     looks: int,
     *,
     candidates: int,

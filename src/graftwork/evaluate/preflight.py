@@ -14,7 +14,7 @@ from typing import Literal
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateSettings, Rule
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
@@ -168,7 +168,7 @@ def spoil(place: int, cases: Sequence[Case]) -> list[str]:
         "".join(reversed(text)),
     ]
     # A short reply may survive one of them unchanged.
-    return [one for one in spoiled if one.strip() != text.strip()][:COPIES]
+    return [copy for copy in spoiled if copy.strip() != text.strip()][:COPIES]
 
 
 def common_replies(cases: Sequence[Case]) -> list[str]:
@@ -188,7 +188,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
                 severity="error",
                 what=f"{trial.name} failed on {trial.failed} of the log's own replies",
                 why=trial.why,
-                fix="mend the function that graft.yaml names under evaluate.checks",
+                fix="fix the function that graft.yaml names under evaluate.checks",
             )
         ]
     if not trial.cases:
@@ -217,7 +217,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
                 severity="error" if primary else "warning",
                 what=f"{shown} calls every answer right, spoiled ones too",
                 why=f"{COPIES} spoiled copies of each reply got 100 %, as the replies themselves did",
-                fix=f"look at what {trial.name} compares: it tells nothing apart",
+                fix=f"look at what {trial.name} compares: it distinguishes nothing",
             )
         )
     if trial.own == 0.0:
@@ -238,7 +238,7 @@ def _say_replacement(trial: MetricTrial, gate: GateSettings) -> str:
         return _NAME_A_PRIMARY
     if "rules" not in gate.model_fields_set and trial.name in _metrics_of_rules(gate):
         return "write rules that fit this log under gate.rules; `graft init LOG` proposes some"
-    return f"take {trial.name} out of graft.yaml, mend what it looks at, or log such cases"
+    return f"take {trial.name} out of graft.yaml, fix what it checks, or log such cases"
 
 
 def _is_primary(trial: MetricTrial, gate: GateSettings) -> bool:
@@ -246,7 +246,7 @@ def _is_primary(trial: MetricTrial, gate: GateSettings) -> bool:
 
 
 _NAME_A_PRIMARY = (
-    "name what tells a right answer from a wrong one under gate.primary, such as a check of yours "
+    "name what distinguishes a right answer from a wrong one under gate.primary, such as a check of yours "
     "({name: right, metric: exact, field: KEY} under evaluate.checks); `graft init LOG` proposes one"
 )
 
@@ -293,7 +293,7 @@ def _judge_rules(
     return problems
 
 
-def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -> Problem | None:
+def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: int) -> Problem | None:
     """What is doubtful about a limit or a margin, as far as the log shows it."""
     trial = trials.get(rule.metric)
     if trial is None or trial.why or rule.metric in LOWER_IS_BETTER:
@@ -307,7 +307,7 @@ def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -
             what=f"the log itself does not keep {shown} {rule.limit:g}: its own replies reach "
             f"{show(rule.metric, own)}",
             why="an adapter learns what the log shows",
-            fix=f"mend the rows, or ask for less of {rule.metric}",
+            fix=f"fix the rows, or ask for less of {rule.metric}",
         )
     told_apart = trial.spoiled != 1.0 and rule.metric not in _FORM
     if rule.wants_more and constant is not None and told_apart and _constant_passes(rule, trial):
@@ -321,14 +321,14 @@ def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -
     return None
 
 
-def _constant_passes(rule: Rule, trial: MetricTrial) -> bool:
+def _constant_passes(rule: GateRule, trial: MetricTrial) -> bool:
     """Whether one answer to everything would keep the rule, by the bound that the gate goes by."""
     reached = round((trial.constant or 0.0) * trial.cases)
     held = clopper_pearson(reached, n=trial.cases).low if rule.held_bound == "lower" else trial.constant
     return held is not None and rule.clears(held)
 
 
-def _judge_margin(rule: Rule, trial: MetricTrial, *, cases: int) -> Problem | None:
+def _judge_margin(rule: GateRule, trial: MetricTrial, *, cases: int) -> Problem | None:
     needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
     if needed is None or needed <= trial.cases:
         return None

@@ -1,7 +1,7 @@
-"""The same figures on parts of the cases: by role, by domain, by session, by length.
+"""The report of an evaluation: comparisons, parts of the cases, confusion matrices.
 
-In: the cases, a report of them, what to cut by. Out: which part each case is in, and every graded
-metric on every part, with exact intervals. Pure; does not know which part matters.
+In: cases and the scored subjects. Out: a Report; every graded metric on every part of the cases, with exact
+intervals; which label is taken for which. Pure; does not know which part matters.
 """
 
 import json
@@ -18,7 +18,7 @@ from graftwork.evaluate.statistics.bounded import make_units
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import holm, mcnemar
 from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.metrics import (
     LOWER_IS_BETTER,
     TASK_SUCCESS,
@@ -36,7 +36,7 @@ from graftwork.records.report import (
     SliceFigure,
     SubjectReport,
 )
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 MOST_PARTS = 12
 """More parts than this are not read: the smaller ones are put together."""
@@ -174,7 +174,7 @@ def confuse(
     cases: Sequence[Case],
     answers: Mapping[str, Sequence[Answer]],
     *,
-    checks: Sequence[Check],
+    checks: Sequence[GradeCheck],
     confidence: float = 0.95,
 ) -> tuple[Confusion, ...]:
     """For each check of labels and each subject, in the order of the checks."""
@@ -198,7 +198,12 @@ def confuse(
 
 
 def _make(
-    check: Check, subject: str, labels: Sequence[str], pairs: Counter[tuple[str, str]], *, confidence: float
+    check: GradeCheck,
+    subject: str,
+    labels: Sequence[str],
+    pairs: Counter[tuple[str, str]],
+    *,
+    confidence: float,
 ) -> Confusion:
     columns = [*labels, *(name for name in (OTHER, UNREADABLE) if any(key[1] == name for key in pairs))]
     classes = []
@@ -222,22 +227,22 @@ def _make(
     )
 
 
-def _labels_of(check: Check, cases: Sequence[Case]) -> dict[str, str]:
+def _labels_of(check: GradeCheck, cases: Sequence[Case]) -> dict[str, str]:
     """The label of each case that the check is about; empty where it compares no labels."""
     if check.metric not in ("exact", "normalised") or not check.against_reference:
         return {}
-    told = ((case.id, _read(check, case.reference)) for case in cases if check.where.holds(case))
-    return {case: label for case, label in told if label is not None}
+    labels = ((case.id, _read(check, case.reference)) for case in cases if check.where.holds(case))
+    return {case: label for case, label in labels if label is not None}
 
 
-def _answered(check: Check, text: str, labels: Sequence[str]) -> str:
+def _answered(check: GradeCheck, text: str, labels: Sequence[str]) -> str:
     label = _read(check, text)
     if label is None:
         return UNREADABLE
     return label if label in labels else OTHER
 
 
-def _read(check: Check, text: str) -> str | None:
+def _read(check: GradeCheck, text: str) -> str | None:
     """The label that a reply holds, in the form that the check compares."""
     value: Any = text
     if check.field is not None:
@@ -262,12 +267,10 @@ def make_report(
     looks: int = 1,
     champion: SubjectReport | None = None,
     others: Sequence[SubjectReport] = (),
-    margins: Mapping[str, float] | None = None,
 ) -> Report:
     """The candidate against the baseline first, then against the champion, then the others.
 
-    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
-    holds for a metric how much worse a candidate may be, as it was set before the run.
+    `looks` counts how often these cases were used: every use makes them less of a test.
     """
     sessions = sessions_of(cases)
     against_baseline = compare_candidates(
@@ -275,12 +278,11 @@ def make_report(
         candidates=(candidate, *others),
         confidence=settings.confidence,
         sessions=sessions,
-        margins=margins,
     )
     against_champion: tuple[Comparison, ...] = ()
     if champion is not None:
         against_champion = compare(
-            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
+            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions
         )
     own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
     rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)

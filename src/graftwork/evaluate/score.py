@@ -1,7 +1,7 @@
-"""Answers counted: rates with exact intervals, scores, and the report of all subjects.
+"""Answers graded and counted: rates, scores, latency, memory and perplexity of one subject, with intervals.
 
-In: cases, answers, how they were generated. Out: a SubjectReport each, and the Report that compares
-them. Pure; does not know which figures are good enough.
+In: cases, answers, how they were generated. Out: a SubjectReport. What cannot be measured is left out,
+never taken for 0. Pure; does not know which figures are good enough.
 """
 
 import math
@@ -16,19 +16,17 @@ from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
 from graftwork.evaluate.subjects import LOG
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import against_reference, explain_vacuous, grade
 from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
-    CHECKS_PASSED,
     FIRST_TOKEN,
-    JUDGE_SCORE,
     LATENCY,
     MEMORY,
     PERPLEXITY,
-    SCORED,
     TOKENS_PER_SECOND,
     TRUNCATED,
+    is_scored,
     plural,
 )
 from graftwork.records.errors import UserMistake
@@ -252,7 +250,7 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
     """The mean over the repeats, all of them or none: the others might be the lucky ones."""
     before = len(context.failed)
     grades = [grade(name, case, answer.text, context=context) for answer in answers]
-    if None in grades and any(one is not None for one in grades) and len(context.failed) == before:
+    if None in grades and any(given is not None for given in grades) and len(context.failed) == before:
         context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
     return average(grades)
 
@@ -283,8 +281,8 @@ def _complete(context: GradeContext | None, settings: EvaluateSettings) -> Grade
 
 
 def _is_scored(name: str, context: GradeContext) -> bool:
-    check: Check | None = context.checks.get(name)
-    return check.scored if check is not None else name in (*SCORED, CHECKS_PASSED, JUDGE_SCORE)
+    check: GradeCheck | None = context.checks.get(name)
+    return check.scored if check is not None else is_scored(name)
 
 
 def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
@@ -292,8 +290,8 @@ def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
     if not own:
         return metric
     lost = dict.fromkeys(failure.case_id for failure in own if metric.scores.get(failure.case_id) is None)
-    told = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
-    return metric.model_copy(update=told)
+    changed = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
+    return metric.model_copy(update=changed)
 
 
 def _by_session(method: str, clusters: Sequence[str] | None) -> str:

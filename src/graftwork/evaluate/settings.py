@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.metrics import (
     ALWAYS_MEASURED,
@@ -22,12 +22,13 @@ from graftwork.grading.metrics import (
     OPTIONAL_MEASURED,
     PERPLEXITY,
     TASK_SUCCESS,
+    find_extension,
 )
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.text.publish import VariableName
+from graftwork.text.redact import VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
@@ -122,7 +123,7 @@ class EvaluateSettings(Record):
     """Answers generated side by side. Without it 32 on a processor, and on a card 256 or as many as fit."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GradeCheck, ...] = ()
     """Rules of your own: each a name, a metric, its parameters, and `where` for some of the cases."""
     worked_example: bool = True
     """Show the base one worked example from the training split, so that the comparison is fair."""
@@ -153,16 +154,17 @@ class EvaluateSettings(Record):
         if not names:
             raise ValueError("name at least one metric")
         for name in names:
-            require_known(name, BY_NAME)
+            if name not in BY_NAME and find_extension(name) is None:
+                require_known(name, BY_NAME)
         return tuple(dict.fromkeys(names))
 
     @field_validator("checks")
     @classmethod
-    def _checks_have_names_of_their_own(cls, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    def _checks_have_names_of_their_own(cls, checks: tuple[GradeCheck, ...]) -> tuple[GradeCheck, ...]:
         reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
         seen: set[str] = set()
         for check in checks:
-            if check.name in reserved:
+            if check.name in reserved or find_extension(check.name) is not None:
                 raise ValueError(f"{check.name} is a metric already: give the check a name of its own")
             if check.name in seen:
                 raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")
@@ -225,7 +227,7 @@ CORRECTNESS = (
     "token_f1",
     "edit_similarity",
 )
-"""Metrics by name that tell a right answer from a wrong one, the surest first; those of form do not."""
+"""Metrics by name that distinguish a right answer from a wrong one, the most reliable first."""
 
 
 def choose_primary(settings: EvaluateSettings) -> str:
@@ -233,10 +235,10 @@ def choose_primary(settings: EvaluateSettings) -> str:
 
     A check that holds answers against the reference comes first, one about all fields before one about a
     single field; then functions and tests of the project; then metrics by name. `task_success` stands for
-    the rule that is missing where nothing tells right from wrong.
+    the rule that is missing where nothing distinguishes right from wrong.
     """
-    told = [check for check in settings.checks if check.tells_right]
-    ranked = sorted(told, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    telling = [check for check in settings.checks if check.tells_right]
+    ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
 
@@ -248,7 +250,7 @@ def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
-    """What two subjects are compared by: also what only a pair of answers tells."""
+    """What two subjects are compared by: also what only a pair of answers shows."""
     pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
     return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
 

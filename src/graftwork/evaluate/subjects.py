@@ -24,7 +24,7 @@ from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
-from graftwork.text.publish import is_variable_name
+from graftwork.text.redact import is_variable_name
 
 Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
 PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
@@ -82,7 +82,7 @@ def _parse_endpoint(said: str) -> NamedSubject:
         elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MOST_AT_A_TIME:
             endpoint = endpoint.model_copy(update={"concurrency": int(value)})
         else:
-            # Not repeated: whoever mistook the key's place for the key would read it in a log.
+            # The option is not repeated: it may be the key itself, which would then be in a log.
             raise _wrong(
                 f"{address}#{model}",
                 f"behind the comma stands key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
@@ -141,7 +141,7 @@ class Asking:
 
     cases_file: Path
     example: tuple[Message, ...] = ()
-    """Shown to whoever was not trained on these tasks."""
+    """Shown to subjects that were not trained on these tasks."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""
@@ -208,7 +208,7 @@ def with_one_engine(lineup: Lineup) -> Lineup:
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
-    """Those that one process can load beside each other; none where there is nobody to compare with."""
+    """Those that one process can load together; none where there is only one."""
     found = [
         subject
         for subject in subjects

@@ -8,7 +8,7 @@ from typing import Any
 
 from graftwork.records.base import hide_login
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
 """Protocols whose first name is a bucket that somebody has to make, and which need no folders."""
@@ -26,13 +26,13 @@ def open_url(url: str, *, kind: str, setting: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise EnvironmentLacks(
-            f"a package for this kind of {kind} is not installed: {leave_login_unsaid(error, url)}",
+            f"a package for this kind of {kind} is not installed: {redact_login(error, url)}",
             fix=f"install it: {pip_install('s3')} for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
     except Exception as error:  # whatever a network library may raise
         raise UserMistake(
-            f"the address of the {kind} cannot be used: {leave_login_unsaid(error, url)}",
+            f"the address of the {kind} cannot be used: {redact_login(error, url)}",
             fix="write it like s3://bucket/folder or file:///mnt/backup",
             where=setting,
         ) from error

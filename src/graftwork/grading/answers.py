@@ -1,7 +1,8 @@
-"""A reply read as a structured answer: what it says, what it cites, whether it refuses.
+"""A reply read as a structured answer, and its text as words and claims.
 
-In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None where the text
-is no JSON object; and the numbered sources of a prompt. Does not know what a right answer is.
+In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None where the text is no
+JSON object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a
+right answer is.
 """
 
 import json
@@ -247,31 +248,31 @@ def split_claims(text: str) -> list[str]:
         if leading:
             claims[-1] += " " + leading[0].strip()
         rest = piece[leading.end() :] if leading else piece
-        if _tells(rest):
+        if _has_content(rest):
             claims.append(rest.strip())
     return claims
 
 
-def telling_words(text: str) -> set[str]:
+def content_words(text: str) -> set[str]:
     """The words that carry meaning: numbers and all but the commonest; citations left out."""
     return {word for word in words_of(_CITATION.sub(" ", text)) if word not in _EMPTY_WORDS}
 
 
 def support(claim: str, sources: Iterable[str]) -> float:
-    """The share of the claim's telling words that stand in the sources. Without any such word: 1.
+    """The share of the claim's content words that the sources contain. Without any such word: 1.
 
     A number of the claim that no source holds refutes it: 0, however many words agree.
     """
-    told = telling_words(claim)
-    if not told:
+    claimed = content_words(claim)
+    if not claimed:
         return 1.0
     known: set[str] = set()
     for source in sources:
-        known |= telling_words(source)
-    if any(word.isdigit() and word not in known for word in told):
+        known |= content_words(source)
+    if any(word.isdigit() and word not in known for word in claimed):
         return 0.0
-    return len(told & known) / len(told)
+    return len(claimed & known) / len(claimed)
 
 
-def _tells(piece: str) -> bool:
-    return bool(telling_words(piece)) and not piece.strip().endswith(":")
+def _has_content(piece: str) -> bool:
+    return bool(content_words(piece)) and not piece.strip().endswith(":")

@@ -1,7 +1,7 @@
-"""Named checks: a metric, its parameters, and the cases that it is about.
+"""Named checks: a metric, its parameters, and the cases that it applies to.
 
-In: what graft.yaml or a case says. Out: Checks that are known to make sense, and their grades. Written
-in full `{name: short, metric: format, max_words: 80}` or in brief `{contains: "thanks"}`.
+In: what graft.yaml or a case says. Out: checks that are known to make sense, and their grades. Written in
+full `{name: short, metric: format, max_words: 80}` or in brief `{contains: "thanks"}`.
 """
 
 from dataclasses import replace
@@ -15,19 +15,20 @@ from graftwork.grading.code import PYTHON_TESTS, PythonTests, grade_python_tests
 from graftwork.grading.custom import grade_own, is_own, require_own_name
 from graftwork.grading.interface import CannotGrade, CheckKind, Grade, GradeContext
 from graftwork.grading.metrics import (
-    AGAINST_REFERENCE,
     CONTEXT_GRADERS,
     GRADERS,
-    SCORED,
     Review,
+    compares_with_reference,
+    find_grader,
     grade_reviewed,
+    is_scored,
 )
 from graftwork.grading.rules import (
     AllFields,
     BySchema,
     Contains,
     Exact,
-    Layout,
+    FormatRule,
     Normalised,
     Numeric,
     Regex,
@@ -58,7 +59,7 @@ KINDS: dict[str, CheckKind] = {
     "regex": CheckKind(Regex, grade_regex, "pattern"),
     "numeric": CheckKind(Numeric, grade_numeric, "value"),
     "json_schema": CheckKind(BySchema, grade_json_schema, "schema"),
-    "format": CheckKind(Layout, grade_format),
+    "format": CheckKind(FormatRule, grade_format),
     "reviewer_score": CheckKind(Review, grade_reviewed),
     PYTHON_TESTS: CheckKind(PythonTests, grade_python_tests, "tests"),
 }
@@ -107,8 +108,8 @@ class Where(Record):
         return all(not (wanted := getattr(self, key)) or found[key] in wanted for key in found)
 
 
-class Check(Record):
-    """One named check. What else its metric takes stands beside these keys."""
+class GradeCheck(Record):
+    """One named check. The parameters of its metric are further keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -137,7 +138,7 @@ class Check(Record):
     def _makes_sense(self) -> Self:
         given = self.model_extra or {}
         kind = KINDS.get(self.metric)
-        named = self.metric in GRADERS or self.metric in CONTEXT_GRADERS
+        named = kind is None and not is_own(self.metric) and find_grader(self.metric) is not None
         if self.field is not None and (
             self.metric in OF_WHOLE_ANSWERS or (named and self.metric not in OF_ONE_TEXT)
         ):
@@ -165,18 +166,18 @@ class Check(Record):
     @property
     def scored(self) -> bool:
         """Whether its grades lie between 0 and 1 instead of being one of them."""
-        return self.at_least is None and (self.metric in SCORED or is_own(self.metric))
+        return self.at_least is None and (is_own(self.metric) or is_scored(self.metric))
 
     @property
     def against_reference(self) -> bool:
         """Whether it holds an answer against the reference: by its metric, or for want of a value."""
         if isinstance(self._parameters, Exact | Numeric | Normalised | SetOf):
             return self._parameters.value is None
-        return self.metric in AGAINST_REFERENCE or isinstance(self._parameters, AllFields)
+        return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
 
     @property
     def tells_right(self) -> bool:
-        """Whether it tells a right answer from a wrong one, and not only whether its form is right."""
+        """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
         return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)
 
@@ -198,9 +199,10 @@ class Check(Record):
             return kind.grade(case, text, replace(context, parameters=self._parameters))
         if is_own(self.metric):
             return grade_own(self.metric, case, text, context)
-        if self.metric in CONTEXT_GRADERS:
-            return CONTEXT_GRADERS[self.metric](case, text, context)
-        return GRADERS[self.metric](case, text, context.fields)
+        grader = find_grader(self.metric)
+        if grader is None:
+            raise CannotGrade(f"there is no metric {self.metric}")
+        return grader(case, text, context)
 
     def _grade_field(self, path: str, case: Case, text: str) -> Grade:
         """The field of the answer against the field of the reference, not against the whole of it."""
@@ -219,7 +221,7 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
     if "metric" not in full:
         named = [key for key in full if key in KINDS or key == "function"]
         if len(named) != 1:
-            unknown = next((key for key in full if key not in Check.model_fields), "")
+            unknown = next((key for key in full if key not in GradeCheck.model_fields), "")
             hint = _hint(str(unknown), tuple(KINDS)) if unknown else f"known: {', '.join(KINDS)}"
             raise ValueError(f"a check names one rule as its metric; {hint}")
         main = full.pop(named[0])
@@ -232,12 +234,12 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def read_case_checks(case: Case) -> tuple[Check, ...]:
+def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
     """The checks that a case brings along. CannotGrade where one makes no sense."""
     checks = []
     for place, given in enumerate(case.checks):
         try:
-            checks.append(Check.model_validate(given))
+            checks.append(GradeCheck.model_validate(given))
         except ValidationError as error:
             raise CannotGrade(f"checks.{place} of the case: {say_first(error)}") from error
     return tuple(checks)

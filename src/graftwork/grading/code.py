@@ -38,7 +38,7 @@ class CodeRunner(Protocol):
 
 
 class RememberingRunner:
-    """A sandbox that runs no answer twice, and many at a time when it is told them ahead."""
+    """A sandbox that runs no answer twice, and runs many at a time ahead of grading."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -132,7 +132,7 @@ def _compiles(text: str, context: GradeContext) -> float:
 def _passes(text: str, tests: tuple[str, ...], context: GradeContext) -> float:
     """Each set of tests in a box of its own: none can spoil what the next one finds."""
     runner, source = _runner(context), extract_code(text)
-    return float(all(runner.test(source, one).ok for one in tests))
+    return float(all(runner.test(source, test).ok for test in tests))
 
 
 def _runner(context: GradeContext) -> CodeRunner:

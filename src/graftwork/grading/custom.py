@@ -1,8 +1,8 @@
-"""Own metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
+"""Custom metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
 
-In: the name, the project's folder. Out: the function, and its grades. Only files within the project's
-folder are loaded, and only those that graft.yaml names. A function that fails is reported with metric,
-case and line; the evaluation goes on.
+In: the name, the project's folder. Out: the function, and its grades. Only files in the project's folder
+are loaded, and only those that graft.yaml names. A function that fails is reported with metric, case and
+line.
 """
 
 import importlib.util
@@ -136,7 +136,7 @@ def _find(place: str, *, name: str, folder: Path) -> Path:
     raise UserMistake(
         f"there is no file for the metric {name}",
         why="own metrics are loaded from the project's folder alone",
-        fix=f"write {candidates[0]}, or mend the name under evaluate.checks",
+        fix=f"write {candidates[0]}, or fix the name under evaluate.checks",
         where=str(candidates[0]),
     )
 
@@ -163,7 +163,7 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
         sys.modules.pop(module_name, None)
         raise UserMistake(
             f"{Path(path).name} cannot be loaded: {type(error).__name__}: {error}",
-            fix="run it with python by itself, and mend what it says",
+            fix="run it with python by itself, and fix what it reports",
             where=_line_in(error, path) or path,
         ) from error
     found = getattr(module, function, None)

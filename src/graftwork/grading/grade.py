@@ -7,16 +7,15 @@ arise or the grader failed; a failure is added to `context.failed` and stops not
 from collections.abc import Iterable, Sequence
 
 from graftwork.grading.answers import AnswerFields, StructuredAnswer, parse_object, read_answer
-from graftwork.grading.checks import Check, read_case_checks
+from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import is_own, load_own, require_named
 from graftwork.grading.interface import CannotGrade, FailedGrade, Grade, GradeContext
 from graftwork.grading.metrics import (
-    AGAINST_REFERENCE,
     CHECKS_PASSED,
-    CONTEXT_GRADERS,
-    GRADERS,
     JUDGE_SCORE,
     TASK_SUCCESS,
+    compares_with_reference,
+    find_grader,
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
@@ -36,12 +35,12 @@ def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -
 
 def against_reference(name: str, context: GradeContext) -> bool:
     """Whether this metric or check holds every answer against the reference."""
-    check: Check | None = context.checks.get(name)
-    return name in AGAINST_REFERENCE if check is None else check.against_reference
+    check: GradeCheck | None = context.checks.get(name)
+    return compares_with_reference(name) if check is None else check.against_reference
 
 
 def require_gradable(context: GradeContext) -> None:
-    """Load every own metric now: a mistake in one is told before a model has answered for an hour."""
+    """Load every own metric now: a mistake in one is reported before a model has answered for an hour."""
     for check in context.checks.values():
         if is_own(check.metric) and context.folder is not None:
             load_own(check.metric, folder=context.folder)
@@ -53,7 +52,7 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
     `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
     reference does" true of every model that never refuses: such a figure is no evidence.
     """
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     metric = check.metric if check is not None else name
     about = [case for case in cases if check is None or check.where.holds(case)]
     if metric == "refusal_correct" and graded:
@@ -106,13 +105,12 @@ def _references(cases: Sequence[Case], fields: AnswerFields) -> list[StructuredA
 def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if context.is_reference and against_reference(name, context):
         return None
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     if check is not None:
         return check.grade(case, text, context)
-    if name in GRADERS:
-        return GRADERS[name](case, text, context.fields)
-    if name in CONTEXT_GRADERS:
-        return CONTEXT_GRADERS[name](case, text, context)
+    grader = find_grader(name)
+    if grader is not None:
+        return grader(case, text, context)
     if name in (TASK_SUCCESS, CHECKS_PASSED):
         share = _share_passed(case, text, context)
         return share if share is None or name == CHECKS_PASSED else float(share == 1.0)
@@ -129,7 +127,9 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     for check in checks:
         require_named(check.metric, context)
     set_here = checks or right_or_wrong(context.checks.values())
-    if context.is_reference and any(one.against_reference and one.where.holds(case) for one in set_here):
+    if context.is_reference and any(
+        check.against_reference and check.where.holds(case) for check in set_here
+    ):
         # Held against itself it would pass that one whatever it says.
         return None
     grades = [check.grade(case, text, context) for check in set_here]
@@ -137,6 +137,6 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None
 
 
-def right_or_wrong(checks: Iterable[Check]) -> list[Check]:
+def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:
     """Those that say when an answer is right. A mere measure, such as nearness, has no such point."""
     return [check for check in checks if not check.scored or is_own(check.metric)]

@@ -1,7 +1,7 @@
-"""What a grader may need besides the case and the answer, and how it says that it could not grade.
+"""The interface of grading: what a grader gets, what it returns, and how it reports that it failed.
 
-In: nothing. Out: the types that all graders share. A grade is 1.0 for right, 0.0 for wrong, something
-between for a score, None where the question does not arise. Knows no metric.
+A grade is 1.0 for right, 0.0 for wrong, something between for a score, None where the question does not
+arise. Evaluation uses it; training rewards can. Knows no metric.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,12 +50,25 @@ class GradeContext:
     """What generated code runs in; without one, such checks cannot be graded."""
     judge: Rater | None = None
     is_reference: bool = False
-    """Whether the answers are the references themselves, as the log's are: then comparing tells nothing."""
+    """Whether the answers are the references themselves, as the log's are: then comparing shows nothing."""
     failed: list[FailedGrade] = field(default_factory=list)
     """Grows with every grade that could not be given; the evaluation goes on."""
 
 
 ContextGrader = Callable[[Case, str, GradeContext], Grade]
+
+
+class MetricExtension(Protocol):
+    """A metric that an installed package adds under the entry point group `graftwork.metrics`."""
+
+    scored: bool
+    """Whether grades lie between 0 and 1, so that their mean counts; else each is right or wrong."""
+    against_reference: bool
+    """Whether it compares an answer with the reference: then it says nothing of the reference itself."""
+
+    def grade(self, case: Case, answer: str, context: GradeContext) -> Grade:
+        """1.0 right, 0.0 wrong, None where the question does not arise; raise CannotGrade on a failure."""
+        ...
 
 
 class CheckKind(NamedTuple):

@@ -120,7 +120,7 @@ def _require_value(key: str, value: Any, where: str, root: Any) -> None:
 def _require_other(key: str, value: Any, where: str, root: Any) -> None:
     if key == "type":
         named = value if isinstance(value, list) else [value]
-        _demand(bool(named) and all(one in TYPES for one in named), where, f"of {', '.join(TYPES)}", value)
+        _demand(bool(named) and all(kind in TYPES for kind in named), where, f"of {', '.join(TYPES)}", value)
     elif key == "required":
         _demand(_is_texts(value), where, "a list of keys", value)
     elif key == "dependentRequired":
@@ -203,7 +203,7 @@ def shown(value: Any) -> str:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _demand(fine: bool, where: str, wanted: str, found: Any) -> None:

@@ -1,11 +1,16 @@
-"""Citations and grounds: each claim cited, each citation there, each claim borne out by its sources.
+"""Every metric that needs no parameters: citations, refusals, similarity, reviews, valid JSON.
 
-In: a case, an answer, the names of the fields. Out: grades. Support is by words in common: it sees an
-invented figure or name, not a wrong inference. All apply only where the reference answers.
+In: a case, the text of an answer, the names of the fields. Out: a grade.
+
+To add a metric: write the function here and name it in GRADERS (in SCORED too where the mean of its grades
+counts), with its title in NAMES. An installed package adds one under the entry point group
+`graftwork.metrics`: an object like `interface.MetricExtension`. A rule with parameters is added in `rules`
+and named in `checks.KINDS`.
 """
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field
@@ -28,13 +33,21 @@ from graftwork.grading.answers import (
     words_of,
 )
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, grade_code_compiles, grade_code_passes
-from graftwork.grading.interface import CannotGrade, ContextGrader, Grade, GradeContext, GradeFunction
+from graftwork.grading.interface import (
+    CannotGrade,
+    ContextGrader,
+    Grade,
+    GradeContext,
+    GradeFunction,
+    MetricExtension,
+)
 from graftwork.grading.matching import PatternTooSlow, fits
+from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 
 SUPPORTED_FROM = 0.5
-"""A claim is borne out when so much of its telling words stand in the sources."""
+"""A claim is supported if the sources contain this share of its content words."""
 
 
 def answerable(case: Case, fields: AnswerFields) -> StructuredAnswer | None:
@@ -87,7 +100,7 @@ def grade_citations_exist(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_citations_support(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every claim is borne out by the sources that it cites, and every source cited exists."""
+    """Every claim is supported by the sources that it cites, and every source cited exists."""
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -105,7 +118,7 @@ def grade_citations_support(case: Case, text: str, fields: AnswerFields) -> Grad
 
 
 def grade_groundedness(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The share of the answer's claims that the given sources bear out, cited or not."""
+    """The share of the answer's claims that the given sources support, cited or not."""
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -116,7 +129,7 @@ def grade_groundedness(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_grounded(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every claim of the answer is borne out by the given sources."""
+    """Every claim of the answer is supported by the given sources."""
     share = grade_groundedness(case, text, fields)
     return None if share is None else float(share == 1.0)
 
@@ -408,10 +421,10 @@ TOKENS_PER_SECOND = "tokens_per_second"
 PERPLEXITY = "reference_perplexity"
 """How much the reply that the log holds surprises the model: e to the mean loss of its tokens."""
 OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY)
-"""Measured where the subject lets itself be measured so: an endpoint tells no perplexity."""
+"""Measured where the subject allows it: an endpoint reports no perplexity."""
 
 OF_ANSWERS = (*METRICS, TRUNCATED)
-"""What training may look at: told from one answer, right or wrong."""
+"""What training may look at: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
 """What lies between 0 and 1."""
 LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY})
@@ -476,3 +489,34 @@ def show_points(difference: float) -> str:
 
 def show_p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+@lru_cache(maxsize=64)
+def find_extension(name: str) -> MetricExtension | None:
+    """The metric of this name that an installed package adds; None where none does. Built-in names win."""
+    if name in RATES or name not in extension_names("graftwork.metrics"):
+        return None
+    required = ("grade", "scored", "against_reference")
+    extension: MetricExtension = load_extension("graftwork.metrics", name, attributes=required)
+    return extension
+
+
+def find_grader(name: str) -> ContextGrader | None:
+    """The function that grades by a metric's name: built-in, or of an installed package."""
+    if (plain := GRADERS.get(name)) is not None:
+        return lambda case, answer, context: plain(case, answer, context.fields)
+    if name in CONTEXT_GRADERS:
+        return CONTEXT_GRADERS[name]
+    extension = find_extension(name)
+    return extension.grade if extension is not None else None
+
+
+def is_scored(name: str) -> bool:
+    """Whether the mean of a metric's grades counts, instead of how many are right."""
+    extension = find_extension(name)
+    return extension.scored if extension is not None else name in (*SCORED, CHECKS_PASSED, JUDGE_SCORE)
+
+
+def compares_with_reference(name: str) -> bool:
+    extension = find_extension(name)
+    return extension.against_reference if extension is not None else name in AGAINST_REFERENCE

@@ -1,7 +1,8 @@
-"""Task success by a rule: exact, contains, regex, numeric, json_schema.
+"""Rules with parameters: exact, contains, regex, numeric, json_schema, fields of a JSON answer, format.
 
 In: a case, the text of an answer (or the field of it that the check names), the parameters. Out: 1.0 or
-0.0. Where a rule names no value, the reference is the value; without either the rule does not apply.
+0.0. Where a rule names no value, the reference is the value; without either it does not apply. A field that
+the reference lacks is not graded; one that only the answer lacks is wrong.
 """
 
 import json
@@ -231,7 +232,7 @@ def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
 
 
 def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
-    """Right where all of them are: the answer as whoever uses it needs it."""
+    """Right where all of them are."""
     asked: AllFields = context.parameters
     reference = parse_object(case.reference)
     if reference is None:
@@ -365,7 +366,7 @@ _BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
 _HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
 
 
-class Layout(Record):
+class FormatRule(Record):
     """What a text must look like. All that is given must hold."""
 
     template: str | None = None
@@ -407,12 +408,12 @@ def grade_format(case: Case, text: str, context: GradeContext) -> Grade:
     return float(find_fault(text, context.parameters) is None)
 
 
-def find_fault(text: str, layout: Layout) -> str | None:
+def find_fault(text: str, layout: FormatRule) -> str | None:
     """The first thing that does not hold, in words."""
     return next(_faults(text.strip(), layout), None)
 
 
-def _faults(text: str, layout: Layout) -> Iterator[str]:
+def _faults(text: str, layout: FormatRule) -> Iterator[str]:
     if layout.template is not None and not follows_template(text, layout.template.strip()):
         yield "it does not follow the template"
     if (missing := _missing_section(text, layout.sections)) is not None:

@@ -39,7 +39,7 @@ from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
 from graftwork.records.units import MIB
-from graftwork.text.unsaid import hide, leave_unsaid
+from graftwork.text.messages import hide, redact_message
 
 LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10
@@ -335,7 +335,7 @@ class EndpointEngine:
         """What a server said, on one line: without the key and without a login in an address, then cut."""
         key = self._key()
         # Cut last: a key that is cut in the middle would no longer be found.
-        return leave_unsaid(text, [key] if key else [], longest=LONGEST_REASON)
+        return redact_message(text, [key] if key else [], longest=LONGEST_REASON)
 
     def _mask_answer(self, text: str) -> str:
         """The answer without the key, unless the key is so short that it may be a word of it."""

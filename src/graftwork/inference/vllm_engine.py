@@ -134,7 +134,7 @@ class VllmEngine:
                 "threads": threads,
                 "memory": "what vLLM reserves on the card, most of it for its cache"
                 if self._on_card
-                else f"with {CACHE_ON_PROCESSOR // 2**30} GiB that vLLM reserves for its cache",
+                else f"with {CACHE_ON_PROCESSOR // GIB} GiB that vLLM reserves for its cache",
             },
         )
 

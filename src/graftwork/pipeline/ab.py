@@ -1,7 +1,8 @@
-"""`graft release ab --cases`: two releases on cases that both are asked.
+"""`graft release ab`: two releases compared on cases that both are asked, or on live traffic.
 
-In: an open workplace, two releases, a metric. Out: who won, if it is decided, with the evidence so far. What
-is to be tested is written down before the first look, so that it shows how many metrics a pair was tried by.
+In: an open workplace, two releases, a metric. Out: an ABResult. The metric is noted before the first result
+is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
+were kept, each once.
 """
 
 import json
@@ -12,17 +13,18 @@ from pathlib import Path
 from typing import Literal
 
 from graftwork.evaluate.ab import (
+    ABEvidence,
     ABResult,
     ArmFacts,
     ArmTally,
-    Exchange,
+    LiveAnswer,
     LiveTest,
     Scores,
     check_shares,
     check_voices,
+    make_result,
     run_replay,
     survives_silence,
-    tell,
     units_of,
 )
 from graftwork.evaluate.ask.answers import read_answers
@@ -115,18 +117,21 @@ def compare_replayed(
         units_of(cases), grade_block, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER
     )
     test = found.test
-    return tell(
+    return make_result(
         (first, second),
         name,
         "cases",
-        winner=test.winner,
-        used=found.used,
-        ungraded=found.ungraded,
-        asked=found.asked,
-        counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
-        evidence=(test.e_value, test.p_value),
-        interval=test.interval(confidence),
-        confidence=confidence,
+        evidence=ABEvidence(
+            winner=test.winner,
+            used=found.used,
+            ungraded=found.ungraded,
+            asked=found.asked,
+            counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
+            e_value=test.e_value,
+            p_value=test.p_value,
+            interval=test.interval(confidence),
+            confidence=confidence,
+        ),
         remarks=remarks,
     )
 
@@ -178,7 +183,7 @@ def compare_live(
     """What is known now. Look as often as you like: it reads from the beginning."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
-    return LiveLook(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
+    return LiveComparison(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
 
 
 def watch_live(
@@ -194,7 +199,7 @@ def watch_live(
     """Look again and again until it is decided; Ctrl-C ends it with what is known then."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
-    look: LiveLook | None = None
+    look: LiveComparison | None = None
     found: ABResult | None = None
     try:
         while found is None or found.winner is None:
@@ -202,7 +207,7 @@ def watch_live(
                 pause(every_seconds)
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
-                look = LiveLook(work, pair, metric=name, experiment=running)
+                look = LiveComparison(work, pair, metric=name, experiment=running)
                 work.reporter.info(f"watching {_call(running)}")
             found = look.look()
             _tell_progress(work, found)
@@ -215,8 +220,8 @@ def watch_live(
     return found
 
 
-class LiveLook:
-    """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
+class LiveComparison:
+    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times."""
 
     def __init__(
         self, work: OpenProject, pair: tuple[Release, Release], *, metric: str, experiment: str | None
@@ -238,7 +243,7 @@ class LiveLook:
         self._captures_read = self._feedback_read = 0
 
     def look(self) -> ABResult:
-        """Take in what is new, and tell what is known."""
+        """Read what is new, and return what is known."""
         for place, capture in self._work.captures.read_on(
             after=self._captures_read, releases=tuple(self._of), dealt=self.experiment
         ):
@@ -246,7 +251,7 @@ class LiveLook:
             side = self._of[capture.release]
             self._tallies[side].see(capture)
             if not self._by_users and not self._live.test.decided:
-                self._live.take(Exchange(side, capture.session, self._grade(capture)))
+                self._live.take(LiveAnswer(side, capture.session, self._grade(capture)))
         for heard in self._heard.read_on(
             after=self._feedback_read, releases=tuple(self._of), dealt=self.experiment
         ):
@@ -256,7 +261,7 @@ class LiveLook:
             if self._by_users:
                 unit = _unit_of(heard.capture)
                 self._spoken[side].add(unit)
-                self._live.take(Exchange(side, unit, heard.feedback.score))
+                self._live.take(LiveAnswer(side, unit, heard.feedback.score))
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
             traffic = self.experiment or "captures"
@@ -265,7 +270,7 @@ class LiveLook:
 
     def _grade(self, capture: Capture) -> float | None:
         if capture.disconnected or capture.finish_reason == "error":
-            # Left out, whoever loses more of its bad or slow answers would come out better.
+            # Left out, a release that loses more of its bad or slow answers would come out better.
             return self._worst
         return grade(self._metric, as_case(capture), capture.reply, context=self._context)
 
@@ -276,20 +281,23 @@ class LiveLook:
         arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
         # Feedback may be newer than the captures that this look has read.
         silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
-        dealt = (arms["A"].sessions, arms["B"].sessions)
-        stands = not self._by_users or survives_silence(test, dealt=dealt)
-        return tell(
+        assigned = (arms["A"].sessions, arms["B"].sessions)
+        stands = not self._by_users or survives_silence(test, assigned=assigned)
+        return make_result(
             self._pair,
             self._metric,
             "captures",
-            winner=test.winner if stands else None,
-            used=self._live.used,
-            ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
-            asked=0,
-            counts={name: int(count) if count == int(count) else count for name, count in counts.items()},
-            evidence=(test.e_value, test.p_value),
-            interval=test.interval(self._confidence),
-            confidence=self._confidence,
+            evidence=ABEvidence(
+                winner=test.winner if stands else None,
+                used=self._live.used,
+                ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
+                asked=0,
+                counts={name: int(count) if count == int(count) else count for name, count in counts.items()},
+                e_value=test.e_value,
+                p_value=test.p_value,
+                interval=test.interval(self._confidence),
+                confidence=self._confidence,
+            ),
             remarks=(*(self._remarks or ()), *self._find_remarks()),
             experiment=self.experiment,
             arms=arms,
@@ -306,8 +314,8 @@ class LiveLook:
             others = _count_experiments(self._work, self._pair) - 1
             if others > 0:
                 remarks.append(
-                    f"this pair was dealt in {others + 1} experiments, only {self.experiment} counts here: "
-                    "whoever repeats one until it is decided is wrong that many times as often"
+                    f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
+                    "repeating one until it is decided is wrong that many times as often"
                 )
             remarks += check_shares(self._tallies["A"], self._tallies["B"])
         test = self._live.test
@@ -327,16 +335,14 @@ class LiveLook:
 def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [
-        one.experiment for one in work.captures.experiments() if is_experiment_between(one.experiment, *ids)
-    ]
+    known = [e.experiment for e in work.captures.experiments() if is_experiment_between(e.experiment, *ids)]
     if asked is None:
         return known[-1] if known else None
-    found = [one for one in known if asked in one]
+    found = [name for name in known if asked in name]
     if len(found) != 1:
         raise UserMistake(
             f"{asked!r} is {'no experiment' if not found else f'{len(found)} experiments'} of these two",
-            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was dealt by lot",
+            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was assigned at random",
             fix="give the id of one of these" if known else "graft serve --challenger challenger --share 0.1",
             where="--experiment",
         )
@@ -371,12 +377,12 @@ def _unit_of(capture: Capture) -> str:
 
 def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
     return sum(
-        is_experiment_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments()
+        is_experiment_between(e.experiment, pair[0].id, pair[1].id) for e in work.captures.experiments()
     )
 
 
 def _call(experiment: str | None) -> str:
-    return "traffic that nobody dealt by lot" if experiment is None else f"experiment {experiment}"
+    return "traffic that was not assigned at random" if experiment is None else f"experiment {experiment}"
 
 
 def _tell_progress(work: OpenProject, found: ABResult) -> None:
@@ -386,5 +392,5 @@ def _tell_progress(work: OpenProject, found: ABResult) -> None:
         f"B less A {found.low:+.1%} to {found.high:+.1%}, "
         f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
     )
-    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
+    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} assigned)"
     work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -1,7 +1,7 @@
-"""What grading needs of the outside, wired: the sandbox for generated code, the judge and what it said.
+"""An evaluation wired to project and store: subjects asked, answers graded, a report and its page written.
 
-In: an open workplace. Out: a GradeContext, and the report with the judge's word on its two subjects. Both
-are opened only where the settings ask for them.
+In: an open workplace, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
+die and be started again. The sandbox and the judge are opened only where the settings ask for them.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
@@ -88,7 +89,6 @@ class Grading:
             return report
         tally = judge_subjects(
             self.judge,
-            settings=settings.judge,
             cases=cases,
             answers=answers,
             baseline=report.baseline.subject,
@@ -123,6 +123,13 @@ def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> Rememberi
     if not named & CODE:
         return None
     return RememberingRunner(open_sandbox(settings.sandbox))
+
+
+class TestSetUse(NamedTuple):
+    """That `subject` was measured on a set of cases, which was then used `looks` times."""
+
+    looks: int
+    subject: str
 
 
 class Evaluated(Record):
@@ -232,14 +239,10 @@ def report_on(
     cases: Sequence[Case],
     scored: Mapping[str, SubjectReport],
     grading: Grading,
-    looks: int,
-    looked_at: str,
+    use: TestSetUse,
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
-
-    `looked_at` is the subject whose look was logged.
-    """
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is."""
     settings = work.settings.evaluate
     candidate = scored[lineup.candidate.name]
     report = make_report(
@@ -247,7 +250,7 @@ def report_on(
         baseline=scored[lineup.baseline.name],
         candidate=candidate,
         settings=settings,
-        looks=looks,
+        looks=use.looks,
         champion=scored[lineup.champion.name] if lineup.champion is not None else None,
         others=[scored[subject.name] for subject in lineup.others],
     )
@@ -274,7 +277,7 @@ def report_on(
             "wear": wear_of(
                 report,
                 candidates=work.looks.candidates(report.cases_hash),
-                look=work.looks.position(report.cases_hash, subject=looked_at),
+                look=work.looks.position(report.cases_hash, subject=use.subject),
             ),
         }
     )
@@ -298,7 +301,7 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData
     if log is None:
         return ()
     kept = _say_kept(prepared) if prepared is not None else ""
-    ungraded = _say_ungraded(log, [one for one in scored.values() if one is not log])
+    ungraded = _say_ungraded(log, [subject for subject in scored.values() if subject is not log])
     return tuple(sentence for sentence in (kept, ungraded) if sentence)
 
 
@@ -316,7 +319,7 @@ def _say_kept(prepared: PreparedData) -> str:
             why[FAULTS[code]] += count
     if not why:
         return ""
-    read = max(sum(one.rows for one in dataset.inputs), dataset.kept_after.get("read", 0))
+    read = max(sum(source.rows for source in dataset.inputs), dataset.kept_after.get("read", 0))
     kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
     return (
@@ -328,8 +331,8 @@ def _say_kept(prepared: PreparedData) -> str:
 def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
     graded = {
         name: None
-        for one in others
-        for name, metric in one.metrics.items()
+        for subject in others
+        for name, metric in subject.metrics.items()
         if metric.n and metric.kind in ("rate", "score")
     }
     names = [name_of(name) for name in graded if name not in log.metrics]
@@ -341,9 +344,9 @@ def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
 PAGE = "evaluation"
 
 
-def put_page(work: OpenProject, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
-    """`beside` is an evaluation that the gate does not decide on: its page does not replace the other."""
-    path = work.project.root / f"{page_name(work, beside=beside)}.html"
+def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False) -> Evaluated:
+    """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
+    path = work.project.root / f"{page_name(work, separate=separate)}.html"
     page = EvaluationPage(
         project=work.settings.project,
         report=evaluated.report,
@@ -354,9 +357,9 @@ def put_page(work: OpenProject, evaluated: Evaluated, *, beside: bool = False) -
     return evaluated.model_copy(update={"page": str(path)})
 
 
-def page_name(work: OpenProject, *, beside: bool = False) -> str:
+def page_name(work: OpenProject, *, separate: bool = False) -> str:
     """One page a model; the main one has the short name."""
     parts = [PAGE]
     if work.model != work.settings.main_model:
         parts.append(re.sub(r"[^\w.-]+", "_", work.model))
-    return "-".join([*parts, *(["asked"] if beside else [])])
+    return "-".join([*parts, *(["asked"] if separate else [])])

@@ -1,8 +1,7 @@
-"""An evaluation as somebody asks for it now: other subjects, other cases, more processes, asked again.
+"""What `graft eval` and `graft gate` run beyond the steps of the pipeline.
 
-In: what was asked for. Out: the report, as the step of the pipeline makes one. An evaluation of other
-subjects or cases than the project's own stands beside the pipeline: the gate does not see it. Everything
-that is answered is kept for both.
+Evaluations of other subjects or cases, which the gate does not see; results of other tools in and out; all
+models judged together; and the choice of the checkpoint that the next training session starts from.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,11 +13,11 @@ from graftwork import __version__
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.exchange.common import Export, write_json
-from graftwork.evaluate.exchange.imports import Imported, import_runs, read_foreign
+from graftwork.evaluate.exchange.common import SubjectExport, write_json
+from graftwork.evaluate.exchange.imports import ImportedRuns, import_runs, read_foreign
 from graftwork.evaluate.exchange.inspect_ai import write_inspect
 from graftwork.evaluate.exchange.lm_eval import write_lm_eval
-from graftwork.evaluate.gate.decide import Judged, decide_all, next_start
+from graftwork.evaluate.gate.decide import GateCandidate, decide_all, next_start
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import score, sessions_of
@@ -66,7 +65,7 @@ from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What was asked for; with nothing of it, the evaluation is the pipeline's own."""
 
     subjects: tuple[str, ...] = ()
@@ -81,7 +80,7 @@ class Asked:
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
-def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
+def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
             _ask_beforehand(work, asked)
@@ -101,7 +100,7 @@ def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
         forget_subjects(lineup, cases)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = log_look(work, cases, subject=lineup.candidate.identity)
+    use = log_look(work, cases, subject=lineup.candidate.identity)
     # The answers of a user's own file are nobody's log.
     remarks = remark_on_log(scored, prepared=prepared if given is None else None)
     evaluated = Evaluated(
@@ -113,17 +112,16 @@ def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
             cases=cases,
             scored=scored,
             grading=grading,
-            looks=looks,
-            looked_at=lineup.candidate.identity,
+            use=use,
             remarks=remarks,
         ),
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
-    return put_page(work, evaluated, beside=True)
+    return put_page(work, evaluated, separate=True)
 
 
-def _ask_beforehand(work: OpenProject, asked: Asked) -> None:
+def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
     """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
     made: StepOutputs = run_pipeline(work, upto="train")
     prepared = made.get("prepare", PreparedData)
@@ -139,7 +137,9 @@ def _ask_beforehand(work: OpenProject, asked: Asked) -> None:
     ask_everybody(work, lineup, cases)
 
 
-def _asking(work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: Asked) -> Asking:
+def _asking(
+    work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
+) -> Asking:
     return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
 
 
@@ -183,7 +183,7 @@ class ImportedEvaluation(Record):
     page: str = ""
 
 
-class Exported(Record):
+class ExportedEvaluation(Record):
     format: str
     files: tuple[str, ...]
     subjects: tuple[str, ...]
@@ -220,7 +220,7 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
 
 def export_evaluation(
     work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
-) -> Exported:
+) -> ExportedEvaluation:
     """The project's last evaluation: one log, or one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
@@ -230,7 +230,7 @@ def export_evaluation(
             fix="run `graft eval` first",
             where=str(work.project.root),
         )
-    known = {one.subject: one for one in (last.report.baseline, last.report.candidate, *last.report.others)}
+    known = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
     unknown = [name for name in subjects if name not in known]
     if unknown:
         raise UserMistake(
@@ -242,7 +242,7 @@ def export_evaluation(
     cases, when = read_cases(Path(last.cases_file)), timestamp()
     written: list[str] = []
     for name in subjects or known:
-        export = Export(
+        export = SubjectExport(
             task=work.settings.project,
             cases=cases,
             subject=known[name],
@@ -252,7 +252,7 @@ def export_evaluation(
             version=__version__,
         )
         written += _write(export, form=form, out=out)
-    return Exported(format=form, files=tuple(written), subjects=tuple(subjects or known))
+    return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:
@@ -262,7 +262,7 @@ def last_evaluation(work: OpenProject) -> Evaluated | None:
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
-def _write(export: Export, *, form: Format, out: Path) -> list[str]:
+def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
     files = write_lm_eval(export)
     if form == "inspect":
         name = files.results_name.removeprefix("results_").removesuffix(".json")
@@ -280,8 +280,8 @@ def _write(export: Export, *, form: Format, out: Path) -> list[str]:
     return [str(path) for path in content]
 
 
-def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[Case]) -> Imported:
-    """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
+def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
+    """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
     # No judge: to read a file asks nobody anything.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
     report = imported.report
@@ -296,12 +296,12 @@ def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[C
         return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
 
     baseline, candidate = graded(report.baseline), graded(report.candidate)
-    others = tuple(graded(one) for one in report.others)
-    candidates = [one for one in (candidate, *others) if one.subject != baseline.subject]
+    others = tuple(graded(other) for other in report.others)
+    candidates = [subject for subject in (candidate, *others) if subject.subject != baseline.subject]
     pairs = [
         pair
-        for one in candidates
-        for pair in compare(baseline, candidate=one, sessions=sessions_of(own))
+        for subject in candidates
+        for pair in compare(baseline, candidate=subject, sessions=sessions_of(own))
         if pair.n
     ]
     changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
@@ -311,8 +311,8 @@ def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[C
     return imported.model_copy(update={"report": report})
 
 
-def _log_look(work: OpenProject, imported: Imported) -> Imported:
-    """Whoever measured it: another candidate was looked at on this project's cases."""
+def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
+    """Log that another candidate was measured on this project's cases."""
     report = imported.report
     said = imported.answers[report.candidate.subject]
     subject = f"imported:{fingerprint([answer.text for answer in said])}"
@@ -346,7 +346,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
     """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
     works: dict[str, OpenProject] = {}
     made: dict[str, StepOutputs] = {}
-    judged: dict[str, Judged] = {}
+    judged: dict[str, GateCandidate] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
@@ -420,10 +420,10 @@ def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> 
     for release in work.releases.list():
         if release.adapter_hash == outcome.started_from:
             known.append(read_report(work, release))
-    found = [one for one in known if one is not None]
+    found = [report for report in known if report is not None]
     if found:
         # Of several the one that was asked the same cases in the same way.
-        return next((one for one in found if comparable(one, report)), found[0])
+        return next((before for before in found if comparable(before, report)), found[0])
     raise UserMistake(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",

@@ -1,4 +1,4 @@
-"""From the name of a subject to the job that asks it: what it is, where it lies, how it is told apart.
+"""From the name of a subject to the job that asks it: what it is, where it is and how it is identified.
 
 In: an open workplace and a subject as it was named. Out: an EvalJob, or None for the log, which is not
 asked. Releases are verified byte by byte. A subject's identity is the hash of its weights, so that an
@@ -44,7 +44,7 @@ def resolve_subject(
         return _endpoint_subject(work, subject, asking)
     weights = _find_weights(work, subject, outcome)
     identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None])
-    # Whoever was trained on these tasks needs no example of them.
+    # A subject that was trained on these tasks needs no example of them.
     example = asking.example if weights is None else ()
     job = _job(
         work,

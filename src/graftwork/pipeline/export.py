@@ -24,7 +24,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Agreement, ExportedAdapter, ExportFormat, ExportJob, MergeProof
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.store.runs import RunEntry
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 MERGED_FILE = "merged.json"
 

@@ -1,7 +1,8 @@
-"""The champion beside the candidate: from the report, or from what was measured when it was released.
+"""What a gate needs from project and store: the champion, earlier reports and verdicts, the rules of a run.
 
-In: an open workplace, a report, the adapter it judges. Out: the report with the champion among its subjects
-where both answered the same cases in the same way. Asks no model.
+In: an open workplace. Out: the report with the champion among its subjects where both answered the same
+cases in the same way; reports and verdicts by adapter; a note where the rules were changed since the run
+began. Asks no model.
 """
 
 import hashlib
@@ -10,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.gate.advice import GoodRun, compare_plans
-from graftwork.evaluate.gate.decide import Judged, asked_otherwise, decide
+from graftwork.evaluate.gate.advice import BetterRun, compare_plans
+from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
@@ -58,7 +59,7 @@ def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
     if served.parent is None:
         return Champion(None, f"{SERVED_ALREADY}, and nothing was served before it: {HELD_AGAINST_BASE}.")
     # Not by `get`, which takes a part of an id too: a parent is named in full, or is not known here.
-    known = next((one for one in work.releases.list() if one.id == served.parent), None)
+    known = next((release for release in work.releases.list() if release.id == served.parent), None)
     if known is None:
         missing = f"the release before it ({served.parent[:12]}) is not known here"
         return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")
@@ -160,7 +161,7 @@ def _verdict_place(work: OpenProject, weights_sha256: str) -> Path:
     return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
 
 
-def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) -> BetterRun | None:
     """The newest earlier run that was better at the primary metric, with what was changed since."""
     primary = work.settings.gate.primary_rule
     now, plan = work.runs.get(outcome.run_id), None
@@ -176,7 +177,7 @@ def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) ->
         theirs = kept.candidate.metrics.get(primary.metric) if kept is not None else None
         if kept is None or before is None or theirs is None or not theirs.n or theirs.value <= mine.value:
             continue
-        return GoodRun(entry.id, kept, compare_plans(before, plan))
+        return BetterRun(entry.id, kept, compare_plans(before, plan))
     return None
 
 
@@ -220,7 +221,7 @@ def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
     return _read(kept[0])
 
 
-def with_changes(verdict: Verdict, judged: Judged, noted: Noted) -> Verdict:
+def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdict:
     """The verdict, saying so where its rules are not those that the run set out with."""
     if noted.rules_hash == verdict.rules_hash:
         return verdict

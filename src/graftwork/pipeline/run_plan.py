@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.data.read import find_files
-from graftwork.data.sources.blocks import STANDARD_INPUT
+from graftwork.data.ingest.files import STANDARD_INPUT
+from graftwork.data.ingest.read import find_files
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.open_project import OpenProject, timestamp

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from graftwork.data.captures import find_refusal, is_negative
+from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
@@ -26,7 +26,7 @@ from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
-from graftwork.text.normalise import words
+from graftwork.text.similarity import words
 
 READY_SECONDS = 120.0
 

@@ -37,7 +37,7 @@ from graftwork.records.errors import (
     WorkerFailed,
 )
 from graftwork.records.job import AlertKind, Beat, Health, Job, JobHandle, JobStatus
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0

@@ -18,7 +18,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
 from graftwork.train.distributed.launch import is_main_process
 from graftwork.train.multi_run import train_many

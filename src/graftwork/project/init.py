@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from graftwork.data.read import Sample, sample_rows
+from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready

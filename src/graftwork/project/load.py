@@ -20,7 +20,7 @@ from graftwork.files.disk import STATE_FOLDER, close_to_others, is_private
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 
 
 def list_single_texts(content: dict[Any, Any], owner: type[BaseModel]) -> dict[Any, Any]:

@@ -22,7 +22,7 @@ from graftwork.evaluate.statistics.significance import (
     successes_to_clear,
 )
 from graftwork.grading.answers import AnswerFields, numbered_sources, parse_object, read_answer
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.code import asks_for_code
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import ALWAYS_MEASURED, JUDGE_PREFERENCE, JUDGE_SCORE, OPTIONAL_MEASURED
@@ -360,7 +360,7 @@ def _choose_rules(
     cases: Sequence[Case], evaluate: EvaluateSettings, *, primary: str, held_out: int
 ) -> tuple[tuple[RuleProposal, ...], tuple[str, ...]]:
     """Floors that a model which learned nothing cannot keep, and limits of form that can be proven."""
-    checks: dict[str, Check] = {check.name: check for check in evaluate.checks}
+    checks: dict[str, GradeCheck] = {check.name: check for check in evaluate.checks}
     context = GradeContext(fields=evaluate.fields, checks=checks)
     rules: list[RuleProposal] = []
     left_out: list[str] = []

@@ -19,7 +19,7 @@ from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.serve.http_messages import ApiError, Request, Response, json_response
 from graftwork.serve.routing import ArmAssignment
-from graftwork.text.locate import may_name_secret
+from graftwork.text.patterns import may_name_secret
 from graftwork.text.redact import Redactor
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.units import MIB
-from graftwork.text.publish import VariableName
+from graftwork.text.redact import VariableName
 
 
 class SplitSettings(Record):

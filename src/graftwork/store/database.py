@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Progra
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.store.migrations import migrate
-from graftwork.text.unsaid import hide
+from graftwork.text.messages import hide
 
 # The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
 _SQLITE_BUSY = {"BUSY", "LOCKED"}

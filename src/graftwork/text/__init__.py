@@ -1,1 +1,1 @@
-"""What is done to text alone: redact, normalise, compare, recognise by shape."""
+"""Text utilities: redaction, normalization, similarity, checks by form."""

@@ -1,29 +1,47 @@
-"""Secrets and personal data out of text, placeholders in.
+"""Redacts secrets and personal data in text and in settings.
 
-In: text. Out: the text with placeholders such as `<REDACTED:email:1>` and how many of each kind
-were replaced. The same value gets the same placeholder from the same `Redactor`, so that a
-conversation stays readable; the values themselves are never kept, returned or logged: the redactor
-remembers only their hashes. Placeholders that stand in a text already stay, and new ones are
-numbered past them. Does not know files or rows.
+In: text, or a record. Out: text with placeholders such as `<REDACTED:email:1>` and their counts; a record
+as JSON without secrets (`publishable`). The same value gets the same placeholder from the same `Redactor`,
+which stores only hashes of values. Existing placeholders stay, and new ones are numbered after them.
+Everything that writes settings uses this module.
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Annotated, Any, NamedTuple
 
-from graftwork.text.locate import is_password_under
-from graftwork.text.patterns import PATTERNS, Pattern, find_likely
+from pydantic import AfterValidator, Field
+
+from graftwork.records.base import NotSecret, Record, Secret, secret_of
+from graftwork.text.detectors import find_secret_keys, has_access_key, looks_random
+from graftwork.text.messages import hide
+from graftwork.text.patterns import (
+    PATTERNS,
+    Pattern,
+    find_likely,
+    is_password_under,
+    is_secret_name,
+    may_name_secret,
+)
 
 SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
 PERSONAL_KINDS = frozenset(pattern.kind for pattern in PATTERNS if not pattern.secret)
 
-# Nine digits at most: no pattern takes so few for a card or a telephone.
+# At most nine digits: no pattern mistakes them for a card or phone number.
 _PLACEHOLDER = re.compile(r"<REDACTED:([a-z_]{1,24}):([1-9][0-9]{0,8})>")
-# A value that is gone can lay bare another beside it; more often than this only in hostile text.
+# Removing a value can expose another next to it; more rounds only matter for hostile text.
 _ROUNDS = 4
-# No pattern reaches across this, so that many texts can be searched as one.
+# No pattern matches across this, so that many texts can be searched as one.
 _GAP = "\n<\n"
+
+
+_SECRET_KEYS = Pattern("aws_secret_key", locate=find_secret_keys)
 
 
 class Redacted(NamedTuple):
@@ -32,41 +50,48 @@ class Redacted(NamedTuple):
 
 
 class Redactor:
-    """Remembers which value got which number, for as long as one conversation is being redacted."""
+    """Numbers the values of one conversation."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, bytes], int] = {}
         self._last: dict[str, int] = {}
+        self._has_access_key = False
 
     def number_past(self, text: str) -> None:
-        """Give no number again that a placeholder in `text` has."""
+        """Take note of another text of the conversation: its placeholders keep their numbers."""
+        self._has_access_key = self._has_access_key or has_access_key(text)
         if "<REDACTED:" in text:
             for kind, number in _PLACEHOLDER.findall(text):
                 self._last[kind] = max(self._last.get(kind, 0), int(number))
 
     def redact(self, text: str) -> Redacted:
-        """Replace every value that a pattern recognises and its check confirms."""
+        """Replace every value that a pattern recognizes and its check confirms."""
         counts: dict[str, int] = {}
         self.number_past(text)
         for _ in range(_ROUNDS):
             before = text
-            for pattern in find_likely(text):
+            for pattern in self._list_patterns(text):
                 text = self._replace(text, pattern, counts)
             if text == before:
                 break
         return Redacted(text, dict(sorted(counts.items())))
 
     def redact_secrets(self, text: str) -> str:
-        """As `redact`, for secrets alone: names and numbers of people stay."""
+        """As `redact`, but only secrets: personal data stays."""
         counts: dict[str, int] = {}
         self.number_past(text)
-        for pattern in find_likely(text):
+        for pattern in self._list_patterns(text):
             if pattern.secret:
                 text = self._replace(text, pattern, counts)
         return text
 
+    def _list_patterns(self, text: str) -> list[Pattern]:
+        # A conversation may give the id of a key in one message and its secret in another.
+        likely = find_likely(text)
+        return [_SECRET_KEYS, *likely] if self._has_access_key else likely
+
     def redact_under(self, name: str, text: str) -> Redacted:
-        """As `redact`, for the value of a field: what stands under `password` is a password."""
+        """As `redact`, for the value of a field: the value of `password` is a password."""
         if is_password_under(name, text):
             return Redacted(self._give_placeholder("password", text), {"password": 1})
         return self.redact(text)
@@ -89,11 +114,114 @@ class Redactor:
 
 
 def redact(text: str) -> Redacted:
-    """One text by itself."""
+    """Redact a single text."""
     return Redactor().redact(text)
 
 
 def hold_private(texts: Iterable[str]) -> bool:
-    """Whether `redact` would change any of the texts: in one look at all of them."""
+    """Whether `redact` would change any of the texts, checked in one pass."""
     joined = _GAP.join(texts)
     return any(True for pattern in find_likely(joined) for _ in pattern.find(joined))
+
+
+LONGEST_WORD = 20
+"""A longer part of a name with letters and digits mixed is no word."""
+SHORTEST_KNOWN = 8
+"""A shorter value of a variable may be part of any word."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def publishable(record: Record) -> dict[str, Any]:
+    """Return `record.model_dump(mode="json")` without secrets."""
+    shown: dict[str, Any] = _publish(record, record.model_dump(mode="json"), None, Redactor())
+    return shown
+
+
+def publish_text(text: str) -> str:
+    """Replace every known form of a secret."""
+    return Redactor().redact_secrets(text)
+
+
+def hide_in_tracebacks() -> None:
+    """Redact secrets in all tracebacks of this process.
+
+    Also the values of environment variables whose names say that they are secrets: libraries put URLs,
+    headers and whole requests into their error messages.
+    """
+    sys.excepthook = _show_error
+    threading.excepthook = lambda found: _show_error(found.exc_type, found.exc_value, found.exc_traceback)
+
+
+def _show_error(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if issubclass(kind, SystemExit):
+        # A thread that ends this way is not an error.
+        return
+    words = "".join(traceback.format_exception(kind, error, trace))
+    known = (value for name, value in os.environ.items() if is_secret_name(name) or may_name_secret(name))
+    sys.stderr.write(publish_text(hide(words, [value for value in known if len(value) >= SHORTEST_KNOWN])))
+
+
+def secrets_in(record: Record) -> Iterator[str]:
+    """Yield the values of all fields marked as secret."""
+    for name in type(record).model_fields:
+        yield from _secrets_in(getattr(record, name), secret_of(type(record), name))
+
+
+def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) -> Any:
+    """`shown` is the JSON of `value`; the record says which fields are marked."""
+    if isinstance(shown, str):
+        return secret.hide(shown) if secret is not None else redactor.redact_secrets(shown)
+    if isinstance(shown, dict):
+        kind = type(value) if isinstance(value, Record) else None
+        return {
+            name: _publish(
+                _part(value, name), part, secret if kind is None else secret_of(kind, name), redactor
+            )
+            for name, part in shown.items()
+        }
+    if isinstance(shown, list):
+        parts = list(value) if isinstance(value, list | tuple | set | frozenset) else [None] * len(shown)
+        return [_publish(part, one, secret, redactor) for part, one in zip(parts, shown, strict=True)]
+    return shown
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def _secrets_in(value: Any, secret: Secret | None) -> Iterator[str]:
+    if isinstance(value, Record):
+        yield from secrets_in(value)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _secrets_in(part, secret)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from _secrets_in(part, secret)
+    elif isinstance(value, str) and secret is not None and secret.hide(value) != value:
+        yield value
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether this can be the name of an environment variable, and not a key in its place."""
+    longest = max(name.split("_"), key=len)
+    is_key = publish_text(name) != name or (len(longest) >= LONGEST_WORD and looks_random(longest))
+    return _VARIABLE.fullmatch(name) is not None and not is_key
+
+
+def _require_name(name: str) -> str:
+    if not is_variable_name(name):
+        raise ValueError(
+            "this is no name of an environment variable; the key itself must not stand here, for settings "
+            "are written into every report"
+        )
+    return name
+
+
+VariableName = Annotated[
+    str,
+    AfterValidator(_require_name),
+    Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"}),
+    NotSecret("the name of the environment variable that holds the secret"),
+]
+"""The name of an environment variable; a key in its place is refused."""

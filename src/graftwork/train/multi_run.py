@@ -20,7 +20,7 @@ from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 from graftwork.train.run_folder import ATTEMPTS, SAVED, WAITED, is_settled
 from graftwork.train.worker import job_settings, load_for
 

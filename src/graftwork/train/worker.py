@@ -22,7 +22,7 @@ from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
 from graftwork.train.callbacks.guards import CrashRehearsal

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from graftwork.cli.data import app
 from graftwork.cli.show.data import show_rows
-from graftwork.data.show_tokens import TokenizerDecoder
-from graftwork.data.show_tokens import show_rows as shown_rows
+from graftwork.data.inspect.rows import TokenizerDecoder
+from graftwork.data.inspect.rows import show_rows as shown_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import EnvironmentLacks, UserMistake

@@ -9,7 +9,7 @@ from rich.console import Console
 from graftwork.cli.progress import RichReporter
 from graftwork.cli.show import show
 from graftwork.cli.show.releases import show_try_out
-from graftwork.data.rules.length import BUT_FOR_LENGTH
+from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.records.audit import Audit, Finding, LengthSummary, NotLookedFor
 from graftwork.records.interaction import Origin
 

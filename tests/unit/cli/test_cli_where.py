@@ -81,7 +81,7 @@ def test_ctrl_c_explains_how_to_continue(graft, project, monkeypatch):
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("graftwork.data.audit.audit", interrupt)
+    monkeypatch.setattr("graftwork.data.prepare.audit_logs", interrupt)
     try:
         code, out, err = graft("data", "audit", "log.jsonl")
     finally:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.prints import take_prints
+from graftwork.data.dedup.fingerprints import compute_fingerprints
 
 
 class Numbers(NamedTuple):
@@ -19,7 +19,7 @@ class ColumnsInMemory:
         self._blocks = [
             (
                 first,
-                take_prints(
+                compute_fingerprints(
                     [
                         row if self._passed[first + at] else None
                         for at, row in enumerate(self._rows[first : first + block])
@@ -33,12 +33,12 @@ class ColumnsInMemory:
     def column(self, name):
         if name == "passed":
             return self._passed
-        parts = [prints.fixed[name] for _, prints in self._blocks]
+        parts = [fingerprints.fixed[name] for _, fingerprints in self._blocks]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
     def ragged(self, name):
-        for first, prints in self._blocks:
-            yield first, *prints.ragged[name]
+        for first, fingerprints in self._blocks:
+            yield first, *fingerprints.ragged[name]
 
     def labels(self, name):
         known = {}

@@ -3,7 +3,7 @@
 import codecs
 from pathlib import Path
 
-from graftwork.data.log_line import hash_line
+from graftwork.data.inspect.trace import hash_line
 from graftwork.files.dataset import DROPS, MANIFEST, drops_table, hash_manifest, rows_table, write_table
 from graftwork.files.disk import file_digest
 from graftwork.records.dataset import Dataset, InputFile, Row, Shard, SplitSummary

@@ -6,16 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.audit import audit_corpus
-from graftwork.data.judge import find_fault, is_dropped
-from graftwork.data.redaction import redact_row
-from graftwork.data.rules.look import look
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.report import audit_corpus
+from graftwork.data.audit.row_checks import AuditContext, check_row, find_fault, is_dropped, redact_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
-from graftwork.text.normalise import normalise
-from graftwork.text.script import main_script
+from graftwork.text.shape import main_script
+from graftwork.text.similarity import normalise
 
 
 class Fault(NamedTuple):
@@ -47,10 +44,10 @@ def take_print(text):
 
 
 class MemoryCorpus:
-    def __init__(self, rows, *, sight, faults=()):
+    def __init__(self, rows, *, context, faults=()):
         self._raw = list(rows)
         self._twins = [redact_row(row) for row in self._raw]
-        self._sight = sight
+        self._sight = context
         self._faults = list(faults)
         self.rows = len(self._raw)
         files = Counter(row.origin.file for row in self._raw) + Counter(f.origin.file for f in faults)
@@ -85,7 +82,7 @@ class MemoryCorpus:
 
     def notes(self):
         for place, (raw, twin) in enumerate(zip(self._raw, self._twins, strict=True)):
-            for note in look(raw, twin, sight=self._sight):
+            for note in check_row(raw, twin, context=self._sight):
                 yield place, note
 
     def faults(self):
@@ -134,12 +131,12 @@ def group_equal(corpus):
     return Dealing(np.array(groups, dtype=np.int64))
 
 
-def audit_rows(rows, *, faults=(), near=(), repeats=None, dealing=None, sight=None, **changes):
-    sight = sight or Sight(settings=DataSettings(**changes))
-    corpus = MemoryCorpus(rows, sight=sight, faults=faults)
+def audit_rows(rows, *, faults=(), near=(), repeats=None, assignment=None, context=None, **changes):
+    context = context or AuditContext(settings=DataSettings(**changes))
+    corpus = MemoryCorpus(rows, context=context, faults=faults)
     return audit_corpus(
         corpus,
-        repeats or find_equal(corpus, conflicts=sight.settings.conflicts, near=near),
-        dealing or group_equal(corpus),
-        sight=sight,
+        repeats or find_equal(corpus, conflicts=context.settings.conflicts, near=near),
+        assignment or group_equal(corpus),
+        context=context,
     )

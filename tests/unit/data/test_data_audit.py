@@ -7,10 +7,10 @@ import pytest
 from data_rows import SECRET, THINGS, make_row
 from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
-from graftwork.data.audit import audit_corpus
-from graftwork.data.rules.gather import MOST_REASONS, MOST_ROWS, OTHER_REASONS
-from graftwork.data.rules.length import BUT_FOR_LENGTH
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.findings import MOST_REASONS, MOST_ROWS, OTHER_REASONS
+from graftwork.data.audit.report import audit_corpus
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Audit
 from graftwork.records.interaction import Origin
@@ -149,9 +149,9 @@ def test_questions_that_only_ask_alike_leak_too():
         make_row("How far is the harbour?", "Two miles.", line=1, split="train"),
         make_row("To the harbour, how far?", "Two miles.", line=2, split="test"),
     ]
-    found = audit_rows(rows, dealing=Dealing(np.array([0, 0])))
+    found = audit_rows(rows, assignment=Dealing(np.array([0, 0])))
     assert finding(found, "split_leak").count == 1
-    assert "split_leak" not in codes(audit_rows(rows, dealing=Dealing(np.array([0, 1]))))
+    assert "split_leak" not in codes(audit_rows(rows, assignment=Dealing(np.array([0, 1]))))
 
 
 def test_one_side_of_a_split_alone_says_what_is_missing():
@@ -184,7 +184,7 @@ def test_reasoning_without_names_of_models_says_that_those_are_missing():
 def test_a_leak_is_told_by_what_the_rows_are_split_by(split_by, bond):
     rows = [make_row(f"What is {n}?", f"It is {n}.", line=n, session="s") for n in range(1, 21)]
     together = Dealing(np.zeros(20, dtype=np.int64))
-    leak = finding(audit_rows(rows, dealing=together, split_by=split_by), "split_leak")
+    leak = finding(audit_rows(rows, assignment=together, split_by=split_by), "split_leak")
     assert bond in leak.title
     assert "splits by question" not in leak.fix
     sides = [
@@ -192,7 +192,7 @@ def test_a_leak_is_told_by_what_the_rows_are_split_by(split_by, bond):
         make_row("Who is it?", "She.", file="test.jsonl"),
     ]
     leak = finding(
-        audit_rows(sides, dealing=Dealing(np.zeros(2, dtype=np.int64)), split_by=split_by), "split_leak"
+        audit_rows(sides, assignment=Dealing(np.zeros(2, dtype=np.int64)), split_by=split_by), "split_leak"
     )
     assert bond in leak.title
     assert "splits by question" not in leak.fix
@@ -272,14 +272,14 @@ def test_rules_that_need_labels_say_so():
     }
     labelled = good_rows(status="ok", group="a", model="m")
     assert [n.code for n in audit_rows(labelled).not_looked_for] == ["foreign_model"]
-    sight = Sight(settings=DataSettings(), base="m")
-    assert audit_rows(labelled, sight=sight).not_looked_for == ()
+    context = AuditContext(settings=DataSettings(), base="m")
+    assert audit_rows(labelled, context=context).not_looked_for == ()
 
 
 def test_rows_of_other_models_than_the_base_are_counted_by_model():
     rows = [*good_rows(model="smol"), make_row("Who are you?", "A large one.", line=15, model="large-9")]
     foreign = finding(
-        audit_rows(rows, sight=Sight(settings=DataSettings(), base="org/Smol")), "foreign_model"
+        audit_rows(rows, context=AuditContext(settings=DataSettings(), base="org/Smol")), "foreign_model"
     )
     assert (foreign.severity, foreign.count, foreign.reasons) == ("info", 1, {"large-9": 1})
     assert finding(audit_rows(rows), "foreign_model").reasons == {"smol": 14, "large-9": 1}
@@ -288,10 +288,10 @@ def test_rows_of_other_models_than_the_base_are_counted_by_model():
 
 def test_reasoning_where_the_base_writes_none_is_a_warning():
     thinks = make_row("How many?", "<think>Two and two.</think>Four.")
-    plain = Sight(settings=DataSettings(), base="b", base_reasons=False)
-    reasons = Sight(settings=DataSettings(), base="b", base_reasons=True)
-    assert finding(audit_rows([thinks], sight=plain), "foreign_model").severity == "warning"
-    assert "foreign_model" not in codes(audit_rows([thinks], sight=reasons))
+    plain = AuditContext(settings=DataSettings(), base="b", base_reasons=False)
+    reasons = AuditContext(settings=DataSettings(), base="b", base_reasons=True)
+    assert finding(audit_rows([thinks], context=plain), "foreign_model").severity == "warning"
+    assert "foreign_model" not in codes(audit_rows([thinks], context=reasons))
     # Rows that reason beside rows that do not teach neither.
     assert finding(audit_rows(with_more(thinks)), "foreign_model").count == 1
 
@@ -356,11 +356,11 @@ def test_examples_do_not_depend_on_the_order_of_the_rows():
 
 def test_a_large_corpus_is_never_read_back_as_a_whole():
     rows = [make_row(f"What is it {n % 7}?", "Mock response", line=n + 1) for n in range(3000)]
-    sight = Sight(settings=DataSettings())
-    corpus = MemoryCorpus(rows, sight=sight)
-    repeats, dealing = find_equal(corpus), group_equal(corpus)
+    context = AuditContext(settings=DataSettings())
+    corpus = MemoryCorpus(rows, context=context)
+    repeats, assignment = find_equal(corpus), group_equal(corpus)
     corpus.read_places = 0
-    found = audit_corpus(corpus, repeats, dealing, sight=sight)
+    found = audit_corpus(corpus, repeats, assignment, context=context)
     placeholder = finding(found, "placeholder")
     assert (placeholder.count, len(placeholder.rows)) == (3000, MOST_ROWS)
     assert corpus.read_places < 300
@@ -369,6 +369,6 @@ def test_a_large_corpus_is_never_read_back_as_a_whole():
 @pytest.mark.parametrize(("rows", "fit"), [(40, False), (12, True)])
 def test_a_log_whose_rows_ask_alike_is_not_fit_where_a_split_would_stay_empty(rows, fit):
     asked = [make_row("Which region?", f"Region {n} of {n * 3}.", line=n + 1) for n in range(rows)]
-    found = audit_rows(asked, dealing=Dealing(np.zeros(rows, dtype=np.int64)), conflicts="keep_all")
+    found = audit_rows(asked, assignment=Dealing(np.zeros(rows, dtype=np.int64)), conflicts="keep_all")
     assert found.fit_to_train == fit
     assert ("empty_split" in codes(found)) == (not fit)

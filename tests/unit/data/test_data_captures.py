@@ -3,12 +3,10 @@
 import pytest
 from data_rows import THINGS, WordRenderer, chat, write_log
 
-from graftwork.data.audit import audit_files
-from graftwork.data.captures import find_refusal, is_confirmed
-from graftwork.data.prepare import Base, prepare
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confirmed
+from graftwork.data.inspect.trace import trace
+from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
-from graftwork.data.trace import trace
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
@@ -50,11 +48,13 @@ def make(tmp_path, captured, *, logged=LOGGED, captures=None, **changes):
     (tmp_path / "work").mkdir(exist_ok=True)
     settings = DataSettings(**chosen, captures=captures or CaptureSettings())
     made = prepare(
-        Sight(settings=settings),
-        base=Base("base", "f", WordRenderer()),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
+        PrepareJob(
+            AuditContext(settings=settings),
+            base=RenderTarget("base", "f", WordRenderer()),
+            work=tmp_path / "work",
+            out=tmp_path / "out",
+            root=tmp_path,
+        ),
         processes=1,
     )
     folder = made.datasets[0].folder

@@ -8,32 +8,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
-from graftwork.data import bands, rare_runs
-from graftwork.data.dealing import NOT_DEALT, group_and_deal
-from graftwork.data.decided import Decided, read_decided, write_decided
-from graftwork.data.leak import find_leaks
+from graftwork.data.dedup import lsh, questions
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, assign_splits
+from graftwork.data.split.leakage import find_leaks
+from graftwork.data.split.split_state import read_assignment, write_assignment
 from graftwork.records.dataset import SPLITS
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
-def deal(rows, *, chosen, passed=None, known=None, block=7, embedder=None):
+def assign_group(rows, *, chosen, passed=None, known=None, block=7, embedder=None):
     columns = ColumnsInMemory(rows, settings=chosen, passed=passed, block=block)
-    return columns, group_and_deal(columns, settings=chosen, known=known, embedder=embedder)
+    return columns, assign_splits(columns, settings=chosen, known=known, embedder=embedder)
 
 
 def decide(rows, *, chosen, passed=None, kept=None):
-    _, dealing = deal(rows, chosen=chosen, passed=passed)
-    return Decided(*dealing, np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool))
+    _, assignment = assign_group(rows, chosen=chosen, passed=passed)
+    return KnownAssignment(
+        *assignment, np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool)
+    )
 
 
 def assert_same(one, other):
     assert one.split.tolist() == other.split.tolist()
     assert one.group.tolist() == other.group.tolist()
     assert one.founders.tolist() == other.founders.tolist()
-    assert one.aside == other.aside
+    assert one.excluded == other.excluded
 
 
 def make_long_log(chance, *, least=80, most=150):
@@ -57,8 +59,8 @@ def test_going_on_from_what_was_decided_gives_what_deciding_anew_gives(rows, cho
     cut = data.draw(st.integers(0, len(rows)))
     passed = data.draw(st.lists(st.integers(0, 5).map(bool), min_size=len(rows), max_size=len(rows)))
     known = decide(rows[:cut], chosen=chosen, passed=passed[:cut])
-    _, went_on = deal(rows, chosen=chosen, passed=passed, known=known, block=5)
-    assert_same(went_on, deal(rows, chosen=chosen, passed=passed)[1])
+    _, went_on = assign_group(rows, chosen=chosen, passed=passed, known=known, block=5)
+    assert_same(went_on, assign_group(rows, chosen=chosen, passed=passed)[1])
 
 
 @pytest.mark.parametrize(("looked_up", "at_once"), [(25_000, 1_000_000), (25_000, 20), (3, 20)])
@@ -69,13 +71,13 @@ def test_long_logs_go_on_in_several_steps(looked_up, at_once, seed, chosen):
     rows = make_long_log(chance)
     known = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bands, "LOOKED_UP", looked_up)
-        patch.setattr(rare_runs, "_ENTRIES_AT_ONCE", at_once)
+        patch.setattr(lsh, "MOST_LOOKED_UP", looked_up)
+        patch.setattr(questions, "_ENTRIES_AT_ONCE", at_once)
         for cut in sorted(chance.sample(range(len(rows)), 3)):
-            _, dealing = deal(rows[:cut], chosen=chosen, known=known, block=40)
-            known = Decided(*dealing, np.ones(cut, dtype=bool))
-        _, went_on = deal(rows, chosen=chosen, known=known, block=40)
-    assert_same(went_on, deal(rows, chosen=chosen, block=40)[1])
+            _, assignment = assign_group(rows[:cut], chosen=chosen, known=known, block=40)
+            known = KnownAssignment(*assignment, np.ones(cut, dtype=bool))
+        _, went_on = assign_group(rows, chosen=chosen, known=known, block=40)
+    assert_same(went_on, assign_group(rows, chosen=chosen, block=40)[1])
 
 
 @given(st.integers(0, 2**32))
@@ -84,23 +86,23 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
     chance = random.Random(seed)
     rows = make_long_log(chance, least=40, most=90)
     cut = chance.randint(0, len(rows) - 1)
-    columns, dealing = deal(rows, chosen=SETTINGS, block=40)
+    columns, assignment = assign_group(rows, chosen=SETTINGS, block=40)
     kept = np.array([chance.random() < 0.8 for _ in rows])
-    known = Decided(*decide(rows[:cut], chosen=SETTINGS)[:4], kept[:cut].copy())
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, known=known) == []
+    known = KnownAssignment(*decide(rows[:cut], chosen=SETTINGS)[:4], kept[:cut].copy())
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known) == []
     for place in chance.sample(range(len(rows)), 3):
-        if dealing.split[place] != NOT_DEALT:
-            dealing.split[place] = TEST if dealing.split[place] == TRAIN else TRAIN
+        if assignment.split[place] != UNASSIGNED:
+            assignment.split[place] = TEST if assignment.split[place] == TRAIN else TRAIN
     kept |= np.array([chance.random() < 0.1 for _ in rows])
-    whole = find_leaks(columns, dealing, kept, settings=SETTINGS, most=10_000)
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, known=known, most=10_000) == whole
+    whole = find_leaks(columns, assignment, kept, settings=SETTINGS, most=10_000)
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known, most=10_000) == whole
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=20), st.lists(st.integers(0, 9)))
 def test_a_few_numbers_are_found_among_many(few, many):
     numbers = np.unique(np.array(few, dtype=np.uint64))
     values = np.array([*many, *few[::2]], dtype=np.uint64)
-    there, which = bands.Few(numbers).find(values)
+    there, which = lsh.ValueLookup(numbers).find(values)
     assert there.tolist() == np.flatnonzero(np.isin(values, numbers)).tolist()
     assert numbers[which].tolist() == values[there].tolist()
 
@@ -114,9 +116,9 @@ def test_rows_that_were_decided_and_checked_are_not_looked_at_again():
     rows = [make_row(f"{thing} {thing}ing {thing}ed the {n}th?") for n, thing in enumerate(THINGS * 2)]
     known = decide(rows, chosen=SETTINGS)
     columns = Unread(rows, settings=SETTINGS)
-    dealing = group_and_deal(columns, settings=SETTINGS, known=known)
-    assert_same(dealing, known)
-    assert find_leaks(columns, dealing, known.kept, settings=SETTINGS, known=known) == []
+    assignment = assign_splits(columns, settings=SETTINGS, known=known)
+    assert_same(assignment, known)
+    assert find_leaks(columns, assignment, known.kept, settings=SETTINGS, known=known) == []
 
 
 ROWS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]
@@ -124,11 +126,11 @@ COUNT = len(ROWS)
 
 
 def keep(path, decided, *, chosen=SETTINGS, identify=str, embedded=False):
-    write_decided(path, decided, settings=chosen, identify=identify, embedded=embedded)
+    write_assignment(path, decided, settings=chosen, identify=identify, embedded=embedded)
 
 
 def read(path, *, rows=COUNT, chosen=SETTINGS, identify=str, embedded=False):
-    return read_decided(path, rows=rows, settings=chosen, identify=identify, embedded=embedded)
+    return read_assignment(path, rows=rows, settings=chosen, identify=identify, embedded=embedded)
 
 
 @given(logs(), CHOSEN, st.data())
@@ -180,5 +182,5 @@ def test_a_damaged_file_counts_as_none(tmp_path, at):
 def test_another_form_counts_as_none(tmp_path, monkeypatch):
     path = tmp_path / "decided.npz"
     keep(path, decide(ROWS, chosen=SETTINGS))
-    monkeypatch.setattr("graftwork.data.decided.FORM", 0)
+    monkeypatch.setattr("graftwork.data.split.split_state.ASSIGNMENT_FORM", 0)
     assert read(path) is None

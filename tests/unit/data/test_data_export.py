@@ -10,11 +10,10 @@ from dataset_samples import row, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.export import kaggle, parquet_shards
-from graftwork.data.export.record import EXPORT_FILE, Export, ExportOptions
-from graftwork.data.export.run import FORMATS, export_dataset
-from graftwork.data.export.turns import take_calls_apart
-from graftwork.data.formats.turns import write_tools
+from graftwork.data.export import hubs, sink
+from graftwork.data.export.run import EXPORTERS, export_dataset
+from graftwork.data.export.sink import EXPORT_FILE, ExportOptions, ExportRecord, split_calls
+from graftwork.data.ingest.turns import write_tools
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, UserMistake
 
@@ -58,10 +57,10 @@ def read_lines(file):
     return [json.loads(line) for line in file.read_bytes().removesuffix(b"\n").split(b"\n")]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_every_format_names_the_dataset_and_every_file_with_its_hash(folder, tmp_path, form):
     made = export(folder, tmp_path / "out", form)
-    assert Export.from_json((tmp_path / "out" / EXPORT_FILE).read_text()) == made
+    assert ExportRecord.from_json((tmp_path / "out" / EXPORT_FILE).read_text()) == made
     assert made.dataset == folder.name
     files = {
         path.relative_to(tmp_path / "out").as_posix()
@@ -77,12 +76,12 @@ def test_every_format_names_the_dataset_and_every_file_with_its_hash(folder, tmp
     assert made.left_out == ()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_the_same_dataset_gives_the_same_bytes(folder, tmp_path, form):
     assert export(folder, tmp_path / "a", form) == export(folder, tmp_path / "b", form)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_only_the_named_splits_go_out(folder, tmp_path, form):
     made = export(folder, tmp_path / "out", form, splits=["rl"])
     assert made.splits == {"rl": 1}
@@ -270,9 +269,7 @@ def test_large_tables_become_several_files_with_their_number(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    shards = parquet_shards.ParquetShards(
-        tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_a_file=4
-    )
+    shards = sink.ParquetShards(tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_a_file=4)
     for n in range(10):
         shards.add({"n": n})
     names = shards.finish()
@@ -289,7 +286,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
     assert 3 <= len(metadata["id"].partition("/")[2]) <= 50
     assert 6 <= len(metadata["title"]) <= 50
     assert 20 <= len(metadata["subtitle"]) <= 80
-    assert [one["name"] in kaggle.LICENSES for one in metadata["licenses"]] == [True]
+    assert [one["name"] in hubs.LICENSES for one in metadata["licenses"]] == [True]
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     for resource in metadata["resources"]:
         assert (tmp_path / "out" / resource["path"]).is_file()
@@ -429,7 +426,7 @@ CALLS = st.lists(
 @given(text=st.text(max_size=20).filter(lambda text: "tool_call>" not in text), calls=CALLS)
 def test_calls_at_the_end_of_a_turn_are_taken_apart_without_loss(text, calls):
     blocks = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
-    turn = take_calls_apart(text + "".join(f"\n<tool_call>\n{block}\n</tool_call>" for block in blocks))
+    turn = split_calls(text + "".join(f"\n<tool_call>\n{block}\n</tool_call>" for block in blocks))
     assert turn.text == text.rstrip()
     assert [(call.name, call.arguments) for call in turn.calls] == calls
 
@@ -441,7 +438,7 @@ def test_calls_at_the_end_of_a_turn_are_taken_apart_without_loss(text, calls):
 )
 def test_what_cannot_be_taken_apart_stays_text(parts):
     content = "".join(parts)
-    turn = take_calls_apart(content)
+    turn = split_calls(content)
     assert turn.calls or turn.text == content
     assert not turn.calls or "<tool_call>" not in turn.text
 
@@ -449,17 +446,17 @@ def test_what_cannot_be_taken_apart_stays_text(parts):
 @pytest.mark.parametrize("arguments", ['{"n": NaN}', r'{"c": "\ud800"}', '{"a": ' * 20_000, "[1]", '"text"'])
 def test_arguments_that_could_not_be_written_again_stay_text(arguments):
     content = f'<tool_call>\n{{"name": "x", "arguments": {arguments}}}\n</tool_call>'
-    assert take_calls_apart(content).text == content
+    assert split_calls(content).text == content
 
 
 def test_large_numbers_in_arguments_stay_whole():
-    turn = take_calls_apart('<tool_call>{"name": "x", "arguments": {"n": 123456789012345678901}}</tool_call>')
+    turn = split_calls('<tool_call>{"name": "x", "arguments": {"n": 123456789012345678901}}</tool_call>')
     assert turn.calls[0].arguments == {"n": 123456789012345678901}
 
 
 def test_many_broken_calls_are_no_way_to_stop_an_export():
     content = "<tool_call>{}</tool_call>" * 20_000 + "!"
-    assert take_calls_apart(content).text == content
+    assert split_calls(content).text == content
 
 
 def test_another_folder_is_not_overwritten_unless_forced_and_then_nothing_else_is_lost(folder, tmp_path):
@@ -480,7 +477,7 @@ def test_an_export_of_ours_is_replaced_whole(folder, tmp_path):
     export(folder, out, "axolotl")
     assert (out / "axolotl.yaml").is_file()
     assert not (out / "validation.preference.jsonl").exists()
-    assert Export.from_json((out / EXPORT_FILE).read_text()).format == "axolotl"
+    assert ExportRecord.from_json((out / EXPORT_FILE).read_text()).format == "axolotl"
     (out / "note.md").write_text("mine")
     with pytest.raises(UserMistake, match=r"note\.md"):
         export(folder, out, "openai")

@@ -3,9 +3,9 @@ import json
 import pytest
 from data_rows import chat, write_log
 
-from graftwork.data.formats.choose import FORMATS, to_interactions
-from graftwork.data.formats.fields import BadRow
-from graftwork.data.read import ReadFault, read
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.formats import FORMATS, to_interactions
+from graftwork.data.ingest.read import ReadFault, read
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 
@@ -526,9 +526,8 @@ def test_a_named_format_goes_before_what_the_rows_look_like():
 
 def test_every_format_that_can_be_named_says_what_it_expects():
     for shape in FORMATS.values():
-        assert shape.EXPECTS
+        assert shape.expects
         assert not shape.fits({})
-        assert hasattr(shape, "to_interaction") != hasattr(shape, "to_interactions")
 
 
 # Rows that are wrong in ways that only bytes can be

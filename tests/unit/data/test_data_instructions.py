@@ -6,10 +6,10 @@ from data_rows import make_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data import instructions
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.instructions import find_instructions
+from graftwork.data.dedup import boilerplate
+from graftwork.data.dedup.boilerplate import mark_boilerplate
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import assign_splits
 
 SETTINGS = DataSettings(validation=0.1, test=0.2)
 WORDS = [
@@ -37,14 +37,14 @@ def columns_of(questions):
 def marks_of(questions):
     columns = columns_of(questions)
     passed = columns.column("passed")
-    return find_instructions(columns, passed=passed, turns=columns.column("turn"))
+    return mark_boilerplate(columns, passed=passed, turns=columns.column("turn"))
 
 
 def test_a_log_that_is_read_behind_another_is_not_taken_for_one_question():
     other = [f"Tell me of {subject}." for subject in subjects(300)]
     late = [f"Explain {subject}.\nGive your answer as one JSON object." for subject in subjects(40, start=7)]
-    dealing = group_and_deal(columns_of([*other, *late]), settings=SETTINGS)
-    assert len(set(dealing.group[300:].tolist())) > 20
+    assignment = assign_splits(columns_of([*other, *late]), settings=SETTINGS)
+    assert len(set(assignment.group[300:].tolist())) > 20
 
 
 def test_a_line_is_an_instruction_from_the_seventh_row_on_that_has_it():
@@ -75,6 +75,6 @@ def test_rows_that_follow_change_no_mark(questions, data):
 def test_many_lines_are_looked_at_in_parts_with_the_same_result(monkeypatch):
     questions = [f"Explain {subject}.\nAnswer in JSON.\nBe brief." for subject in subjects(40)]
     whole = marks_of(questions)
-    monkeypatch.setattr(instructions, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(boilerplate, "LINES_AT_ONCE", 7)
     assert np.array_equal(marks_of(questions), whole)
     assert whole.any()

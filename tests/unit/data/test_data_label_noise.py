@@ -8,7 +8,7 @@ import pytest
 from data_rows import make_row
 from memory_corpus import audit_rows
 
-from graftwork.data.label_noise import find_labels, wilson
+from graftwork.data.audit.labels import find_labels, wilson
 from graftwork.records.audit import Audit
 
 WORDS = {

@@ -5,9 +5,9 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.leak import find_leaks, require_no_leak
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import assign_splits
+from graftwork.data.split.leakage import find_leaks, require_no_leak
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Message
@@ -61,57 +61,57 @@ PLANTED = {
 
 def plant(kind):
     columns = ColumnsInMemory([*OTHERS, *PLANTED[kind]], settings=SETTINGS)
-    return columns, group_and_deal(columns, settings=SETTINGS)
+    return columns, assign_splits(columns, settings=SETTINGS)
 
 
-def leaks_of(columns, dealing, kept=None):
+def leaks_of(columns, assignment, kept=None):
     kept = np.ones(columns.rows, dtype=bool) if kept is None else kept
-    return find_leaks(columns, dealing, kept, settings=SETTINGS)
+    return find_leaks(columns, assignment, kept, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("trained", [TRAIN, RL])
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_wrong_assignment_of_every_kind_is_found(kind, trained):
-    columns, dealing = plant(kind)
+    columns, assignment = plant(kind)
     one, other = columns.rows - 2, columns.rows - 1
-    assert leaks_of(columns, dealing) == []
+    assert leaks_of(columns, assignment) == []
     for held_out, sides in ((other, (trained, TEST)), (one, (TEST, trained))):
-        dealing.split[[one, other]] = sides
-        found = leaks_of(columns, dealing)
+        assignment.split[[one, other]] = sides
+        found = leaks_of(columns, assignment)
         assert kind in {leak.kind for leak in found}
         assert {(leak.trained, leak.held_out) for leak in found} == {(one + other - held_out, held_out)}
 
 
 def test_a_row_that_is_not_kept_leaks_nothing():
-    columns, dealing = plant("same_turn")
-    dealing.split[-2:] = (TRAIN, TEST)
+    columns, assignment = plant("same_turn")
+    assignment.split[-2:] = (TRAIN, TEST)
     kept = np.ones(columns.rows, dtype=bool)
     kept[-1] = False
-    assert leaks_of(columns, dealing, kept) == []
+    assert leaks_of(columns, assignment, kept) == []
 
 
 def test_the_copy_of_a_row_that_is_not_kept_leaks_in_its_place():
     first, alike = PLANTED["alike_line"]
     copy = first.model_copy(update={"reply": "another answer"})
     columns = ColumnsInMemory([*OTHERS, first, alike, copy], settings=SETTINGS)
-    dealing = group_and_deal(columns, settings=SETTINGS)
-    dealing.split[-3:] = (TRAIN, TEST, TRAIN)
+    assignment = assign_splits(columns, settings=SETTINGS)
+    assignment.split[-3:] = (TRAIN, TEST, TRAIN)
     kept = np.ones(columns.rows, dtype=bool)
     kept[-3] = False
-    assert leaks_of(columns, dealing, kept)
+    assert leaks_of(columns, assignment, kept)
 
 
 def test_validation_and_test_may_ask_the_same():
-    columns, dealing = plant("same_turn")
-    dealing.split[-2:] = (SPLITS.index("validation"), TEST)
-    assert leaks_of(columns, dealing) == []
+    columns, assignment = plant("same_turn")
+    assignment.split[-2:] = (SPLITS.index("validation"), TEST)
+    assert leaks_of(columns, assignment) == []
 
 
 def test_a_leak_blocks_and_names_both_rows():
-    columns, dealing = plant("same_turn")
-    dealing.split[-2:] = (TEST, TRAIN)
+    columns, assignment = plant("same_turn")
+    assignment.split[-2:] = (TEST, TRAIN)
     with pytest.raises(AnswerIsNo) as refused:
-        require_no_leak(columns, dealing, np.ones(columns.rows, dtype=bool), settings=SETTINGS)
+        require_no_leak(columns, assignment, np.ones(columns.rows, dtype=bool), settings=SETTINGS)
     assert "train and in test" in refused.value.what
     assert "log.jsonl:102 and log.jsonl:101 ask the same" in refused.value.why
     assert refused.value.where == "log.jsonl:101"

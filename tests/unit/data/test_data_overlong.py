@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.overlong import fit
+from graftwork.data.render.rows import fit_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
 
@@ -26,7 +26,7 @@ def talk(*turns):
 
 
 def fit_talk(messages, reply, rule, most):
-    return fit(messages, reply, count=count, settings=DataSettings(max_tokens=most, overlong=rule))
+    return fit_row(messages, reply, count=count, settings=DataSettings(max_tokens=most, overlong=rule))
 
 
 def draw_too_few(data, messages, reply):
@@ -129,7 +129,7 @@ def test_a_long_conversation_is_not_counted_whole_for_each_of_its_turns():
         return count(messages, reply)
 
     messages = talk(*(turn for n in range(500) for turn in (f"u:{n:04}", f"a:{n:04}")), "u:last")
-    made = fit(
+    made = fit_row(
         messages,
         "reply",
         count=count_and_note,

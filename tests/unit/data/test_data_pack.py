@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.pack import boundaries, pack, positions
+from graftwork.data.render.dataset import boundaries, pack_rows, positions
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 
@@ -20,7 +20,7 @@ def rows_of(packed):
 @settings(max_examples=200, deadline=None)
 @given(lengths=LENGTHS, length=st.integers(64, 200))
 def test_every_row_is_in_exactly_one_sequence_and_no_sequence_is_too_long(lengths, length):
-    sequences = rows_of(pack(lengths, length=length))
+    sequences = rows_of(pack_rows(lengths, length=length))
     assert sorted(row for rows in sequences for row in rows) == list(range(len(lengths)))
     assert all(rows and sum(lengths[row] for row in rows) <= length for rows in sequences)
 
@@ -28,8 +28,8 @@ def test_every_row_is_in_exactly_one_sequence_and_no_sequence_is_too_long(length
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_same_lengths_pack_alike_as_a_list_or_an_array(lengths):
-    first = pack(lengths, length=64)
-    again = pack(np.array(lengths, dtype=np.int32), length=64)
+    first = pack_rows(lengths, length=64)
+    again = pack_rows(np.array(lengths, dtype=np.int32), length=64)
     assert first.order.tolist() == again.order.tolist()
     assert first.boundaries.tolist() == again.boundaries.tolist()
 
@@ -49,7 +49,7 @@ def fit_slowly(lengths, length):
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS)
 def test_it_is_best_fit_decreasing(lengths):
-    sequences = rows_of(pack(lengths, length=64))
+    sequences = rows_of(pack_rows(lengths, length=64))
     assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
 
 
@@ -61,11 +61,11 @@ def test_rows_that_fill_n_sequences_exactly_take_at_most_11_ninths_of_n(cuts):
     for places in cuts:
         borders = [0, *sorted({place for place in places if place}), 100]
         lengths += [b - a for a, b in itertools.pairwise(borders)]
-    assert pack(lengths, length=100).sequences <= 11 / 9 * len(cuts) + 6 / 9
+    assert pack_rows(lengths, length=100).sequences <= 11 / 9 * len(cuts) + 6 / 9
 
 
 def test_nothing_packs_into_nothing():
-    packed = pack([], length=8)
+    packed = pack_rows([], length=8)
     assert packed.sequences == 0
     assert rows_of(packed) == []
 
@@ -73,12 +73,12 @@ def test_nothing_packs_into_nothing():
 @pytest.mark.parametrize("lengths", [[9], [0, 3], [-1]])
 def test_a_row_that_fits_nowhere_is_a_mistake_and_not_cut(lengths):
     with pytest.raises(ValueError, match="every row must have 1 to 8 tokens"):
-        pack(lengths, length=8)
+        pack_rows(lengths, length=8)
 
 
 def test_two_hundred_thousand_rows_fill_their_sequences():
     lengths = np.random.default_rng(0).integers(16, 1024, 200_000)
-    packed = pack(lengths, length=2048)
+    packed = pack_rows(lengths, length=2048)
     assert lengths.sum() / (packed.sequences * 2048) > 0.995
 
 
@@ -99,7 +99,7 @@ def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
     random = torch.Generator().manual_seed(1)
     documents = [torch.randint(3, 49152, (size,), generator=random) for size in (13, 7, 1, 21)]
     sizes = [len(document) for document in documents]
-    (rows,) = rows_of(pack(sizes, length=64))
+    (rows,) = rows_of(pack_rows(sizes, length=64))
     packed = [sizes[row] for row in rows]
     total = sum(packed)
     document_of = torch.from_numpy(np.searchsorted(boundaries(packed)[1:], np.arange(total), side="right"))

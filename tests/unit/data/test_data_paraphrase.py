@@ -3,15 +3,14 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
-from graftwork.data import paraphrase
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.decided import Decided
-from graftwork.data.leak import find_leaks
-from graftwork.data.paraphrase import MEANS_THE_SAME, find_embedder
+from graftwork.data.dedup import paraphrases
+from graftwork.data.dedup.paraphrases import SAME_MEANING, find_embedder
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import KnownAssignment, assign_splits
+from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.text.compare import number_text
+from graftwork.text.similarity import number_text
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
 OTHERS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]
@@ -31,10 +30,10 @@ class BySubject:
         return vectors
 
 
-def deal(*questions, embedder):
+def assign_group(*questions, embedder):
     rows = [*OTHERS, *(make_row(question) for question in questions)]
     columns = ColumnsInMemory(rows, settings=SETTINGS)
-    return columns, group_and_deal(columns, settings=SETTINGS, embedder=embedder)
+    return columns, assign_splits(columns, settings=SETTINGS, embedder=embedder)
 
 
 def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
@@ -43,37 +42,37 @@ def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
         "How dear is this bagpipe?",
         "Who made the kazoo?",
     )
-    columns, plain = deal(*asked, embedder=None)
+    columns, plain = assign_group(*asked, embedder=None)
     assert len(set(plain.group.tolist()[-3:])) == 3
     embedder = BySubject()
-    columns, dealing = deal(*asked, embedder=embedder)
-    groups = dealing.group.tolist()
+    columns, assignment = assign_group(*asked, embedder=embedder)
+    groups = assignment.group.tolist()
     assert groups[-3] == groups[-2] != groups[-1]
     assert len(embedder.asked) == len(set(embedder.asked))
     kept = np.ones(columns.rows, dtype=bool)
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject()) == []
-    dealing.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
-    found = find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject())
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject()) == []
+    assignment.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
+    found = find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject())
     assert [leak.kind for leak in found] == ["paraphrase"]
 
 
 def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
-    _, all_of_them = deal(*asked, embedder=BySubject())
-    _, some = deal(*asked[:20], embedder=BySubject())
+    _, all_of_them = assign_group(*asked, embedder=BySubject())
+    _, some = assign_group(*asked[:20], embedder=BySubject())
     assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
 
 
 @pytest.mark.parametrize("most", [5, 30, 100])
 @pytest.mark.parametrize("cut", [0, 20, 40])
 def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeypatch, most, cut):
-    for module in ("paraphrase", "dealing", "leak"):
+    for module in ("dedup.paraphrases", "split.assignment", "split.leakage"):
         monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
-    columns, anew = deal(*asked, embedder=BySubject())
-    _, before = deal(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
-    known = Decided(*before, np.ones(len(before.split), dtype=bool))
-    went_on = group_and_deal(columns, settings=SETTINGS, embedder=BySubject(), known=known)
+    columns, anew = assign_group(*asked, embedder=BySubject())
+    _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
+    known = KnownAssignment(*before, np.ones(len(before.split), dtype=bool))
+    went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
     assert went_on.split.tolist() == anew.split.tolist()
     assert went_on.group.tolist() == anew.group.tolist()
     kept = np.ones(columns.rows, dtype=bool)
@@ -90,7 +89,7 @@ def test_no_embedder_is_taken_that_was_not_asked_for():
 
 
 def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs_it(monkeypatch):
-    monkeypatch.setattr(paraphrase, "PACKAGE", "no_such_package_as_this")
+    monkeypatch.setattr(paraphrases, "PACKAGE", "no_such_package_as_this")
     with pytest.raises(EnvironmentLacks) as caught:
         find_embedder(ASKED_FOR)
     assert "no_such_package_as_this" in caught.value.what
@@ -102,5 +101,5 @@ def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
     one, same, other = embedder.embed(
         ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]
     )
-    assert one @ same >= MEANS_THE_SAME > one @ other
+    assert one @ same >= SAME_MEANING > one @ other
     assert np.linalg.norm(one) == pytest.approx(1, abs=1e-5)

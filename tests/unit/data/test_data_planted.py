@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.data.audit import audit_files
-from graftwork.text.normalise import normalise
+from graftwork.data.prepare import audit_files
+from graftwork.text.similarity import normalise
 
 LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
 

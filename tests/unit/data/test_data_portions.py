@@ -11,18 +11,18 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from graftwork.cli.show.data import portions_as_json, show_portions
-from graftwork.data.portions import (
-    NOT_ITS_OWN,
+from graftwork.data.settings import ModelSettings
+from graftwork.data.split.model_subsets import (
+    NOT_SELECTED,
     RL,
     TEST,
     TRAIN,
     VALIDATION,
-    Facts,
-    divide,
+    KeptRows,
     find_unmatched,
-    portion_table,
+    select_subsets,
+    summarize_subsets,
 )
-from graftwork.data.settings import ModelSettings
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
 
@@ -34,7 +34,7 @@ def make_facts(count=3000, *, seed=1, groups=None):
     """Rows in groups; the split goes by group, as in a corpus."""
     chance = np.random.default_rng(seed)
     group = chance.integers(0, groups or max(count // 3, 1), count)
-    return Facts(
+    return KeptRows(
         role=chance.integers(-1, len(ROLES), count).astype(np.int32),
         role_names=ROLES,
         domain=chance.integers(-1, len(DOMAINS), count).astype(np.int32),
@@ -53,8 +53,8 @@ def cut(facts, rows):
 
 
 def divide_one(facts, *, seed=0, **model):
-    [portion] = divide(facts, {"m": ModelSettings.model_validate(model)}, seed=seed)
-    return portion
+    [subset] = select_subsets(facts, {"m": ModelSettings.model_validate(model)}, seed=seed)
+    return subset
 
 
 KEEPS = st.fixed_dictionaries(
@@ -80,51 +80,51 @@ def test_the_numbers_of_the_splits_are_those_of_the_dataset():
 
 def test_a_model_that_names_nothing_gets_every_row_in_its_split():
     facts = make_facts()
-    portion = divide_one(facts)
-    assert (portion.split == facts.split).all()
-    assert portion.own.all()
-    assert (portion.weight == 1).all()
+    subset = divide_one(facts)
+    assert (subset.split == facts.split).all()
+    assert subset.own.all()
+    assert (subset.weight == 1).all()
 
 
 @given(st.dictionaries(st.sampled_from("abc"), MODELS, min_size=1), st.integers(0, 5), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_what_is_held_out_for_one_model_is_trained_on_by_none(models, seed, rows):
     facts = make_facts(400, seed=rows)
-    for portion in divide(facts, models, seed=seed):
-        learned = (portion.split == TRAIN) | (portion.split == RL)
+    for subset in select_subsets(facts, models, seed=seed):
+        learned = (subset.split == TRAIN) | (subset.split == RL)
         assert (facts.split[learned] == TRAIN).all()
         for held_out in (VALIDATION, TEST):
-            mine = portion.split == held_out
+            mine = subset.split == held_out
             assert (facts.split[mine] == held_out).all()
-            assert portion.own[mine].all()
-        groups = {split: set(facts.group[portion.split == split].tolist()) for split in range(4)}
+            assert subset.own[mine].all()
+        groups = {split: set(facts.group[subset.split == split].tolist()) for split in range(4)}
         assert not groups[TRAIN] & (groups[VALIDATION] | groups[TEST] | groups[RL])
         assert not groups[RL] & (groups[VALIDATION] | groups[TEST])
-        assert not portion.own[portion.split == NOT_ITS_OWN].any()
+        assert not subset.own[subset.split == NOT_SELECTED].any()
 
 
 @given(MODELS, st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_the_replayed_share_is_the_one_asked_for_or_all_there_is(model, seed):
     facts = make_facts(900, seed=seed)
-    [portion] = divide(facts, {"m": model}, seed=seed)
-    trained = portion.split == TRAIN
-    own, replayed = np.count_nonzero(trained & portion.own), np.count_nonzero(trained & ~portion.own)
+    [subset] = select_subsets(facts, {"m": model}, seed=seed)
+    trained = subset.split == TRAIN
+    own, replayed = np.count_nonzero(trained & subset.own), np.count_nonzero(trained & ~subset.own)
     asked = round(own * model.replay / (1 - model.replay))
-    apart = set(facts.group[portion.split == RL].tolist())
+    apart = set(facts.group[subset.split == RL].tolist())
     others = sum(
         split == TRAIN and not mine and group not in apart
-        for split, mine, group in zip(facts.split, portion.own, facts.group.tolist(), strict=True)
+        for split, mine, group in zip(facts.split, subset.own, facts.group.tolist(), strict=True)
     )
     assert replayed == min(asked, others)
 
 
 def test_own_rows_are_those_that_match_every_key_that_is_named():
     facts = make_facts()
-    portion = divide_one(facts, keep={"role": ["coder", "judge"], "stage": [2]})
+    subset = divide_one(facts, keep={"role": ["coder", "judge"], "stage": [2]})
     wanted = np.isin(facts.role, [1, 2]) & (facts.stage == 2)
-    assert (portion.own == wanted).all()
-    assert ((portion.split != NOT_ITS_OWN) == wanted).all()
+    assert (subset.own == wanted).all()
+    assert ((subset.split != NOT_SELECTED) == wanted).all()
 
 
 def test_rows_logged_later_take_the_place_of_few_replayed_ones():
@@ -149,9 +149,9 @@ def test_rows_logged_later_move_no_question_between_training_and_rl(old, seed):
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_questions_fall_to_rl_by_the_share_and_whole(share):
     facts = make_facts(20_000)
-    portion = divide_one(facts, rl=share)
-    apart = set(facts.group[portion.split == RL].tolist())
-    left = set(facts.group[portion.split == TRAIN].tolist())
+    subset = divide_one(facts, rl=share)
+    apart = set(facts.group[subset.split == RL].tolist())
+    left = set(facts.group[subset.split == TRAIN].tolist())
     assert not apart & left
     assert len(apart) / len(apart | left) == pytest.approx(share, abs=0.03)
 
@@ -172,26 +172,26 @@ def test_another_seed_draws_anew_and_the_same_seed_does_not():
 
 def test_weights_go_by_role_and_touch_nothing_that_is_held_out():
     facts = make_facts()
-    portion = divide_one(
+    subset = divide_one(
         facts, keep={"role": ["coder", "writer"]}, replay=0.3, weights={"coder": 2, "judge": 0.5}
     )
-    trained = portion.split == TRAIN
+    trained = subset.split == TRAIN
     for place, weight in ((1, 2.0), (2, 0.5), (0, 1.0), (-1, 1.0)):
         rows = trained & (facts.role == place)
         assert rows.any()
-        assert (portion.weight[rows] == weight).all()
-    held_out = (portion.split == VALIDATION) | (portion.split == TEST)
-    assert (portion.weight[held_out] == 1).all()
-    assert (portion.weight[portion.split == NOT_ITS_OWN] == 0).all()
+        assert (subset.weight[rows] == weight).all()
+    held_out = (subset.split == VALIDATION) | (subset.split == TEST)
+    assert (subset.weight[held_out] == 1).all()
+    assert (subset.weight[subset.split == NOT_SELECTED] == 0).all()
 
 
 def test_groups_may_be_numbered_by_any_64_bits():
     facts = make_facts()
     strange = facts._replace(group=facts.group * -(2**40) - 2**62)
-    portion = divide_one(strange, rl=0.5)
-    assert (portion.split == RL).any()
-    assert not set(strange.group[portion.split == RL].tolist()) & set(
-        strange.group[portion.split == TRAIN].tolist()
+    subset = divide_one(strange, rl=0.5)
+    assert (subset.split == RL).any()
+    assert not set(strange.group[subset.split == RL].tolist()) & set(
+        strange.group[subset.split == TRAIN].tolist()
     )
 
 
@@ -206,7 +206,7 @@ def test_groups_may_be_numbered_by_any_64_bits():
 )
 def test_a_filter_that_matches_nothing_names_model_key_and_what_there_is(keep, key, exist):
     with pytest.raises(UserMistake) as caught:
-        divide(make_facts(), {"special": ModelSettings.model_validate({"keep": keep})}, seed=0)
+        select_subsets(make_facts(), {"special": ModelSettings.model_validate({"keep": keep})}, seed=0)
     assert caught.value.where == f"models.special.keep.{key}"
     assert exist in caught.value.why
     assert caught.value.fix
@@ -239,9 +239,9 @@ def test_one_misspelt_value_beside_good_ones_is_pointed_out():
 
 def test_no_rows_at_all_are_divided_into_nothing():
     facts = make_facts(0)
-    portion = divide_one(facts, replay=0.5, rl=0.5)
-    assert len(portion.split) == 0
-    assert portion_table([portion], facts)[0].own == 0
+    subset = divide_one(facts, replay=0.5, rl=0.5)
+    assert len(subset.split) == 0
+    assert summarize_subsets([subset], facts)[0].own == 0
 
 
 def test_the_table_counts_every_row_once_and_reads_as_json():
@@ -252,7 +252,7 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
             {"keep": {"role": ["coder"]}, "replay": 0.2, "weights": {"coder": 2}}
         ),
     }
-    main, coder = portion_table(divide(facts, models, seed=0), facts)
+    main, coder = summarize_subsets(select_subsets(facts, models, seed=0), facts)
     assert main.own + main.rl + main.validation + main.test == len(facts.split)
     assert main.replayed == 0
     assert sum(main.stages.values()) + main.without_stage == main.own

@@ -9,10 +9,10 @@ from data_rows import SECRET, THINGS, WordRenderer, chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data import gather, render
-from graftwork.data.audit import audit_files
-from graftwork.data.prepare import Base, prepare
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.corpus import build
+from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
+from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
@@ -36,12 +36,14 @@ def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_pro
     chosen = {"logs": ("log.jsonl",), "validation": 0.2, "test": 0.3, **changes}
     (tmp_path / "work").mkdir(exist_ok=True)
     return prepare(
-        Sight(settings=DataSettings(**chosen)),
-        base=Base("base", "f", renderer or WordRenderer()),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
-        models=models or {"main": ModelSettings()},
+        PrepareJob(
+            AuditContext(settings=DataSettings(**chosen)),
+            base=RenderTarget("base", "f", renderer or WordRenderer()),
+            work=tmp_path / "work",
+            out=tmp_path / "out",
+            root=tmp_path,
+            models=models or {"main": ModelSettings()},
+        ),
         processes=processes,
         on_progress=on_progress,
     ).datasets
@@ -66,7 +68,7 @@ def bytes_of(folder: Path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(gather, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(build, "BLOCK_BYTES", 1500)
 
 
 def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
@@ -291,13 +293,13 @@ def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_bloc
         done.append(task.out)
         return render_block(task)
 
-    render_block = render.render_block
-    monkeypatch.setattr("graftwork.data.rendering.render_block", die_at_the_third)
+    render_block = rows.render_block
+    monkeypatch.setattr("graftwork.data.render.dataset.render_block", die_at_the_third)
     with pytest.raises(Killed):
         run(tmp_path)
     assert not (tmp_path / "out").exists()
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*.parquet")}
-    monkeypatch.setattr("graftwork.data.rendering.render_block", render_block)
+    monkeypatch.setattr("graftwork.data.render.dataset.render_block", render_block)
     dataset, folder = run(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert len(all_rows(folder)) == dataset.kept_after["render"] == 42
@@ -478,19 +480,21 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
     write_log(tmp_path / "log.jsonl", [*rows[:40], *({**row, "team": "x"} for row in rows[40:])])
     (tmp_path / "work").mkdir()
     done = prepare(
-        Sight(
-            settings=DataSettings(
-                logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
-            )
+        PrepareJob(
+            AuditContext(
+                settings=DataSettings(
+                    logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
+                )
+            ),
+            base=RenderTarget("base", "f", WordRenderer()),
+            work=tmp_path / "work",
+            out=tmp_path / "out",
+            root=tmp_path,
+            models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
         ),
-        base=Base("base", "f", WordRenderer()),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
-        models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
         processes=1,
     )
-    assert done.doubts == [
+    assert done.warnings == [
         "data.split_by: 40 rows have no 'team'; they are split by question",
         "models.main.weights: no kept row has 'tester'",
         "data.system_prompts: no kept row has the role 'codr'",

@@ -6,7 +6,16 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.prints import GRAM_WINDOW, GRAM_WORDS, KEYS, LINE_WORDS, LINES, NEAR, TURN, take_prints
+from graftwork.data.dedup.fingerprints import (
+    GRAM_WINDOW,
+    GRAM_WORDS,
+    KEYS,
+    LINE_WORDS,
+    LINES,
+    NEAR,
+    TURN,
+    compute_fingerprints,
+)
 from graftwork.data.settings import DataSettings
 
 SETTINGS = DataSettings()
@@ -14,47 +23,54 @@ LONG = " ".join(f"word{n}" for n in range(60))
 
 
 def prints_of(*rows, **settings):
-    return take_prints(rows, settings=DataSettings(**settings))
+    return compute_fingerprints(rows, settings=DataSettings(**settings))
 
 
-def values_of(prints, name, place):
-    values, offsets = prints.ragged[name]
+def values_of(fingerprints, name, place):
+    values, offsets = fingerprints.ragged[name]
     return values[offsets[place] : offsets[place + 1]].tolist()
 
 
 def test_case_spacing_and_punctuation_leave_no_print():
-    prints = prints_of(make_row("Where is it?", "Here."), make_row("where  is IT", "here!"))
+    fingerprints = prints_of(make_row("Where is it?", "Here."), make_row("where  is IT", "here!"))
     for name in (*KEYS, *NEAR, *TURN):
-        assert prints.fixed[name][0] == prints.fixed[name][1], name
+        assert fingerprints.fixed[name][0] == fingerprints.fixed[name][1], name
 
 
 def test_the_system_prompt_marks_the_prompt_alone():
-    prints = prints_of(make_row("a?", "b", system="Be kind."), make_row("a?", "b", system="Be brief."))
-    differing = [name for name in (*KEYS, *NEAR) if prints.fixed[name][0] != prints.fixed[name][1]]
+    fingerprints = prints_of(make_row("a?", "b", system="Be kind."), make_row("a?", "b", system="Be brief."))
+    differing = [
+        name for name in (*KEYS, *NEAR) if fingerprints.fixed[name][0] != fingerprints.fixed[name][1]
+    ]
     assert differing == ["prompt"]
 
 
 def test_a_row_that_is_not_looked_at_has_no_prints():
-    prints = prints_of(None, make_row(f"{LONG}\n{LONG}?", "c"), None)
-    assert all(column[0] == column[2] == 0 for column in prints.fixed.values())
-    assert all(values_of(prints, name, 0) == values_of(prints, name, 2) == [] for name in prints.ragged)
+    fingerprints = prints_of(None, make_row(f"{LONG}\n{LONG}?", "c"), None)
+    assert all(column[0] == column[2] == 0 for column in fingerprints.fixed.values())
+    assert all(
+        values_of(fingerprints, name, 0) == values_of(fingerprints, name, 2) == []
+        for name in fingerprints.ragged
+    )
     alone = prints_of(make_row(f"{LONG}\n{LONG}?", "c"))
-    assert all(alone.fixed[name][0] == column[1] for name, column in prints.fixed.items())
-    assert all(values_of(alone, name, 0) == values_of(prints, name, 1) for name in prints.ragged)
+    assert all(alone.fixed[name][0] == column[1] for name, column in fingerprints.fixed.items())
+    assert all(values_of(alone, name, 0) == values_of(fingerprints, name, 1) for name in fingerprints.ragged)
 
 
 def test_no_rows_have_no_prints():
-    prints = prints_of()
-    assert all(len(column) == 0 for column in prints.fixed.values())
-    assert all(offsets.tolist() == [0] for _, offsets in prints.ragged.values())
+    fingerprints = prints_of()
+    assert all(len(column) == 0 for column in fingerprints.fixed.values())
+    assert all(offsets.tolist() == [0] for _, offsets in fingerprints.ragged.values())
 
 
 def test_the_last_lines_come_first_and_say_whether_they_ask():
-    prints = prints_of(make_row("\n".join(f"line {n}" for n in range(20)) + "\n\nWhy?\nAnswer as JSON.\n---"))
-    lines = values_of(prints, "lines", 0)
+    fingerprints = prints_of(
+        make_row("\n".join(f"line {n}" for n in range(20)) + "\n\nWhy?\nAnswer as JSON.\n---")
+    )
+    lines = values_of(fingerprints, "lines", 0)
     assert len(lines) == LINES
     assert [line & 1 for line in lines] == [0, 1, 0, 0, 0, 0]
-    assert len(values_of(prints, "line_runs", 0)) == sum(values_of(prints, "line_sizes", 0))
+    assert len(values_of(fingerprints, "line_runs", 0)) == sum(values_of(fingerprints, "line_sizes", 0))
 
 
 def test_a_turn_of_one_short_line_is_compared_as_a_line_only():
@@ -88,18 +104,18 @@ def test_turns_that_share_a_long_run_of_words_share_a_13_gram(before, other_befo
         )
         for name, size in (("one", before), ("two", other_before))
     ]
-    prints = prints_of(*rows)
-    assert set(values_of(prints, "grams", 0)) & set(values_of(prints, "grams", 1))
+    fingerprints = prints_of(*rows)
+    assert set(values_of(fingerprints, "grams", 0)) & set(values_of(fingerprints, "grams", 1))
 
 
 def test_prints_are_the_same_in_another_process():
     program = (
-        "from graftwork.data.prints import take_prints\n"
+        "from graftwork.data.dedup.fingerprints import compute_fingerprints\n"
         "from graftwork.data.settings import DataSettings\n"
         "from graftwork.records.interaction import Interaction, Message, Origin\n"
         f"row = Interaction(id='1', origin=Origin(file='f', line=1), reply='{THINGS[0]}',"
         f" messages=(Message(role='user', content='{LONG}'),))\n"
-        "prints = take_prints([row], settings=DataSettings())\n"
+        "prints = compute_fingerprints([row], settings=DataSettings())\n"
         "print(sum(int(c[0]) for c in prints.fixed.values()),"
         " sum(int(v.sum()) for v, _ in prints.ragged.values()))"
     )
@@ -117,7 +133,7 @@ def test_prints_are_the_same_in_another_process():
 
 
 def test_every_column_has_a_value_for_every_row():
-    prints = take_prints([make_row(thing) for thing in THINGS], settings=SETTINGS)
-    assert {len(column) for column in prints.fixed.values()} == {len(THINGS)}
-    assert {column.dtype for column in prints.fixed.values()} == {np.dtype(np.uint64)}
-    assert {len(offsets) for _, offsets in prints.ragged.values()} == {len(THINGS) + 1}
+    fingerprints = compute_fingerprints([make_row(thing) for thing in THINGS], settings=SETTINGS)
+    assert {len(column) for column in fingerprints.fixed.values()} == {len(THINGS)}
+    assert {column.dtype for column in fingerprints.fixed.values()} == {np.dtype(np.uint64)}
+    assert {len(offsets) for _, offsets in fingerprints.ragged.values()} == {len(THINGS) + 1}

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.formats.turns import write_tools
-from graftwork.data.prompts import give_system_prompt
+from graftwork.data.ingest.turns import write_tools
+from graftwork.data.render.rows import apply_system_prompt
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
 
@@ -12,7 +12,7 @@ BOTH = {"system_prompt": "For all.", "system_prompts": {"coder": "For coders."}}
 
 
 def give(messages, role=None, **values):
-    return give_system_prompt(messages, role=role, settings=DataSettings(**values))
+    return apply_system_prompt(messages, role=role, settings=DataSettings(**values))
 
 
 def test_the_prompt_of_the_role_goes_before_the_one_for_all():
@@ -64,7 +64,7 @@ def test_the_tools_of_a_row_stay_when_its_prompt_is_replaced():
         Message(role="system", content=f"Old words.\n\n{block}"),
         Message(role="user", content="Find it."),
     )
-    given = give_system_prompt(logged, role=None, settings=DataSettings(system_prompt="New words."))
+    given = apply_system_prompt(logged, role=None, settings=DataSettings(system_prompt="New words."))
     assert given[0].content == f"New words.\n\n{block}"
     assert given[1:] == logged[1:]
 

@@ -5,7 +5,7 @@ from data_rows import make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.redaction import redact_row
+from graftwork.data.audit.row_checks import redact_row
 from graftwork.records.interaction import Interaction, Message, Origin
 
 # One value a kind: the text that it stands in, and what must be gone afterwards. None is real.

@@ -4,9 +4,9 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.repeats import CONFLICT, DUPLICATE, NEAR_DUPLICATE, find_repeats
+from graftwork.data.dedup.repeats import CONFLICT, DUPLICATE, NEAR_DUPLICATE, find_repeats
 from graftwork.data.settings import DataSettings
-from graftwork.text.normalise import normalise
+from graftwork.text.similarity import normalise
 
 SOURCES = (
     "Sources:\n[1] The stage piano is packed with a folding stand and a dust cover.\n"

@@ -6,20 +6,18 @@ from data_rows import SECRET, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.redaction import redact_row
-from graftwork.data.rules.foreign import is_same_model
-from graftwork.data.rules.gather import MOST_EXAMPLES, MOST_ROWS, Tally
-from graftwork.data.rules.leak import expect_leaks, name_side
-from graftwork.data.rules.look import look
-from graftwork.data.rules.note import EXCERPT, Note, Sight
-from graftwork.data.rules.summary import LENGTH_EDGES, shorten
+from graftwork.data.audit.corpus_findings import expect_leaks, name_side
+from graftwork.data.audit.findings import MOST_EXAMPLES, MOST_ROWS, NoteCounts, shorten
+from graftwork.data.audit.report import LENGTH_EDGES
+from graftwork.data.audit.row_checks import EXCERPT_CHARACTERS, AuditContext, Note, check_row, redact_row
+from graftwork.data.audit.row_findings import is_same_model
 from graftwork.data.settings import DataSettings
-from graftwork.text.control import KNOWN_CONTROL_TOKENS
+from graftwork.text.shape import KNOWN_CONTROL_TOKENS
 
 
 def notes_of(row, **known):
     changes = known.pop("changes", {})
-    return look(row, redact_row(row), sight=Sight(settings=DataSettings(**changes), **known))
+    return check_row(row, redact_row(row), context=AuditContext(settings=DataSettings(**changes), **known))
 
 
 def codes_of(row, **known):
@@ -113,23 +111,23 @@ def test_no_text_breaks_a_rule_and_no_note_quotes_a_secret(question, reply, plac
     for note in notes_of(row):
         assert SECRET not in note.excerpt
         assert SECRET not in note.reason
-        assert len(note.excerpt) <= EXCERPT
+        assert len(note.excerpt) <= EXCERPT_CHARACTERS
 
 
 def test_a_tally_counts_every_row_once_and_remembers_few():
     notes = [
         (place, Note("secret", kind, "x")) for place in range(3 * MOST_ROWS) for kind in ("token", "password")
     ]
-    tallied = Tally(notes)["secret"]
-    assert tallied.count == 3 * MOST_ROWS
-    assert tallied.places == list(range(MOST_ROWS))
-    assert len(tallied.shown) == MOST_EXAMPLES
-    assert tallied.sort_reasons() == {"password": 3 * MOST_ROWS, "token": 3 * MOST_ROWS}
+    noted = NoteCounts(notes)["secret"]
+    assert noted.count == 3 * MOST_ROWS
+    assert noted.places == list(range(MOST_ROWS))
+    assert len(noted.shown) == MOST_EXAMPLES
+    assert noted.sort_reasons() == {"password": 3 * MOST_ROWS, "token": 3 * MOST_ROWS}
 
 
 def test_reasons_that_differ_in_every_row_are_not_listed():
-    tallied = Tally((n, Note("too_long", f"would lose {n}", "")) for n in range(10_000))["too_long"]
-    assert (tallied.count, tallied.sort_reasons()) == (10_000, {})
+    noted = NoteCounts((n, Note("too_long", f"would lose {n}", "")) for n in range(10_000))["too_long"]
+    assert (noted.count, noted.sort_reasons()) == (10_000, {})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.sight import BlockNow, arrange, find_places
+from graftwork.data.corpus.build import OrderedBlock, find_places, order_rows
 
 BLOCK_ROWS = 3
 NOTHING = np.zeros(0, dtype=np.uint64)
@@ -16,14 +16,14 @@ def key_of(row: str) -> int:
     return int.from_bytes(hashlib.sha256(row.encode()).digest()[:8])
 
 
-def blocks_of(files: dict[str, list[str]]) -> list[BlockNow]:
+def blocks_of(files: dict[str, list[str]]) -> list[OrderedBlock]:
     """Files as blocks of three rows each."""
     return [
-        BlockNow(
+        OrderedBlock(
             file=name,
             block=number,
             first_line=1 + start,
-            sifted=f"{name}{number}",
+            features=f"{name}{number}",
             keys=np.array([key_of(row) for row in rows[start : start + BLOCK_ROWS]], dtype=np.uint64),
         )
         for name, rows in sorted(files.items())
@@ -32,7 +32,7 @@ def blocks_of(files: dict[str, list[str]]) -> list[BlockNow]:
 
 
 def rows_in_order(files, known):
-    seen = arrange(blocks_of(files), known)
+    seen = order_rows(blocks_of(files), known)
     rows = [
         files[segment.file][segment.block * BLOCK_ROWS + number]
         for segment in seen.segments
@@ -103,14 +103,14 @@ def test_the_second_of_two_equal_lines_is_new_where_only_one_was_known():
 
 def test_a_log_that_was_shuffled_beyond_reading_is_seen_file_by_file_again():
     rows = [str(number) for number in range(6000)]
-    order = arrange(blocks_of({"a": rows}), NOTHING).keys
+    order = order_rows(blocks_of({"a": rows}), NOTHING).keys
     shuffled = [rows[number * 7 % 6000] for number in range(6000)]
-    one_block = [BlockNow("a", 0, 1, "a0", np.array([key_of(row) for row in shuffled], dtype=np.uint64))]
-    assert len(arrange(one_block, order).segments) == 1
+    one_block = [OrderedBlock("a", 0, 1, "a0", np.array([key_of(row) for row in shuffled], dtype=np.uint64))]
+    assert len(order_rows(one_block, order).segments) == 1
 
 
 def test_a_block_without_a_readable_row_is_not_forgotten():
-    seen = arrange(blocks_of({"a": [], "b": ["1"]}), NOTHING)
+    seen = order_rows(blocks_of({"a": [], "b": ["1"]}), NOTHING)
     assert {(segment.file, segment.stop) for segment in seen.segments} == {("a", 0), ("b", 1)}
 
 

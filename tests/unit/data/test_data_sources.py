@@ -15,11 +15,10 @@ from data_rows import chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.read import read, read_block, read_file
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.files import cut_blocks, find_sources
+from graftwork.data.ingest.read import read, read_block, read_file
 from graftwork.data.settings import DataSettings, Mapping
-from graftwork.data.sources.blocks import cut_blocks
-from graftwork.data.sources.fault import ReadFault
-from graftwork.data.sources.find import find_sources
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Interaction
 

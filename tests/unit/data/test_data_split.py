@@ -8,11 +8,10 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.dealing import NOT_DEALT, group_and_deal
-from graftwork.data.ground import open_windows
-from graftwork.data.leak import find_leaks
+from graftwork.data.dedup.boilerplate import open_windows
 from graftwork.data.settings import DataSettings
-from graftwork.data.shares import draw
+from graftwork.data.split.assignment import UNASSIGNED, assign_splits, draw
+from graftwork.data.split.leakage import find_leaks
 from graftwork.records.interaction import CaptureOrigin, Message
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
@@ -20,14 +19,14 @@ SETTINGS = DataSettings(validation=0.2, test=0.3)
 EARLIER = [make_row(f"{name} {name}ing {name}ed {name}s?") for name in "bdfghjkl"]
 
 
-def deal(rows, *, passed=None, block=7, chosen=SETTINGS):
-    return group_and_deal(ColumnsInMemory(rows, settings=chosen, passed=passed, block=block), settings=chosen)
+def assign_group(rows, *, passed=None, block=7, chosen=SETTINGS):
+    return assign_splits(ColumnsInMemory(rows, settings=chosen, passed=passed, block=block), settings=chosen)
 
 
 def groups_of(*questions):
     """The groups of rows that are not the first of their log."""
     rows = [*EARLIER, *(make_row(question) for question in questions)]
-    return deal(rows).group.tolist()[len(EARLIER) :]
+    return assign_group(rows).group.tolist()[len(EARLIER) :]
 
 
 def test_small_changes_of_wording_share_a_group():
@@ -59,7 +58,7 @@ def test_the_same_question_on_other_sources_shares_a_group():
 
 def test_an_instruction_that_every_row_repeats_is_no_question():
     rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in (*THINGS, *"mnopqrstuvwx")]
-    groups = deal(rows).group.tolist()
+    groups = assign_group(rows).group.tolist()
     # Whoever has seen a line no more than five times cannot tell an instruction from a question.
     assert len(set(groups[:6])) == 1
     assert len(set(groups[6:])) == len(groups[6:])
@@ -77,7 +76,7 @@ def test_turns_of_one_conversation_stay_together():
         update={"messages": (*opening.messages, Message(role="user", content="And who invented them?"))}
     )
     stranger = make_row("Where do tubas come from?", session="s1")
-    groups = deal([*EARLIER, opening, later, stranger]).group.tolist()[len(EARLIER) :]
+    groups = assign_group([*EARLIER, opening, later, stranger]).group.tolist()[len(EARLIER) :]
     assert groups[0] == groups[1] != groups[2]
 
 
@@ -104,17 +103,17 @@ TICKETS = (
 
 @pytest.mark.parametrize("ending", ["Thanks, and region?", "Thank you. And which region does this apply to?"])
 def test_conversations_that_end_alike_are_groups_of_their_own(ending):
-    dealt = deal([make_chat(ticket, ending) for ticket in TICKETS])
-    sizes = Counter(dealt.group.tolist())
+    assigned = assign_group([make_chat(ticket, ending) for ticket in TICKETS])
+    sizes = Counter(assigned.group.tolist())
     # While a question of several words stands in few rows, it may be a rare one: they stay together.
     assert max(sizes.values()) <= 5
     assert len(sizes) >= len(TICKETS) - 4
-    assert set(dealt.split.tolist()) == {0, 1, 2}
+    assert set(assigned.split.tolist()) == {0, 1, 2}
 
 
 def test_conversations_that_open_with_a_greeting_go_by_what_is_asked_later():
     again = make_chat("Hi", "how do I reset the password")
-    groups = deal([*(make_chat("Hi", ticket) for ticket in TICKETS), again]).group.tolist()
+    groups = assign_group([*(make_chat("Hi", ticket) for ticket in TICKETS), again]).group.tolist()
     assert len(set(groups[:-1])) == len(TICKETS)
     assert groups[-1] == groups[0]
 
@@ -125,7 +124,7 @@ def test_the_same_conversation_in_nearly_the_same_words_is_one_group():
         make_chat("how long may I keep the oak psaltery", "and may a friend play it meanwhile, please?"),
         make_chat("How long may I keep the brass tuba?", "And what if I break it on a journey?"),
     ]
-    groups = deal([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
+    groups = assign_group([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
     assert groups[0] == groups[1] != groups[2]
 
 
@@ -139,7 +138,7 @@ def test_the_same_conversation_in_nearly_the_same_words_is_one_group():
 )
 def test_a_conversation_shares_the_group_of_a_single_question_that_it_asks(turns):
     rows = [make_row("How long may I keep the oak psaltery?"), make_chat(*turns)]
-    groups = deal([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
+    groups = assign_group([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
     assert groups[0] == groups[1]
 
 
@@ -149,7 +148,7 @@ def test_a_conversation_shares_the_group_of_a_single_question_that_it_asks(turns
 def test_what_the_user_names_is_never_divided(split_by, together):
     rows = [make_row(f"{thing} of old?", session="s", extra={"task": {"id": 3}}) for thing in THINGS]
     chosen = SETTINGS.model_copy(update={"split_by": split_by})
-    assert (len(set(deal(rows, chosen=chosen).group.tolist())) == 1) == together
+    assert (len(set(assign_group(rows, chosen=chosen).group.tolist())) == 1) == together
 
 
 def test_a_copied_passage_without_its_question_shares_a_group():
@@ -168,24 +167,24 @@ def test_a_passage_that_many_rows_share_joins_nothing_more():
 def test_a_row_that_would_join_two_splits_is_set_aside_by_name():
     questions = [f"{thing} {thing}ing the {other}?" for thing in THINGS for other in ("moon", "sun")]
     rows = [*EARLIER, *(make_row(question, session=f"s{n}") for n, question in enumerate(questions))]
-    split = deal(rows).split.tolist()
+    split = assign_group(rows).split.tolist()
     one = len(EARLIER)
     other = next(place for place in range(one, len(rows)) if split[place] != split[one])
     bridge = rows[one].model_copy(
         update={"messages": (*rows[one].messages, Message(role="user", content=rows[other].question))}
     )
-    dealing = deal([*rows, bridge, bridge])
-    assert dealing.split.tolist() == [*split, NOT_DEALT, NOT_DEALT]
-    assert dealing.aside == {len(rows): (one, other), len(rows) + 1: (one, other)}
-    assert dealing.group[-1] == -1
+    assignment = assign_group([*rows, bridge, bridge])
+    assert assignment.split.tolist() == [*split, UNASSIGNED, UNASSIGNED]
+    assert assignment.excluded == {len(rows): (one, other), len(rows) + 1: (one, other)}
+    assert assignment.group[-1] == -1
 
 
 def test_rows_that_did_not_pass_are_not_dealt():
     rows = [make_row("a b c?"), make_row("a b c?"), make_row("d e f?")]
-    dealing = deal(rows, passed=[True, False, True])
-    assert dealing.split[1] == NOT_DEALT
-    assert dealing.group.tolist()[1] == -1
-    assert not dealing.aside
+    assignment = assign_group(rows, passed=[True, False, True])
+    assert assignment.split[1] == UNASSIGNED
+    assert assignment.group.tolist()[1] == -1
+    assert not assignment.excluded
 
 
 WORDS = [*THINGS[:5], "where", "is", "the", "how", "old"]
@@ -233,24 +232,24 @@ CHOSEN = st.builds(
 @settings(max_examples=20, deadline=None)
 def test_rows_that_are_logged_later_move_no_row(rows, chosen, data):
     cut = data.draw(st.integers(0, len(rows)))
-    before, after = deal(rows[:cut], chosen=chosen), deal(rows, chosen=chosen, block=5)
+    before, after = assign_group(rows[:cut], chosen=chosen), assign_group(rows, chosen=chosen, block=5)
     assert before.split.tolist() == after.split.tolist()[:cut]
-    assert before.aside == {place: pair for place, pair in after.aside.items() if place < cut}
+    assert before.excluded == {place: pair for place, pair in after.excluded.items() if place < cut}
 
 
 @given(logs(), CHOSEN)
 @settings(max_examples=20, deadline=None)
 def test_groups_are_not_divided_and_nothing_leaks(rows, chosen):
     columns = ColumnsInMemory(rows, settings=chosen)
-    dealing = group_and_deal(columns, settings=chosen)
+    assignment = assign_splits(columns, settings=chosen)
     splits_of = {}
-    for group, split in zip(dealing.group.tolist(), dealing.split.tolist(), strict=True):
-        assert (group == -1) == (split == NOT_DEALT)
+    for group, split in zip(assignment.group.tolist(), assignment.split.tolist(), strict=True):
+        assert (group == -1) == (split == UNASSIGNED)
         splits_of.setdefault(group, set()).add(split)
     assert all(len(splits) == 1 for splits in splits_of.values())
-    for one, other in dealing.aside.values():
-        assert dealing.split[one] != dealing.split[other]
-    assert find_leaks(columns, dealing, np.ones(len(rows), dtype=bool), settings=chosen) == []
+    for one, other in assignment.excluded.values():
+        assert assignment.split[one] != assignment.split[other]
+    assert find_leaks(columns, assignment, np.ones(len(rows), dtype=bool), settings=chosen) == []
 
 
 @given(st.data())
@@ -272,9 +271,9 @@ def test_long_logs_are_stable_and_do_not_leak_either(data):
         rows.append(row)
     cut = random.randint(0, len(rows))
     columns = ColumnsInMemory(rows, settings=SETTINGS, block=40)
-    dealing = group_and_deal(columns, settings=SETTINGS)
-    assert deal(rows[:cut]).split.tolist() == dealing.split.tolist()[:cut]
-    assert find_leaks(columns, dealing, np.ones(len(rows), dtype=bool), settings=SETTINGS) == []
+    assignment = assign_splits(columns, settings=SETTINGS)
+    assert assign_group(rows[:cut]).split.tolist() == assignment.split.tolist()[:cut]
+    assert find_leaks(columns, assignment, np.ones(len(rows), dtype=bool), settings=SETTINGS) == []
 
 
 @given(st.lists(st.sampled_from(["coder", "writer", None]), max_size=60), st.integers(0, 5))
@@ -286,10 +285,12 @@ def test_every_role_is_within_one_group_of_its_shares(roles, seed):
         for n, role in enumerate(roles)
     ]
     chosen = SETTINGS.model_copy(update={"seed": seed})
-    dealing = deal(rows, chosen=chosen, block=30)
-    assert len(set(dealing.group.tolist())) == len(rows)
+    assignment = assign_group(rows, chosen=chosen, block=30)
+    assert len(set(assignment.group.tolist())) == len(rows)
     for role in set(roles):
-        counts = Counter(split for split, of in zip(dealing.split.tolist(), roles, strict=True) if of == role)
+        counts = Counter(
+            split for split, of in zip(assignment.split.tolist(), roles, strict=True) if of == role
+        )
         total = counts.total()
         for split, share in enumerate((0.5, 0.2, 0.3)):
             assert abs(counts[split] - share * total) <= 1 + 1e-9
@@ -298,8 +299,8 @@ def test_every_role_is_within_one_group_of_its_shares(roles, seed):
 def test_dealing_twice_gives_the_same_and_another_seed_deals_anew():
     rows = [make_row(f"{thing} {n} {thing}{n}?") for n, thing in enumerate(THINGS * 3)]
     again = SETTINGS.model_copy(update={"seed": 1})
-    assert deal(rows).split.tolist() == deal(rows, block=3).split.tolist()
-    assert deal(rows).split.tolist() != deal(rows, chosen=again).split.tolist()
+    assert assign_group(rows).split.tolist() == assign_group(rows, block=3).split.tolist()
+    assert assign_group(rows).split.tolist() != assign_group(rows, chosen=again).split.tolist()
 
 
 def test_draws_are_even():

@@ -8,7 +8,7 @@ from test_gate_vacuous import report_on
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
@@ -22,7 +22,7 @@ SAID = [
     *["lunch"] * 2,
     "no JSON",
 ]
-QUEUE = Check(name="queue", metric="exact", field="queue")
+QUEUE = GradeCheck(name="queue", metric="exact", field="queue")
 
 
 def make_cases():
@@ -62,9 +62,9 @@ def test_every_case_is_counted_under_the_label_due_and_the_label_given():
 @pytest.mark.parametrize(
     "check",
     [
-        Check(name="it", metric="exact", field="queue", value="billing"),
-        Check(name="it", metric="exact", field="nothing"),
-        Check(name="it", metric="token_f1", field="queue"),
+        GradeCheck(name="it", metric="exact", field="queue", value="billing"),
+        GradeCheck(name="it", metric="exact", field="nothing"),
+        GradeCheck(name="it", metric="token_f1", field="queue"),
     ],
 )
 def test_a_check_that_compares_no_labels_has_no_matrix(check):
@@ -72,7 +72,7 @@ def test_a_check_that_compares_no_labels_has_no_matrix(check):
 
 
 def test_plain_replies_have_a_matrix_too():
-    check = Check(name="label", metric="exact", ignore_case=True)
+    check = GradeCheck(name="label", metric="exact", ignore_case=True)
     cases = [case.model_copy(update={"reference": DUE[int(case.id)].upper()}) for case in make_cases()]
     (found,) = confuse(cases, {"adapter": answers(lambda case: SAID[int(case.id)])}, checks=[check])
     assert found.counts[0][:2] == (18, 12)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import make_rate, score
 from graftwork.evaluate.settings import EvaluateSettings
@@ -17,7 +17,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
 
-JSON_RULE = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))
+JSON_RULE = GateSettings(rules=(GateRule(metric="json_valid", over=0.9),))
 
 
 def make_generation(subject, latency=(1.0, 1.1, 0.9), memory=1.0):
@@ -90,7 +90,7 @@ def test_a_proven_loss_against_the_base_aborts():
 
 
 def test_a_loss_on_a_metric_without_a_rule_does_not_abort():
-    settings = GateSettings(rules=(Rule(metric="peak_memory_gib", under=2.0),))
+    settings = GateSettings(rules=(GateRule(metric="peak_memory_gib", under=2.0),))
     report = report_of(rates(100, 100), rates(50, 100))
     verdict = decide(report, settings)
     assert verdict.decision == "not_enough_evidence"  # memory was not measured in this report
@@ -98,13 +98,13 @@ def test_a_loss_on_a_metric_without_a_rule_does_not_abort():
 
 
 def test_an_invariant_aborts_only_when_it_is_broken_for_sure():
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=0.9, severity="invariant"),))
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.9, severity="invariant"),))
     assert decide(report_of(rates(0, 100), rates(85, 100)), settings).decision == "iterate"
     assert decide(report_of(rates(0, 100), rates(50, 100)), settings).decision == "abort"
 
 
 def test_the_primary_metric_must_beat_the_base():
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), primary="json_valid")
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),), primary="json_valid")
     assert decide(report_of(rates(94, 100), rates(100, 100)), settings).decision == "deploy"
     chance = decide(report_of(rates(95, 100), rates(100, 100)), settings)
     assert chance.decision == "not_enough_evidence"
@@ -125,7 +125,7 @@ limits = st.integers(1, 99).map(lambda p: p / 100)
 @given(marks, limits, st.sampled_from(["must", "invariant"]))
 def test_the_decision_follows_from_the_rules(pairs, limit, severity):
     before, after = zip(*pairs, strict=True)
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=limit, severity=severity),))
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=limit, severity=severity),))
     report = report_of(before, after)
     verdict = decide(report, settings)
     rule = verdict.rules[0]
@@ -151,7 +151,7 @@ def test_the_decision_follows_from_the_rules(pairs, limit, severity):
 @given(marks, limits)
 def test_one_more_right_answer_never_makes_the_outcome_worse(pairs, limit):
     before, after = zip(*pairs, strict=True)
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=limit),))
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=limit),))
     rank = {"fail": 0, "unknown": 1, "pass": 2}
     first = decide(report_of(before, after), settings)
     if False in after:
@@ -166,9 +166,9 @@ def test_one_more_right_answer_never_makes_the_outcome_worse(pairs, limit):
 @given(marks, limits)
 def test_under_mirrors_over(pairs, limit):
     before, after = zip(*pairs, strict=True)
-    over = decide(report_of(before, after), GateSettings(rules=(Rule(metric="json_valid", over=limit),)))
+    over = decide(report_of(before, after), GateSettings(rules=(GateRule(metric="json_valid", over=limit),)))
     turned = report_of([not b for b in before], [not a for a in after], metric="truncated")
-    under = decide(turned, GateSettings(rules=(Rule(metric="truncated", under=1 - limit),)))
+    under = decide(turned, GateSettings(rules=(GateRule(metric="truncated", under=1 - limit),)))
     assert under.decision == over.decision
     assert under.rules[0].outcome == over.rules[0].outcome
 
@@ -184,7 +184,7 @@ def test_under_mirrors_over(pairs, limit):
 )
 def test_a_rule_that_says_nothing_sensible_is_refused(rule, message):
     with pytest.raises(ValueError, match=message):
-        Rule(**rule)
+        GateRule(**rule)
 
 
 def make_cases(n):
@@ -226,7 +226,7 @@ def test_a_report_counts_what_was_answered():
     assert (by_name["truncated"].wins, by_name["truncated"].difference) == (10, -1.0)
     assert by_name["latency_seconds"].difference == pytest.approx(1.0)
     assert Report.from_json(report.to_json()) == report
-    verdict = decide(report, GateSettings(rules=(Rule(metric="latency_seconds", under=2.0),)))
+    verdict = decide(report, GateSettings(rules=(GateRule(metric="latency_seconds", under=2.0),)))
     assert verdict.decision == "iterate"  # three slower answers of three are no loss of quality
 
 

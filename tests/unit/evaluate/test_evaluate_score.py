@@ -342,7 +342,6 @@ def test_a_report_puts_the_candidate_first_and_holds_the_others():
         champion=champion,
         others=(other,),
         settings=SETTINGS,
-        margins={"json_valid": 0.1},
     )
     sides = [(c.baseline, c.candidate) for c in report.comparisons]
     assert sides == [("base", "adapter"), ("champion", "adapter"), ("base", "other")]
@@ -350,7 +349,6 @@ def test_a_report_puts_the_candidate_first_and_holds_the_others():
     assert report.champion == "champion"
     assert report.comparisons[0].adjusted_p is not None
     assert report.comparisons[1].adjusted_p is None
-    assert all(c.non_inferior is not None for c in report.comparisons)
     assert report.sessions["c3"] == "s1"
     assert report.power is not None
     assert "20 cases, worth" in report.power.sentence

@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
-from graftwork.evaluate.power import confidence_at, gain_beyond_chance, more_cases, share_of_look, tell_wear
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
+from graftwork.evaluate.power import (
+    confidence_at,
+    describe_wear,
+    gain_beyond_chance,
+    more_cases,
+    share_of_look,
+)
 from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.report import Comparison
 
@@ -42,7 +48,7 @@ def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_
 
 
 def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
-    wear = tell_wear(14, candidates=14, look=14, comparison=make_pair(31))
+    wear = describe_wear(14, candidates=14, look=14, comparison=make_pair(31))
     assert wear.worn
     assert wear.confidence == pytest.approx(1 - 0.05 * 0.25 / 182)
     assert (wear.fresh_gain, wear.chance_gain) == (6 / 31, 15 / 31)
@@ -53,7 +59,7 @@ def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
 
 
 def test_the_same_candidate_looked_at_often_wears_nothing():
-    wear = tell_wear(30, candidates=1, look=1, comparison=make_pair(31))
+    wear = describe_wear(30, candidates=1, look=1, comparison=make_pair(31))
     assert not wear.worn
     assert wear.confidence == pytest.approx(0.95)
     assert wear.chance_gain == wear.fresh_gain
@@ -61,12 +67,18 @@ def test_the_same_candidate_looked_at_often_wears_nothing():
 
 
 def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
-    assert [tell_wear(k, candidates=k, look=k).worn for k in range(1, 6)] == [False, False, False, True, True]
+    assert [describe_wear(k, candidates=k, look=k).worn for k in range(1, 6)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert more_cases(1) == 1.0
 
 
 def test_too_few_cases_for_so_many_looks_prove_nothing_any_more():
-    wear = tell_wear(20, candidates=20, look=20, comparison=make_pair(8))
+    wear = describe_wear(20, candidates=20, look=20, comparison=make_pair(8))
     assert wear.chance_gain is None
     assert wear.fresh_gain is not None
     assert "no gain on 8 cases is beyond chance any more" in wear.sentence
@@ -74,19 +86,19 @@ def test_too_few_cases_for_so_many_looks_prove_nothing_any_more():
 
 def test_what_may_be_chance_is_wider_where_sessions_hold_several_cases():
     steps = [1.0] * 6 + [0.0] * 26
-    alone = tell_wear(1, candidates=1, look=1, comparison=make_pair(32, wins=6))
+    alone = describe_wear(1, candidates=1, look=1, comparison=make_pair(32, wins=6))
     sessions = [f"s{i // 4}" for i in range(32)]
-    together = tell_wear(
+    together = describe_wear(
         1, candidates=1, look=1, comparison=make_pair(32, wins=6), differences=steps, clusters=sessions
     )
     assert together.chance_gain > 2 * alone.chance_gain
 
 
 def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
     before, after = [0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16
     fresh = simple(before, after)
-    again = fresh.model_copy(update={"wear": tell_wear(3, candidates=3, look=3)})
+    again = fresh.model_copy(update={"wear": describe_wear(3, candidates=3, look=3)})
     assert decide(fresh, settings).decision == "deploy"
     verdict = decide(again, settings)
     assert verdict.decision == "not_enough_evidence"
@@ -95,7 +107,7 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
     assert "On fresh cases so much would do" in verdict.rules[1].sentence
     # What is clear enough deploys at any look, and a set that grows needs more than a fresh one.
     clear = simple([0] * 40 + [1] * 20, [1] * 60)
-    worn = clear.model_copy(update={"wear": tell_wear(9, candidates=9, look=9)})
+    worn = clear.model_copy(update={"wear": describe_wear(9, candidates=9, look=9)})
     assert decide(worn, settings).decision == "deploy"
     assert verdict.rules[1].cases_with_these > verdict.rules[1].cases_to_decide
 

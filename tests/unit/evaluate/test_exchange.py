@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.exchange.common import Export, write_json
+from graftwork.evaluate.exchange.common import SubjectExport, write_json
 from graftwork.evaluate.exchange.imports import import_runs, read_foreign
 from graftwork.evaluate.exchange.inspect_ai import read_mark, write_inspect
 from graftwork.evaluate.exchange.lm_eval import write_lm_eval
@@ -70,7 +70,7 @@ def make_export(subject="adapter", *, cases=None, says="It closes at six {i} \ud
         settings={"temperature": 0.0, "seed": 3, "max_new_tokens": 64},
     )
     scored = score(cases, answers=answers, generation=generation, settings=SETTINGS)
-    return Export("corner shop", cases, scored, answers, "hash", WHEN, "1.2.3")
+    return SubjectExport("corner shop", cases, scored, answers, "hash", WHEN, "1.2.3")
 
 
 def put(export, form, folder):

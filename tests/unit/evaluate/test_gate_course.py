@@ -5,13 +5,13 @@ import math
 import pytest
 from gate_samples import marks, outcome, report, simple, steps, subject
 
-from graftwork.evaluate.gate.advice import GoodRun, Training, compare_plans, find_spikes, hints_of
+from graftwork.evaluate.gate.advice import BetterRun, Training, compare_plans, find_spikes, hints_of
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 
-RULE = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))
+RULE = GateSettings(rules=(GateRule(metric="json_valid", over=0.9),))
 FLAT = [2.0, 1.5, 1.2, 1.1, 1.05, 1.02, 1.0] + [1.0] * 33
 FALLING = [2.0 - 0.03 * i for i in range(40)]
 
@@ -115,7 +115,7 @@ def test_wrong_answers_that_were_cut_off_ask_for_a_longer_limit_whatever_the_rul
         settings={"max_new_tokens": 48},
     )
     verdict = decide(
-        seen, GateSettings(rules=(Rule(metric="answer_match", over=0.9),)), training=training(FALLING)
+        seen, GateSettings(rules=(GateRule(metric="answer_match", over=0.9),)), training=training(FALLING)
     )
     assert "40 wrong answers had been cut off at 48 tokens" in verdict.advice[0]
     assert "still falling" in verdict.advice[1]  # what may explain all comes after what does
@@ -127,7 +127,7 @@ def test_refusals_are_told_apart_both_ways():
     refusals = [0] * 15 + [1] * 5 + [0] * 10 + [1] * 70
     grades = {"refusal_correct": refusals, "citation_coverage": coverage}
     seen = report(subject("adapter", grades), subject("base", grades))
-    said = " ".join(decide(seen, GateSettings(rules=(Rule(metric="refusal_correct", over=0.9),))).advice)
+    said = " ".join(decide(seen, GateSettings(rules=(GateRule(metric="refusal_correct", over=0.9),))).advice)
     assert "15 questions without an answer in the sources got one anyway" in said
     assert "10 questions with an answer in the sources got a refusal" in said
 
@@ -137,7 +137,7 @@ def test_latency_over_its_limit_asks_for_fewer_tokens_or_a_smaller_base():
         subject("adapter", {"json_valid": marks(9, 9)}, latency=[14.0] * 8, speed=35.0),
         subject("base", {"json_valid": marks(9, 9)}, latency=[14.0] * 8),
     )
-    verdict = decide(seen, GateSettings(rules=(Rule(metric="latency_seconds", under=12),)))
+    verdict = decide(seen, GateSettings(rules=(GateRule(metric="latency_seconds", under=12),)))
     assert "fewer tokens (it makes 35 tokens a second)" in verdict.advice[0]
     assert "quantised" in verdict.advice[0]
 
@@ -145,15 +145,15 @@ def test_latency_over_its_limit_asks_for_fewer_tokens_or_a_smaller_base():
 def test_advice_starts_with_what_was_changed_since_a_better_run():
     better = simple(marks(0, 90), marks(70, 90), metric="queue")
     worse = simple(marks(0, 90), marks(0, 90), metric="queue")
-    gate = GateSettings(rules=(Rule(metric="queue", over=0.5),), primary="queue")
+    gate = GateSettings(rules=(GateRule(metric="queue", over=0.5),), primary="queue")
     changes = ("train.epochs 3 → 1", "train.upper_layers 15 → 8")
-    good = GoodRun("abcdef0123456789", better, changes)
+    good = BetterRun("abcdef0123456789", better, changes)
     verdict = decide(worse, gate, training=training(FLAT)._replace(good=good))
     assert verdict.decision == "iterate"
     assert "train.epochs 3 → 1, train.upper_layers 15 → 8" in verdict.advice[0]
     assert "queue from 70 of 90 to 0 of 90" in verdict.advice[0]
     # A run that did no better explains nothing.
-    alike = training(FLAT)._replace(good=GoodRun("abcdef0123456789", worse, changes))
+    alike = training(FLAT)._replace(good=BetterRun("abcdef0123456789", worse, changes))
     assert not any("Changed since" in line for line in decide(worse, gate, training=alike).advice)
 
 

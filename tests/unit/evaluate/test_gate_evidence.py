@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.settings import GateRule, GateSettings, Primary, Win
 from graftwork.evaluate.statistics.bounded import non_inferior
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
@@ -38,24 +38,24 @@ margins = st.sampled_from([0.02, 0.1, 0.4])
 limits = st.sampled_from([0.3, 0.6, 0.9])
 rules = st.one_of(
     st.builds(
-        lambda metric, over, severity: Rule(metric=metric, over=over, severity=severity),
+        lambda metric, over, severity: GateRule(metric=metric, over=over, severity=severity),
         st.sampled_from(METRICS[:3]),
         limits,
         st.sampled_from(["must", "invariant"]),
     ),
-    st.builds(lambda under: Rule(metric="truncated", under=under), limits),
+    st.builds(lambda under: GateRule(metric="truncated", under=under), limits),
     st.builds(
-        lambda metric, against, margin: Rule(metric=metric, against=against, margin=margin),
+        lambda metric, against, margin: GateRule(metric=metric, against=against, margin=margin),
         st.sampled_from(METRICS),
         against,
         margins,
     ),
     st.builds(
-        lambda under, at: Rule(metric="latency_seconds", under=under, at=at),
+        lambda under, at: GateRule(metric="latency_seconds", under=under, at=at),
         st.floats(0.5, 9),
         st.sampled_from([None, "mean", "p95"]),
     ),
-    st.builds(lambda most: Rule(metric="peak_memory_gib", at_most=most), st.floats(0.5, 9)),
+    st.builds(lambda most: GateRule(metric="peak_memory_gib", at_most=most), st.floats(0.5, 9)),
 )
 primaries = st.one_of(st.none(), st.builds(Primary, metric=st.sampled_from(METRICS[:3]), against=against))
 
@@ -142,7 +142,7 @@ pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8
 def test_the_primary_metric_passes_just_where_mcnemar_decides(found):
     before, after = zip(*found, strict=True)
     wins, losses = sum(new > old for old, new in found), sum(new < old for old, new in found)
-    chosen = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), primary="json_valid")
+    chosen = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),), primary="json_valid")
     primary = decide(simple(before, after), chosen).rules[1]
     assert primary.kind == "primary"
     assert (primary.outcome == "pass") == (wins > losses and mcnemar(wins, losses=losses) < 0.05)
@@ -152,9 +152,9 @@ def test_a_report_of_nothing_deploys_nothing():
     empty = report(subject("adapter", {}), subject("base", {}))
     everything = GateSettings(
         rules=(
-            Rule(metric="json_valid", over=0.0),
-            Rule(metric="latency_seconds", under=1e9),
-            Rule(metric="answer_match", against="base", margin=0.9),
+            GateRule(metric="json_valid", over=0.0),
+            GateRule(metric="latency_seconds", under=1e9),
+            GateRule(metric="answer_match", against="base", margin=0.9),
         ),
         primary="json_valid",
         win=Win(metric="latency_seconds"),
@@ -166,14 +166,14 @@ def test_a_report_of_nothing_deploys_nothing():
 
 def test_a_metric_that_applies_to_half_of_the_cases_needs_twice_as_many():
     half = [1 if i % 2 else None for i in range(40)]
-    verdict = decide(simple(half, half), GateSettings(rules=(Rule(metric="json_valid", over=0.9),)))
+    verdict = decide(simple(half, half), GateSettings(rules=(GateRule(metric="json_valid", over=0.9),)))
     assert verdict.rules[0].cases_to_decide == 36
     assert verdict.cases_needed == 72
 
 
 def test_an_invariant_that_is_broken_for_sure_aborts_whatever_else_is_declared():
     chosen = GateSettings(
-        rules=(Rule(metric="json_valid", over=0.9, severity="invariant"),),
+        rules=(GateRule(metric="json_valid", over=0.9, severity="invariant"),),
         abort_when={"worse_on": ["json_valid"], "against": "log"},
     )
     assert decide(simple(marks(50, 100), marks(50, 100)), chosen).decision == "abort"
@@ -190,6 +190,6 @@ def test_a_figure_without_pairs_is_compared_by_both_intervals():
     far = theirs.model_copy(
         update={"metrics": {**theirs.metrics, "latency_seconds": number("latency_seconds", 9, 8, 10, n=8)}}
     )
-    chosen = GateSettings(rules=(Rule(metric="json_valid", over=0.0),), win="latency_seconds")
+    chosen = GateSettings(rules=(GateRule(metric="json_valid", over=0.0),), win="latency_seconds")
     assert decide(report(mine, near), chosen).rules[-1].outcome == "unknown"
     assert decide(report(mine, far), chosen).rules[-1].outcome == "pass"

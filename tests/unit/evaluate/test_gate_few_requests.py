@@ -8,13 +8,13 @@ import pytest
 from gate_samples import marks, number, report, subject
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.score import measure
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
 from graftwork.records.report import Answer, Generation, Metric
 
 QUALITY = {"json_valid": marks(100, 100)}
-WELL = Rule(metric="json_valid", over=0.9)
+WELL = GateRule(metric="json_valid", over=0.9)
 
 
 def timed(count, *, seconds=10.0, against=None, cases=100):
@@ -27,7 +27,7 @@ def timed(count, *, seconds=10.0, against=None, cases=100):
 @pytest.mark.parametrize(("at", "needed"), [(None, 6), ("median", 6), ("mean", 16)])
 def test_a_limit_on_latency_needs_enough_requests_at_95_percent(at, needed):
     # A mean has to allow for a request that takes twice as long as the slowest.
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=13 if at == "mean" else 12, at=at),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=13 if at == "mean" else 12, at=at),))
     assert fewest_for_quantile(0.5, confidence=0.95) == 6
     for count in range(1, needed):
         verdict = decide(timed(count), gate)
@@ -50,7 +50,7 @@ def test_more_confidence_asks_for_more_requests():
         made = timed(count).candidate.metrics["latency_seconds"].model_copy(update={"confidence": 0.99})
         found = timed(count)
         candidate = found.candidate.model_copy(update={"metrics": {"latency_seconds": made}})
-        gate = GateSettings(rules=(Rule(metric="latency_seconds", under=12),))
+        gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=12),))
         return decide(found.model_copy(update={"candidate": candidate}), gate).decision
 
     assert asked(7) == "not_enough_evidence"
@@ -58,7 +58,7 @@ def test_more_confidence_asks_for_more_requests():
 
 
 def test_too_few_requests_that_are_all_too_slow_are_not_called_enough():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=5, severity="invariant"),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=5, severity="invariant"),))
     assert decide(timed(3), gate).decision == "iterate"  # seen to be slow, but not for sure: no abort
     slow = decide(timed(6), gate)
     assert slow.decision == "abort"
@@ -66,7 +66,7 @@ def test_too_few_requests_that_are_all_too_slow_are_not_called_enough():
 
 
 def test_an_invariant_on_a_percentile_without_an_upper_bound_does_not_say_infinity():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=5, at="p95", severity="invariant"),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=5, at="p95", severity="invariant"),))
     verdict = decide(timed(30), gate)
     assert verdict.decision == "abort"
     assert "inf" not in verdict.reason
@@ -74,21 +74,21 @@ def test_an_invariant_on_a_percentile_without_an_upper_bound_does_not_say_infini
 
 
 def test_whoever_asks_for_the_value_alone_gets_it_with_the_note():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=12, bound="value"),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=12, bound="value"),))
     verdict = decide(timed(2), gate)
     assert verdict.decision == "deploy"
     assert "luck is not ruled out" in verdict.notes[0]
 
 
 def test_more_requests_than_there_are_cases_are_not_promised_by_the_setting_alone():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=12, at="p95"),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=12, at="p95"),))
     advice = decide(timed(20, cases=31), gate).advice[0]
     assert "evaluate.latency_cases to 72" in advice
     assert "there are 31 cases: hold out more rows too" in advice
 
 
 def test_a_guardrail_and_a_saving_in_seconds_need_five_pairs():
-    guard = GateSettings(rules=(Rule(metric="latency_seconds", margin=1, against="base"),))
+    guard = GateSettings(rules=(GateRule(metric="latency_seconds", margin=1, against="base"),))
     saving = GateSettings(rules=(WELL,), win="latency_seconds")
     for gate in (guard, saving):
         for count in (2, 3, 4):
@@ -100,7 +100,7 @@ def test_a_guardrail_and_a_saving_in_seconds_need_five_pairs():
 
 
 def test_unequal_numbers_of_requests_are_not_a_way_round():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", margin=1, against="base"),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", margin=1, against="base"),))
     found = report(
         subject("adapter", QUALITY, latency=[10.0, 10.1]),
         subject("base", QUALITY, latency=[20.0, 20.1, 20.2]),
@@ -118,7 +118,7 @@ def test_a_few_slow_requests_prove_no_loss():
 
 
 def test_an_old_report_without_single_times_is_held_to_the_same_count():
-    gate = GateSettings(rules=(Rule(metric="latency_seconds", under=12),))
+    gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=12),))
 
     def kept(n):
         one = subject("adapter", QUALITY).model_copy(
@@ -197,7 +197,7 @@ def weighed(losses, sessions, *, old=False):
 @pytest.mark.parametrize("old", [False, True], ids=["measured now", "kept from before"])
 def test_a_limit_on_perplexity_goes_by_the_sessions(old):
     value = math.exp(1.1)
-    gate = GateSettings(rules=(Rule(metric="reference_perplexity", under=value * 1.05),))
+    gate = GateSettings(rules=(GateRule(metric="reference_perplexity", under=value * 1.05),))
     assert decide(weighed(LOSSES, {}), gate).decision == "deploy"
     verdict = decide(weighed(LOSSES, SESSIONS, old=old), gate)
     assert verdict.decision == "not_enough_evidence"
@@ -208,7 +208,7 @@ def test_a_limit_on_perplexity_goes_by_the_sessions(old):
 
 
 def test_few_sessions_bound_no_perplexity():
-    gate = GateSettings(rules=(Rule(metric="reference_perplexity", under=100),))
+    gate = GateSettings(rules=(GateRule(metric="reference_perplexity", under=100),))
     three = {case: f"s{i % 3}" for i, case in enumerate(LOSSES)}
     verdict = decide(weighed(LOSSES, three), gate)
     assert verdict.decision == "not_enough_evidence"
@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_is_counted_and_proves_nothing():
     assert metric.n == 30
     assert math.isfinite(metric.high)
     assert Metric.from_json(metric.to_json()) == metric
-    gate = GateSettings(rules=(Rule(metric="reference_perplexity", under=100),))
+    gate = GateSettings(rules=(GateRule(metric="reference_perplexity", under=100),))
     verdict = decide(weighed(losses, {}), gate)
     assert verdict.decision == "not_enough_evidence"
     assert "3 more could not be graded" in verdict.rules[0].sentence

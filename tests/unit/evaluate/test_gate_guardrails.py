@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.statistics.bounded import non_inferior
 
 
 def guard(margin=0.02, against="base", metric="json_valid"):
-    return GateSettings(rules=(Rule(metric=metric, against=against, margin=margin),))
+    return GateSettings(rules=(GateRule(metric=metric, against=against, margin=margin),))
 
 
 def test_no_change_on_31_cases_proves_no_margin_of_two_points():
@@ -57,8 +57,8 @@ def test_all_guardrails_must_pass():
     worse = {"json_valid": marks(400, 400), "answer_match": marks(377, 400)}
     settings = GateSettings(
         rules=(
-            Rule(metric="json_valid", against="base", margin=0.02),
-            Rule(metric="answer_match", against="base", margin=0.005),
+            GateRule(metric="json_valid", against="base", margin=0.02),
+            GateRule(metric="answer_match", against="base", margin=0.005),
         )
     )
     verdict = decide(report(subject("adapter", worse), subject("base", grades)), settings)
@@ -129,8 +129,8 @@ def test_latency_has_a_margin_in_seconds():
     base = subject("base", {"json_valid": marks(9, 9)}, latency=[1.0, 1.1, 1.2, 1.0, 1.1, 1.2, 1.0, 1.1])
     slow = [second + 0.3 for second in base.generation.single_latency_seconds]
     seen = report(subject("adapter", {"json_valid": marks(9, 9)}, latency=slow), base)
-    kept = GateSettings(rules=(Rule(metric="latency_seconds", against="base", margin=0.5),))
-    lost = GateSettings(rules=(Rule(metric="latency_seconds", against="base", margin=0.2),))
+    kept = GateSettings(rules=(GateRule(metric="latency_seconds", against="base", margin=0.5),))
+    lost = GateSettings(rules=(GateRule(metric="latency_seconds", against="base", margin=0.2),))
     assert decide(seen, kept).decision == "deploy"
     failed = decide(seen, lost)
     assert failed.decision == "iterate"  # slower is no loss of quality
@@ -181,7 +181,7 @@ def test_no_other_figure_is_taken_for_the_one_that_a_rule_names(metric, margin):
         subject("adapter", grades, latency=first, first_token=first, memory=9.0, speed=10.0),
         subject("base", grades, latency=first, first_token=first, memory=3.0, speed=40.0),
     )
-    rules = GateSettings(rules=(Rule(metric=metric, margin=margin, against="base"),))
+    rules = GateSettings(rules=(GateRule(metric=metric, margin=margin, against="base"),))
     verdict = decide(found, rules)
     expected = "not_enough_evidence" if metric == "answer_match" else "iterate"
     assert verdict.decision == expected

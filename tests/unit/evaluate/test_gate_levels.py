@@ -5,12 +5,12 @@ import random
 import pytest
 from gate_samples import marks, report, simple, subject
 
-from graftwork.evaluate.gate.decide import Judged, decide, decide_all
-from graftwork.evaluate.gate.settings import GateSettings, Rule, Win
+from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all
+from graftwork.evaluate.gate.settings import GateRule, GateSettings, Win
 from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.records.report import Metric
 
-BETTER = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")
+BETTER = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
 
 
 def in_sessions(before, after, size):
@@ -43,7 +43,7 @@ def test_a_gain_over_sessions_is_said_in_plain_words():
 def test_scores_that_collapse_on_a_few_cases_are_not_called_better():
     """The adapter's grades are a little higher but for one case in fifty: on average both are alike."""
     draw, deployed = random.Random(4), 0
-    gate = GateSettings(rules=(Rule(metric="token_f1", over=0.1),), primary="token_f1")
+    gate = GateSettings(rules=(GateRule(metric="token_f1", over=0.1),), primary="token_f1")
     for _ in range(20):
         after = [0.0 if draw.random() < 0.02 else (0.8 + 0.01 * draw.random()) / 0.98 for _ in range(31)]
         before = [0.8 + 0.01 * draw.random() for _ in range(31)]
@@ -53,7 +53,7 @@ def test_scores_that_collapse_on_a_few_cases_are_not_called_better():
 
 
 def test_the_advice_counts_sessions_and_is_exact_where_nothing_varies():
-    limit = GateSettings(rules=(Rule(metric="json_valid", over=0.8),))
+    limit = GateSettings(rules=(GateRule(metric="json_valid", over=0.8),))
     rule = decide(in_sessions([1] * 400, [1] * 400, 25), limit).rules[0]
     assert (rule.cases_to_decide, rule.sessions_to_decide) == (425, 17)
     assert "425 fresh cases in 17 sessions like these" in rule.sentence
@@ -66,14 +66,14 @@ def test_the_advice_counts_sessions_and_is_exact_where_nothing_varies():
 def test_the_advice_knows_how_many_adapters_were_tried():
     gained = simple([0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16)
     same = simple([1] * 31, [1] * 31)
-    three = decide_all({f"m{i}": Judged(gained if i == 0 else same, BETTER) for i in range(3)})["m0"]
-    six = decide_all({f"m{i}": Judged(gained if i == 0 else same, BETTER) for i in range(6)})["m0"]
+    three = decide_all({f"m{i}": GateCandidate(gained if i == 0 else same, BETTER) for i in range(3)})["m0"]
+    six = decide_all({f"m{i}": GateCandidate(gained if i == 0 else same, BETTER) for i in range(6)})["m0"]
     assert three.decision == six.decision == "not_enough_evidence"
     assert three.rules[1].cases_to_decide < six.rules[1].cases_to_decide
 
 
 def test_a_saving_is_corrected_for_the_adapters_that_were_tried():
-    rules = (Rule(metric="json_valid", against="base", margin=0.5),)
+    rules = (GateRule(metric="json_valid", against="base", margin=0.5),)
     gate = GateSettings(rules=rules, win=Win(metric="latency_seconds"))
     slow, fast = [2.0] * 8, [1.0] * 7 + [2.5]
 
@@ -84,7 +84,7 @@ def test_a_saving_is_corrected_for_the_adapters_that_were_tried():
         )
 
     assert decide(one(fast), gate).decision == "deploy"
-    tried = {f"m{i}": Judged(one(fast if i == 0 else slow), gate) for i in range(6)}
+    tried = {f"m{i}": GateCandidate(one(fast if i == 0 else slow), gate) for i in range(6)}
     assert decide_all(tried)["m0"].decision == "not_enough_evidence"
 
 
@@ -93,9 +93,9 @@ def test_six_rules_raise_no_more_false_alarms_than_one():
     names = [f"check_{i}" for i in range(20)]
     lost = {name: [0] * 9 + [1] * 51 if name == names[0] else [1] * 60 for name in names}
     found = report(subject("adapter", lost), subject("base", {name: [1] * 60 for name in names}))
-    alone = GateSettings(rules=(Rule(metric=names[0], over=0.5),))
+    alone = GateSettings(rules=(GateRule(metric=names[0], over=0.5),))
     assert decide(found, alone).decision == "abort"
-    many = GateSettings(rules=tuple(Rule(metric=name, over=0.5) for name in names))
+    many = GateSettings(rules=tuple(GateRule(metric=name, over=0.5) for name in names))
     assert decide(found, many).decision != "abort"
 
 
@@ -121,7 +121,7 @@ def test_an_old_report_is_judged_by_the_bounds_of_today_and_the_changed_rule_is_
     )
     found = report(subject("adapter", {"token_f1": grades}), subject("base", {"token_f1": grades}))
     adapter = found.candidate.model_copy(update={"metrics": {"token_f1": old}})
-    gate = GateSettings(rules=(Rule(metric="token_f1", over=0.95),))
+    gate = GateSettings(rules=(GateRule(metric="token_f1", over=0.95),))
     verdict = decide(found.model_copy(update={"candidate": adapter}), gate)
     assert verdict.decision == "not_enough_evidence"
     assert verdict.rules[0].low == pytest.approx(0.888, abs=0.002)

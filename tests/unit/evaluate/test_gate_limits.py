@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.score import make_rate
@@ -28,16 +28,18 @@ def test_at_least_and_at_most_include_the_limit():
     memory = subject("adapter", {"json_valid": marks(9, 9)}, memory=10.0)
     found = report(memory, subject("base", {"json_valid": marks(9, 9)}))
     assert (
-        decide(found, GateSettings(rules=(Rule(metric="peak_memory_gib", at_most=10),))).decision == "deploy"
+        decide(found, GateSettings(rules=(GateRule(metric="peak_memory_gib", at_most=10),))).decision
+        == "deploy"
     )
     assert (
-        decide(found, GateSettings(rules=(Rule(metric="peak_memory_gib", under=10),))).decision == "iterate"
+        decide(found, GateSettings(rules=(GateRule(metric="peak_memory_gib", under=10),))).decision
+        == "iterate"
     )
 
 
 def test_a_95th_percentile_needs_72_requests_before_anything_can_be_promised():
     assert times_for_percentile(0.95) == 72
-    rule = Rule(metric="latency_seconds", under=5, at="p95")
+    rule = GateRule(metric="latency_seconds", under=5, at="p95")
     few = timed([1.0 + i / 100 for i in range(30)], rule)
     assert few.decision == "not_enough_evidence"
     assert few.rules[0].high is None  # there is no bound, and JSON has no infinity
@@ -49,14 +51,14 @@ def test_a_95th_percentile_needs_72_requests_before_anything_can_be_promised():
 
 def test_a_few_slow_requests_break_the_percentile_and_not_the_median():
     slow = [1.0 + i / 100 for i in range(180)] + [30.0] * 20
-    assert timed(slow, Rule(metric="latency_seconds", under=5)).decision == "deploy"
-    assert timed(slow, Rule(metric="latency_seconds", under=5, at="p95")).decision == "iterate"
+    assert timed(slow, GateRule(metric="latency_seconds", under=5)).decision == "deploy"
+    assert timed(slow, GateRule(metric="latency_seconds", under=5, at="p95")).decision == "iterate"
 
 
 def test_a_mean_is_not_a_median():
     skewed = [1.0] * 30 + [60.0] * 10
-    assert timed(skewed, Rule(metric="latency_seconds", under=12)).decision == "deploy"
-    assert timed(skewed, Rule(metric="latency_seconds", under=12, at="mean")).decision == "iterate"
+    assert timed(skewed, GateRule(metric="latency_seconds", under=12)).decision == "deploy"
+    assert timed(skewed, GateRule(metric="latency_seconds", under=12, at="mean")).decision == "iterate"
 
 
 def test_speed_is_a_limit_too():
@@ -64,21 +66,21 @@ def test_speed_is_a_limit_too():
         subject("adapter", {"json_valid": marks(9, 9)}, speed=40.0),
         subject("base", {"json_valid": marks(9, 9)}),
     )
-    fast = GateSettings(rules=(Rule(metric="tokens_per_second", over=30),))
-    faster = GateSettings(rules=(Rule(metric="tokens_per_second", over=50),))
+    fast = GateSettings(rules=(GateRule(metric="tokens_per_second", over=30),))
+    faster = GateSettings(rules=(GateRule(metric="tokens_per_second", over=50),))
     assert decide(found, fast).decision == "deploy"
     assert decide(found, faster).decision == "iterate"
 
 
 def test_what_counts_by_its_value_says_that_luck_is_not_ruled_out():
-    rule = Rule(metric="json_valid", at_least=0.98, bound="value")
+    rule = GateRule(metric="json_valid", at_least=0.98, bound="value")
     verdict = decide(simple(marks(20, 31), marks(31, 31)), GateSettings(rules=(rule,)))
     assert verdict.decision == "deploy"
     assert "luck" in verdict.notes[0]
 
 
 def test_a_worn_out_test_set_is_said_to_be_so():
-    rules = GateSettings(rules=(Rule(metric="json_valid", over=0.5),))
+    rules = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),))
     found = simple(marks(9, 99), marks(99, 99), looks=25)
     worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n, look=n)}) for n in (25, 1))
     assert worn.wear.sentence in decide(worn, rules).notes
@@ -106,11 +108,11 @@ def test_a_worn_out_test_set_is_said_to_be_so():
 )
 def test_a_rule_that_cannot_be_meant_is_refused_with_the_fix(rule, message):
     with pytest.raises(ValueError, match=message):
-        Rule(**rule)
+        GateRule(**rule)
 
 
 def test_a_check_of_the_projects_own_can_be_a_rule():
-    chosen = GateSettings(rules=(Rule(metric="totals_add_up", over=0.9),))
+    chosen = GateSettings(rules=(GateRule(metric="totals_add_up", over=0.9),))
     measured = simple(marks(5, 99), marks(99, 99), metric="totals_add_up")
     assert decide(measured, chosen).decision == "deploy"
     assert decide(simple(marks(5, 99), marks(99, 99)), chosen).decision == "not_enough_evidence"
@@ -138,12 +140,12 @@ def test_the_upper_bound_of_the_percentile_covers_the_true_one_as_often_as_it_sa
 
 def test_a_saving_needs_a_rule_on_quality_and_not_being_cut_off_is_none():
     with pytest.raises(ValueError, match="a cost win needs a rule on the quality"):
-        GateSettings(rules=(Rule(metric="truncated", at_most=0.1),), win="latency_seconds")
+        GateSettings(rules=(GateRule(metric="truncated", at_most=0.1),), win="latency_seconds")
 
 
 def test_what_no_number_of_cases_proves_is_said_to_be_so():
     verdict = decide(
-        simple(marks(31, 31), marks(31, 31)), GateSettings(rules=(Rule(metric="json_valid", at_least=1),))
+        simple(marks(31, 31), marks(31, 31)), GateSettings(rules=(GateRule(metric="json_valid", at_least=1),))
     )
     assert verdict.decision == "not_enough_evidence"
     assert (
@@ -159,7 +161,7 @@ def test_what_a_judge_prefers_is_counted_by_session():
         agreement=1, agreement_low=0.9, agreement_high=1, first_place_share=0.5, position_bias_p=1,
         grades=grades,
     )  # fmt: skip
-    gate = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), primary="judge_preference")
+    gate = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),), primary="judge_preference")
 
     def judged(sessions):
         found = simple(marks(40, 40), marks(40, 40), sessions=sessions)
@@ -173,7 +175,7 @@ def test_what_a_judge_prefers_is_counted_by_session():
 
 
 def test_a_lower_confidence_is_noted_beside_what_it_lets_through():
-    gate = GateSettings(rules=(Rule(metric="json_valid", over=0.95),))
+    gate = GateSettings(rules=(GateRule(metric="json_valid", over=0.95),))
     found = simple(marks(40, 40), marks(40, 40))
     assert decide(found, gate).decision == "not_enough_evidence"
     unsure = make_rate("json_valid", scores=found.candidate.metrics["json_valid"].scores, confidence=0.6)

@@ -9,11 +9,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
@@ -42,7 +42,9 @@ def good(_i, _r):
 def evaluated(folder, source, *, said, before=good, n=200, repeats=1, settings=None):
     """The report of an adapter that says `said(i, repeat)` to case i, by the metric of `source`."""
     (folder / "own.py").write_text(source)
-    settings = settings or EvaluateSettings(metrics=("json_valid",), checks=(Check.model_validate(MINE),))
+    settings = settings or EvaluateSettings(
+        metrics=("json_valid",), checks=(GradeCheck.model_validate(MINE),)
+    )
     asked = cases(n)
 
     def of(name, speak):
@@ -80,9 +82,9 @@ def evaluated(folder, source, *, said, before=good, n=200, repeats=1, settings=N
     return Report.from_json(found.to_json())
 
 
-OVER = GateSettings(rules=(Rule(metric="mine", over=0.9),))
-KEEPS = GateSettings(rules=(Rule(metric="mine", margin=0.05, against="base"),))
-BETTER = GateSettings(rules=(Rule(metric="mine", over=0.1),), primary="mine")
+OVER = GateSettings(rules=(GateRule(metric="mine", over=0.9),))
+KEEPS = GateSettings(rules=(GateRule(metric="mine", margin=0.05, against="base"),))
+BETTER = GateSettings(rules=(GateRule(metric="mine", over=0.1),), primary="mine")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_none_for_one_answer_and_a_grade_for_another_to_the_same_case_is_a_failu
     source = "def mine(case, text): return None if text == 'bad' else True\n"
     sampled = EvaluateSettings(
         metrics=("json_valid",),
-        checks=(Check.model_validate(MINE),),
+        checks=(GradeCheck.model_validate(MINE),),
         repeats=2,
         sampling={"temperature": 1.0},
     )
@@ -190,7 +192,7 @@ def test_a_case_cannot_name_a_function_that_graft_yaml_does_not(tmp_path):
     assert grade("task_success", case, "x", context=context) is None
     assert "graft.yaml does not name it" in context.failed[0].reason
     assert not (tmp_path / "ran").exists()
-    named = GradeContext(folder=tmp_path, checks={"mine": Check.model_validate(MINE)})
+    named = GradeContext(folder=tmp_path, checks={"mine": GradeCheck.model_validate(MINE)})
     assert grade("task_success", case, "x", context=named) == 1.0
     assert (tmp_path / "ran").exists()
 
@@ -202,11 +204,11 @@ def test_marks_that_reviewers_gave_to_the_logs_texts_prove_nothing_about_other_t
         subject("base", {"reviewer_score": [None] * 100}),
         others=(subject("log", {"reviewer_score": marks(60, 100)}),),
     )
-    over = decide(found, GateSettings(rules=(Rule(metric="reviewer_score", over=0.5),)))
+    over = decide(found, GateSettings(rules=(GateRule(metric="reviewer_score", over=0.5),)))
     assert over.decision == "not_enough_evidence"
     assert "90 more could not be graded" in over.rules[0].sentence
     assert "reviewer_score grades another subject's answer to 90 cases and not this one's" in over.advice[0]
-    kept = decide(found, GateSettings(rules=(Rule(metric="reviewer_score", margin=0.4, against="log"),)))
+    kept = decide(found, GateSettings(rules=(GateRule(metric="reviewer_score", margin=0.4, against="log"),)))
     assert kept.decision == "not_enough_evidence"
 
 
@@ -223,10 +225,10 @@ def test_old_reports_that_do_not_name_the_failed_cases_count_them_all_the_same(t
 
 
 GATES = {
-    "limit": GateSettings(rules=(Rule(metric="mine", over=0.6),)),
-    "upper": GateSettings(rules=(Rule(metric="mine", under=0.6),)),
-    "guardrail": GateSettings(rules=(Rule(metric="mine", margin=0.3, against="base"),)),
-    "primary": GateSettings(rules=(Rule(metric="mine", over=0.01),), primary="mine"),
+    "limit": GateSettings(rules=(GateRule(metric="mine", over=0.6),)),
+    "upper": GateSettings(rules=(GateRule(metric="mine", under=0.6),)),
+    "guardrail": GateSettings(rules=(GateRule(metric="mine", margin=0.3, against="base"),)),
+    "primary": GateSettings(rules=(GateRule(metric="mine", over=0.01),), primary="mine"),
 }
 
 

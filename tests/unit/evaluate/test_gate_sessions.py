@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import next_start
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 
-RULES = GateSettings(rules=(Rule(metric="json_valid", against="base", margin=0.03),))
+RULES = GateSettings(rules=(GateRule(metric="json_valid", against="base", margin=0.03),))
 
 
 def session(right, n, **more):
@@ -59,7 +59,7 @@ def test_answers_that_were_asked_for_in_another_way_cannot_be_compared():
 
 
 def test_a_quality_without_a_guardrail_has_the_margin_of_sessions():
-    limits = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), session_margin=0.1)
+    limits = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),), session_margin=0.1)
     assert next_start(session(100, 100), session(99, 100), limits).rules[0].margin == 0.1
     strict = limits.model_copy(update={"session_margin": 0.01})
     assert not next_start(session(100, 100), session(99, 100), strict).certain
@@ -69,7 +69,7 @@ def test_of_many_metrics_one_unlucky_one_is_no_proof():
     names = ("json_valid", "answer_match", "refusal_correct", "citation_correct", "citation_coverage")
     before = {name: marks(60, 60) for name in names}
     after = {**before, "json_valid": marks(54, 60)}  # 6 lost, none won: p = 0.031 alone
-    rules = GateSettings(rules=tuple(Rule(metric=name, against="base", margin=0.02) for name in names))
+    rules = GateSettings(rules=tuple(GateRule(metric=name, against="base", margin=0.02) for name in names))
     base = subject("base", {name: marks(0, 60) for name in names})
     found = next_start(report(subject("a", before), base), report(subject("b", after), base), rules)
     assert found.rules[0].p_value < 0.05

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
-from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.grading.custom import hash_own
 from graftwork.records.report import JudgeTally, Metric, Report
 
-OVER = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))
-KEEPS = GateSettings(rules=(Rule(metric="json_valid", margin=0.05, against="base"),))
+OVER = GateSettings(rules=(GateRule(metric="json_valid", over=0.9),))
+KEEPS = GateSettings(rules=(GateRule(metric="json_valid", margin=0.05, against="base"),))
 
 
 def with_failed(found: Report, failed: int) -> Report:
@@ -29,7 +29,7 @@ def test_a_grader_that_failed_on_many_answers_proves_no_limit():
     assert verdict.decision == "not_enough_evidence"
     assert "100 more could not be graded and count against it" in verdict.rules[0].sentence
     assert "what could not be graded may be wrong" in verdict.rules[0].sentence
-    assert verdict.advice[0].startswith("The grader of json_valid failed on 100 cases (bug): mend it")
+    assert verdict.advice[0].startswith("The grader of json_valid failed on 100 cases (bug): fix it")
     assert verdict.cases_needed is None
 
 
@@ -38,7 +38,7 @@ def test_a_few_failures_are_borne_where_the_bound_has_room_for_them():
 
 
 def test_what_must_stay_small_counts_failures_as_large():
-    under = GateSettings(rules=(Rule(metric="json_valid", under=0.1),))
+    under = GateSettings(rules=(GateRule(metric="json_valid", under=0.1),))
     found = simple(marks(0, 200), marks(0, 200))
     assert decide(found, under).decision == "deploy"
     assert decide(with_failed(found, 100), under).decision == "not_enough_evidence"
@@ -51,7 +51,7 @@ def test_a_guardrail_counts_failures_as_losses():
 
 
 def test_a_better_primary_metric_is_not_proven_by_the_answers_that_could_be_graded():
-    rules = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")
+    rules = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
     found = simple(marks(50, 100), marks(70, 100))
     assert decide(found, rules).decision == "deploy"
     assert decide(with_failed(found, 40), rules).decision == "not_enough_evidence"
@@ -87,8 +87,8 @@ def test_what_another_candidate_gained_is_not_taken_for_this_ones():
 @pytest.mark.parametrize(
     "gate",
     [
-        GateSettings(rules=(Rule(metric="latency_seconds", under=5),)),
-        GateSettings(rules=(Rule(metric="latency_seconds", margin=1, against="base"),)),
+        GateSettings(rules=(GateRule(metric="latency_seconds", under=5),)),
+        GateSettings(rules=(GateRule(metric="latency_seconds", margin=1, against="base"),)),
         GateSettings(rules=OVER.rules, win="latency_seconds"),
     ],
 )
@@ -117,7 +117,7 @@ def test_perplexity_over_one_session_proves_no_margin():
         )
         return subject(name, {}).model_copy(update={"metrics": {"reference_perplexity": metric}})
 
-    gate = GateSettings(rules=(Rule(metric="reference_perplexity", margin=0.5, against="base"),))
+    gate = GateSettings(rules=(GateRule(metric="reference_perplexity", margin=0.5, against="base"),))
     apart = report(weighed("adapter", 1.0), weighed("base", 1.1))
     together = report(
         weighed("adapter", 1.0), weighed("base", 1.1), sessions={f"c{i}": "one" for i in range(20)}
@@ -129,14 +129,14 @@ def test_perplexity_over_one_session_proves_no_margin():
 @pytest.mark.parametrize("rule", [{"over": 0.9, "bound": "upper"}, {"at_most": 0.1, "bound": "lower"}])
 def test_the_bound_that_flatters_is_refused(rule):
     with pytest.raises(ValidationError, match="flatters"):
-        Rule(metric="json_valid", **rule)
+        GateRule(metric="json_valid", **rule)
 
 
 @pytest.mark.parametrize("rule", [{"margin": 5}, {"margin": 1}, {"under": 5}, {"over": 95}])
 @pytest.mark.parametrize("metric", ["json_valid", "a_check_of_ours"])
 def test_a_limit_that_no_grade_can_miss_is_refused_for_own_checks_too(metric, rule):
     with pytest.raises(ValidationError, match=r"between 0 and 1|allows everything"):
-        Rule(metric=metric, **rule)
+        GateRule(metric=metric, **rule)
 
 
 def test_an_own_metric_that_was_rewritten_is_another_one(tmp_path):

@@ -3,10 +3,10 @@
 import pytest
 from gate_samples import marks, report, subject
 
-from graftwork.evaluate.gate.decide import Judged, decide, decide_all
-from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all
+from graftwork.evaluate.gate.settings import GateRule, GateSettings, Primary, Win
 
-GUARD = Rule(metric="json_valid", against="base", margin=0.02)
+GUARD = GateRule(metric="json_valid", against="base", margin=0.02)
 SLOW = [2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.0, 2.1]
 FAST = [1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 1.0, 1.1]
 
@@ -64,7 +64,7 @@ def test_memory_is_measured_once_so_a_small_difference_is_no_saving():
 
 def test_a_win_without_a_rule_on_quality_is_refused():
     with pytest.raises(ValueError, match="needs a rule on the quality"):
-        GateSettings(rules=(Rule(metric="peak_memory_gib", at_most=10),), win="latency_seconds")
+        GateSettings(rules=(GateRule(metric="peak_memory_gib", at_most=10),), win="latency_seconds")
     with pytest.raises(ValueError, match="is a quality, not a cost"):
         GateSettings(rules=(GUARD,), win="json_valid")
     with pytest.raises(ValueError, match="is a cost, not a quality"):
@@ -90,14 +90,14 @@ def test_a_mean_of_grades_is_tested_by_its_bounds():
     better = [0.9, 0.8, 0.95, 0.7, 0.85, 0.9, 0.92, 0.81, 0.77, 0.99, 0.9, 0.83] * 3
     worse = [value - 0.3 for value in better]
     found = report(subject("adapter", {"token_f1": better}), subject("base", {"token_f1": worse}))
-    settings = GateSettings(rules=(Rule(metric="token_f1", over=0.5),), primary="token_f1")
+    settings = GateSettings(rules=(GateRule(metric="token_f1", over=0.5),), primary="token_f1")
     verdict = decide(found, settings)
     assert verdict.decision == "deploy"
     assert "bounded-mean test" in verdict.rules[1].sentence
 
 
 def test_six_adapters_tried_in_one_go_need_more_than_one_alone():
-    settings = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), primary="json_valid")
+    settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),), primary="json_valid")
 
     def one(gained):
         before = marks(94, 100)
@@ -106,9 +106,11 @@ def test_six_adapters_tried_in_one_go_need_more_than_one_alone():
 
     lucky = decide(one(6), settings)
     assert (lucky.decision, lucky.rules[-1].p_value) == ("deploy", pytest.approx(0.03125))
-    tried = {"lucky": Judged(one(6), settings)} | {f"m{i}": Judged(one(0), settings) for i in range(5)}
+    tried = {"lucky": GateCandidate(one(6), settings)} | {
+        f"m{i}": GateCandidate(one(0), settings) for i in range(5)
+    }
     together = decide_all(tried)
     assert together["lucky"].decision == "not_enough_evidence"
     assert together["lucky"].rules[-1].adjusted_p == pytest.approx(6 * 0.03125)
     assert "Holm" in together["lucky"].rules[-1].sentence
-    assert decide_all({"lucky": Judged(one(6), settings)})["lucky"] == lucky
+    assert decide_all({"lucky": GateCandidate(one(6), settings)})["lucky"] == lucky

@@ -45,7 +45,6 @@ def judge_all(url, folder):
     settings = JudgeSettings(url=url, model="m", concurrency=2, price_in=1.0, price_out=1.0)
     return judge_subjects(
         open_judge(settings, folder=folder),
-        settings=settings,
         cases=CASES,
         answers={"base": answers_of("five"), "adapter": answers_of("six")},
         baseline="base",

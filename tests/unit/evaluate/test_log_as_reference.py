@@ -11,7 +11,7 @@ from graftwork.evaluate.report import make_report, slice_report
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import answers_of_log, generation_of_log
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import AGAINST_REFERENCE, GRADERS
@@ -147,7 +147,7 @@ def test_an_own_metric_that_reads_the_reference_says_nothing_of_the_log(tmp_path
         reference='{"queue": "billing"}',
     )
     names = ("reads_reference", "dumps_case", "reads_prompt")
-    checks = {name: Check(name=name, metric=f"own.py:{name}") for name in names}
+    checks = {name: GradeCheck(name=name, metric=f"own.py:{name}") for name in names}
     model = GradeContext(checks=checks, folder=tmp_path)
     log = replace(model, is_reference=True)
     assert [grade(name, case, case.reference, context=model) for name in names] == [1.0, 1.0, 1.0]

@@ -144,10 +144,10 @@ def test_an_own_metric_that_raises_is_an_error_with_its_line(tmp_path):
 
 def test_a_slow_own_metric_is_not_waited_for(tmp_path):
     from graftwork.evaluate.preflight import try_metric
-    from graftwork.grading.checks import Check
+    from graftwork.grading.checks import GradeCheck
 
     (tmp_path / "own.py").write_text("def mine(case, text):\n    return True\n")
-    check = Check(name="mine", metric="own.py:mine")
+    check = GradeCheck(name="mine", metric="own.py:mine")
     ticks = iter(range(10_000))
     context = GradeContext(checks={"mine": check}, folder=tmp_path)
     found = try_metric("mine", make_cases(), context=context, clock=lambda: next(ticks))

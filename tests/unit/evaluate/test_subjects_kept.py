@@ -6,8 +6,8 @@ from stand_in_engine import StandInEngine
 from graftwork.evaluate.ask.answers import (
     CaseBatch,
     KeptAnswers,
+    answer_key,
     forget_answers,
-    key_of,
     read_answers,
     repeats_of,
 )
@@ -104,7 +104,7 @@ def test_the_same_question_under_another_name_is_the_same_question(tmp_path):
 )
 def test_whatever_decides_an_answer_asks_anew(tmp_path, change):
     job, case = make_job(tmp_path), make_case(1)
-    assert key_of(job, case) != key_of(job.model_copy(update=change), case)
+    assert answer_key(job, case) != answer_key(job.model_copy(update=change), case)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_whatever_decides_an_answer_asks_anew(tmp_path, change):
 )
 def test_what_does_not_decide_a_greedy_answer_does_not(tmp_path, change):
     job, case = make_job(tmp_path), make_case(1)
-    assert key_of(job, case) == key_of(job.model_copy(update=change), case)
+    assert answer_key(job, case) == answer_key(job.model_copy(update=change), case)
 
 
 def test_an_endpoint_that_was_paid_for_is_not_asked_again_for_an_engine_of_ours(tmp_path):
     endpoint = Endpoint(url="http://127.0.0.1:1/v1", model="m")
     job, case = make_job(tmp_path, endpoint=endpoint), make_case(1)
-    assert key_of(job, case) == key_of(job.model_copy(update={"engine": "vllm 0.32.0"}), case)
+    assert answer_key(job, case) == answer_key(job.model_copy(update={"engine": "vllm 0.32.0"}), case)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 1}', b"[]"])

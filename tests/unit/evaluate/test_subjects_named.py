@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.cases import read_case_file
 from graftwork.evaluate.subjects import parse_subject, parse_subjects
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.records.errors import UserMistake
 
 
@@ -150,7 +150,7 @@ def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path
 
 def test_an_own_function_that_graft_yaml_names_may_be_asked_for(tmp_path):
     path = write(tmp_path, {"prompt": "x", "checks": [{"metric": "rules.py:polite"}]})
-    named = (Check(name="polite", metric="rules.py:polite"),)
+    named = (GradeCheck(name="polite", metric="rules.py:polite"),)
     assert len(read_case_file(path, named=named)) == 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.grading.checks import KINDS, Check
+from graftwork.grading.checks import KINDS, GradeCheck
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.matching import PatternTooSlow, matches
@@ -49,7 +49,7 @@ def make_case(reference="The total is 42 euros.", **more):
 
 
 def check(text, case=None, **given_check):
-    return Check.model_validate(given_check).grade(case or make_case(), text, CONTEXT)
+    return GradeCheck.model_validate(given_check).grade(case or make_case(), text, CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_an_unfilled_template_does_not_follow_it():
 
 def test_a_catastrophic_pattern_is_stopped_and_reported_and_the_next_one_works():
     context = GradeContext(
-        checks={"slow": Check.model_validate({"name": "slow", "regex": r"(a|aa)+$", "seconds": 0.2})}
+        checks={"slow": GradeCheck.model_validate({"name": "slow", "regex": r"(a|aa)+$", "seconds": 0.2})}
     )
     assert grade("slow", make_case(), "a" * 80 + "b", context=context) is None
     [failed] = context.failed
@@ -267,7 +267,7 @@ def test_reviewers_may_have_a_scale_of_their_own():
 )
 def test_a_check_that_makes_no_sense_is_refused_with_a_hint(given_check, told):
     with pytest.raises(ValidationError, match=told):
-        Check.model_validate(given_check)
+        GradeCheck.model_validate(given_check)
 
 
 def test_every_kind_of_check_comes_back_from_json_as_it_was():
@@ -281,8 +281,8 @@ def test_every_kind_of_check_comes_back_from_json_as_it_was():
         "reviewer_score": {"least": 1, "most": 5},
     }
     for kind, value in brief.items():
-        one = Check.model_validate({"name": "n", kind: value, "where": {"group": "g"}})
-        again = Check.from_json(one.to_json())
+        one = GradeCheck.model_validate({"name": "n", kind: value, "where": {"group": "g"}})
+        again = GradeCheck.from_json(one.to_json())
         assert again == one
         assert again.grade(make_case(group="g"), "x", CONTEXT) == one.grade(
             make_case(group="g"), "x", CONTEXT

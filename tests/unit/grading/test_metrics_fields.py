@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
@@ -35,7 +35,7 @@ def make_case(reference=REFERENCE):
 
 
 def graded(rule, answer, case=None):
-    check = Check.model_validate({"name": "it", **rule})
+    check = GradeCheck.model_validate({"name": "it", **rule})
     text = answer if isinstance(answer, str) else json.dumps(answer)
     return grade("it", case or make_case(), text, context=GradeContext(checks={"it": check}))
 

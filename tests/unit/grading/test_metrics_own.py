@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import grade, require_gradable
 from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import UserMistake
@@ -27,7 +27,7 @@ def context(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source)
         (tmp_path / "project").mkdir(exist_ok=True)
-        check = Check.model_validate({"name": "mine", "metric": metric})
+        check = GradeCheck.model_validate({"name": "mine", "metric": metric})
         return GradeContext(checks={"mine": check}, folder=tmp_path / "project")
 
     return make

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.ab import (
     ArmTally,
-    Exchange,
+    LiveAnswer,
     LiveTest,
     check_voices,
     judge_unit,
@@ -82,7 +82,7 @@ def test_without_a_difference_it_is_hardly_ever_decided_though_it_looks_after_ev
 def test_live_without_a_difference_it_is_hardly_ever_decided():
     def traffic(seed):
         chance = random.Random(seed)
-        return (Exchange(chance.choice("AB"), None, float(chance.random() < 0.7)) for _ in range(300))
+        return (LiveAnswer(chance.choice("AB"), None, float(chance.random() < 0.7)) for _ in range(300))
 
     assert sum(run_live(traffic(seed), alpha=0.05).test.decided for seed in range(200)) <= 20
 
@@ -90,17 +90,17 @@ def test_live_without_a_difference_it_is_hardly_ever_decided():
 def test_live_a_clear_difference_is_decided_and_later_traffic_changes_nothing():
     chance = random.Random(3)
     traffic = [
-        Exchange(arm, None, float(chance.random() < (0.9 if arm == "B" else 0.3)))
+        LiveAnswer(arm, None, float(chance.random() < (0.9 if arm == "B" else 0.3)))
         for arm in (chance.choice("AB") for _ in range(500))
     ]
     found = run_live(traffic, alpha=0.05)
     assert found.test.winner == "candidate"
-    again = run_live(traffic[: found.used] + [Exchange("A", None, 1.0)] * 500, alpha=0.05)
+    again = run_live(traffic[: found.used] + [LiveAnswer("A", None, 1.0)] * 500, alpha=0.05)
     assert again.test == found.test
 
 
 def test_a_session_counts_once_however_long_it_is():
-    found = run_live([Exchange("A", "s", 1.0)] * 50 + [Exchange("B", "s", 0.0)] * 50, alpha=0.05)
+    found = run_live([LiveAnswer("A", "s", 1.0)] * 50 + [LiveAnswer("B", "s", 0.0)] * 50, alpha=0.05)
     assert (found.used, found.test.baseline, found.test.candidate) == (1, (1, 0), (0, 0))
     units = units_of([case(n, session="one") for n in range(100)])
     assert len(units) == 1
@@ -116,7 +116,7 @@ def test_what_cannot_be_graded_counts_for_nobody():
         units, lambda cases: ({c.id: 1.0 for c in cases}, {c.id: None for c in cases}), alpha=0.05
     )
     assert (found.used, found.ungraded, found.test.decided) == (0, 40, False)
-    lived = run_live([Exchange("A", None, None)] * 40, alpha=0.05)
+    lived = run_live([LiveAnswer("A", None, None)] * 40, alpha=0.05)
     assert (lived.used, lived.ungraded) == (0, 40)
 
 
@@ -209,7 +209,7 @@ def speak(seed, *, happy_b, good=0.7, sessions=600):
         arm, happy = chance.choice("AB"), chance.random() < good
         dealt[arm] += 1
         if chance.random() < (happy_b if arm == "B" and happy else 0.5):
-            live.take(Exchange(arm, None, float(happy)))
+            live.take(LiveAnswer(arm, None, float(happy)))
     return live.test, (dealt["A"], dealt["B"])
 
 
@@ -217,7 +217,7 @@ def test_users_of_one_arm_who_keep_silent_do_not_decide_it():
     found = [speak(seed, happy_b=0.3) for seed in range(60)]
     # Of those who speak, B's users are unhappier: without a correction that is taken for the truth.
     assert sum(test.winner == "baseline" for test, _ in found) > 8
-    assert sum(survives_silence(test, dealt=dealt) for test, dealt in found) <= 8
+    assert sum(survives_silence(test, assigned=dealt) for test, dealt in found) <= 8
 
 
 def test_a_clear_winner_survives_unequal_silence():
@@ -226,9 +226,9 @@ def test_a_clear_winner_survives_unequal_silence():
         test.update("baseline", successes=0.3, failures=0.7)
         test.update("candidate", successes=0.9, failures=0.1)
     assert test.winner == "candidate"
-    assert survives_silence(test, dealt=(300, 310))
-    assert not survives_silence(test, dealt=(300, 3000))
-    assert not survives_silence(TwoArms(0.05), dealt=(0, 0))
+    assert survives_silence(test, assigned=(300, 310))
+    assert not survives_silence(test, assigned=(300, 3000))
+    assert not survives_silence(TwoArms(0.05), assigned=(0, 0))
 
 
 def test_unequal_voices_are_said_and_equal_ones_are_not():

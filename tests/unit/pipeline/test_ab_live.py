@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
-from graftwork.evaluate.ab import Exchange, LiveTest
-from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
+from graftwork.evaluate.ab import LiveAnswer, LiveTest
+from graftwork.pipeline.ab import LiveComparison, as_case, compare_live, find_pair, watch_live
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
@@ -69,7 +69,7 @@ class Traffic:
         self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
-        arm = self.deal.draw(session)
+        arm = self.deal.assign(session)
         self.count += 1
         capture = Capture(
             id=f"{self.deal.experiment}-{self.count}",
@@ -131,12 +131,12 @@ def test_how_each_arm_did_stands_beside_the_test(work, pair):
 def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_who_left(work, pair):
     traffic = Traffic(work, pair)
     for n in range(80):
-        arm = traffic.deal.draw(f"s{n}")
+        arm = traffic.deal.assign(f"s{n}")
         traffic.serve(f"s{n}", "{}", finish_reason="error" if arm == "challenger" else "stop")
     assert compare_live(work, *pair, metric="json_valid").winner == "A"
     left = Traffic(work, pair, experiment="left")
     for n in range(80):
-        arm = left.deal.draw(f"s{n}")
+        arm = left.deal.assign(f"s{n}")
         left.serve(f"s{n}", "{}", disconnected=arm == "challenger")
     found = compare_live(work, *pair, metric="json_valid")
     assert (found.ungraded, found.winner) == (0, "A")
@@ -147,7 +147,7 @@ def test_who_loses_its_bad_answers_to_callers_who_leave_does_not_win_by_it(work,
     traffic, chance = Traffic(work, pair), random.Random(5)
     for n in range(400):
         bad = chance.random() < 0.3
-        left = bad and traffic.deal.draw(f"s{n}") == "challenger" and chance.random() < 0.5
+        left = bad and traffic.deal.assign(f"s{n}") == "challenger" and chance.random() < 0.5
         traffic.serve(f"s{n}", "no JSON" if bad else "{}", disconnected=left)
     assert compare_live(work, *pair, metric="json_valid").winner is None
 
@@ -184,19 +184,21 @@ def test_marks_between_good_and_bad_count_for_what_they_are(work, pair):
 def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work, pair):
     traffic = Traffic(work, pair, share=0.5)
     for n in range(120):
-        if traffic.deal.draw(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
+        if traffic.deal.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
             traffic.serve(f"s{n}")
     found = compare_live(work, *pair, metric="json_valid")
-    assert any("50.0% were dealt" in remark for remark in found.remarks)
+    assert any("50.0% were assigned" in remark for remark in found.remarks)
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any("were dealt:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any("were assigned:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
-    look = LiveLook(work, find_pair(work, *pair), metric="json_valid", experiment=traffic.deal.experiment)
+    look = LiveComparison(
+        work, find_pair(work, *pair), metric="json_valid", experiment=traffic.deal.experiment
+    )
     for n in range(90):
         traffic.serve(f"s{n // 2}", lambda arm: "{}" if chance.random() < 0.6 else "no")
         if n % 7 == 0:
@@ -262,7 +264,7 @@ def run(root, *words, code):
 def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     traffic = Traffic(work, pair)
     for n in range(60):
-        traffic.say(traffic.serve(f"s{n}"), float(traffic.deal.draw(f"s{n}") == "challenger"))
+        traffic.say(traffic.serve(f"s{n}"), float(traffic.deal.assign(f"s{n}") == "challenger"))
     told = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
     assert (told["winner"], told["experiment"]) == ("B", traffic.deal.experiment)
     part = traffic.deal.experiment[-8:]
@@ -284,7 +286,7 @@ def test_what_cannot_be_asked_of_live_traffic_is_told_with_its_mending(work, pai
 
 
 exchanges = st.builds(
-    Exchange,
+    LiveAnswer,
     st.sampled_from("AB"),
     st.sampled_from([None, "s", "t", "u"]),
     st.sampled_from([None, 0.0, 0.25, 1.0]),

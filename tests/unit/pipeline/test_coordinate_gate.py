@@ -9,7 +9,7 @@ import yaml
 from registry_samples import alias_move
 
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.gate.decide import Judged, decide
+from graftwork.evaluate.gate.decide import GateCandidate, decide
 from graftwork.evaluate.score import make_rate, measure
 from graftwork.files.disk import Journal
 from graftwork.pipeline.gate import (
@@ -117,13 +117,13 @@ def test_rules_that_were_changed_are_told_with_what_they_would_have_said(tmp_pat
     with opened(write_project(tmp_path / "p", STRICT)) as work:
         note_rules(work, "run", stage="trained")
         assert note_rules(work, "run", stage="evaluated").stage == "trained"
-        judged = Judged(found, work.settings.gate)
+        judged = GateCandidate(found, work.settings.gate)
         same = decide(found, work.settings.gate)
         assert with_changes(same, judged, note_rules(work, "run", stage="judged")) == same
     with opened(write_project(tmp_path / "p", LAX)) as work:
         noted = note_rules(work, "run", stage="judged")
         verdict = decide(found, work.settings.gate)
-        told = with_changes(verdict, Judged(found, work.settings.gate), noted)
+        told = with_changes(verdict, GateCandidate(found, work.settings.gate), noted)
         kept = Journal(work.project.runs / "run" / RULES).read()
     assert told.decision == "deploy"
     assert "The rules were changed after this run was first trained" in told.notes[0]
@@ -138,7 +138,7 @@ def test_rules_of_a_version_that_cannot_be_read_still_show_that_they_were_others
         Journal(work.project.runs / "run" / RULES).append(note)
         verdict = decide(report(90), work.settings.gate)
         noted = note_rules(work, "run", stage="judged")
-        told = with_changes(verdict, Judged(report(90), work.settings.gate), noted)
+        told = with_changes(verdict, GateCandidate(report(90), work.settings.gate), noted)
     assert "The rules were changed after this run was first trained (then)." in told.notes
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graftwork.evaluate.ask.answers import KeptAnswers, key_of
+from graftwork.evaluate.ask.answers import KeptAnswers, answer_key
 from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
 from graftwork.inference import selection
 from graftwork.pipeline.evaluation import forget_subjects
@@ -72,9 +72,9 @@ def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision
     settled = [s.job.model_copy(update={"precision": "bfloat16"}) for s in with_one_engine(lineup).all]
     other = settled[0].model_copy(update={"engine": "graftwork"})
     for job in (*settled, other):
-        kept.put(key_of(job, case), answer)
+        kept.put(answer_key(job, case), answer)
     forget_subjects(lineup, [case])
-    assert [kept.get(key_of(job, case), case_id="c") is None for job in (*settled, other)] == [
+    assert [kept.get(answer_key(job, case), case_id="c") is None for job in (*settled, other)] == [
         True,
         True,
         False,

@@ -118,7 +118,7 @@ def test_what_is_not_applicable_to_the_log_is_named():
 
 
 def test_the_codes_of_the_preparation_are_all_known():
-    from graftwork.data.judge import CODES
+    from graftwork.data.audit.row_checks import CODES
     from graftwork.pipeline.evaluation import FAULTS
 
     # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.

@@ -15,7 +15,7 @@ from graftwork.records.base import HIDDEN, hide_login, hide_path, marks_of
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob
-from graftwork.text.publish import publishable, secrets_in
+from graftwork.text.redact import publishable, secrets_in
 from graftwork.train.run_setup import find_mirror, pass_mirrors
 from graftwork.train.settings import TrainSettings
 

@@ -5,20 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.compare import (
+from graftwork.text.similarity import (
     NO_WEIGHTS,
     Clusters,
     Ragged,
     as_sets,
     content_key,
     distinct,
+    last_lines,
     measure_pairs,
+    normalise,
     number_text,
     number_words,
     run_words,
     weigh,
+    words,
 )
-from graftwork.text.normalise import last_lines, normalise, words
 
 
 @pytest.mark.parametrize(

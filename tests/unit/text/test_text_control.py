@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.control import KNOWN_CONTROL_TOKENS, find_control_tokens
+from graftwork.text.shape import KNOWN_CONTROL_TOKENS, find_control_tokens
 
 
 @pytest.mark.parametrize("token", KNOWN_CONTROL_TOKENS)

@@ -339,3 +339,51 @@ def _seconds(text):
         return time.process_time() - began
 
     return min(measure() for _ in range(2))
+
+
+KEY_ID, SECRET_KEY = "AKIAQ1W2E3R4T5Y6U7I8", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzQ8kLw3Rt0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Secret access key\n{}",
+        "secret key {}",
+        "Secret Access Key (shown once): {}",
+        "| Secret access key | {} |",
+        "<secret>{}</secret>",
+        "our token `{}` expires tomorrow",
+    ],
+)
+def test_a_generated_value_after_the_name_of_a_secret_is_redacted(text):
+    redacted = redact(text.format(SECRET_KEY))
+    assert SECRET_KEY not in redacted.text
+    assert sum(redacted.counts.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The token AutoModelForSpeechSeq2SeqWithLanguageHead is a class.",
+        "access key: see docs/security/rotating-access-keys-2024.md",
+        "token 3f786850e387550fdab836ed7e6dc881de23001b",
+        "secret santa list of 2024: Anna, Berta, Carla, Dora, Emil and twenty others",
+        "the tokenizer HuggingFaceTB/SmolLM2-135M-Instruct",
+    ],
+)
+def test_names_paths_and_hashes_after_the_name_of_a_secret_stay(text):
+    assert redact(text).text == text
+
+
+def test_a_secret_key_is_redacted_when_its_id_is_in_another_text_of_the_conversation():
+    redactor = Redactor()
+    redactor.number_past(f"the id is {KEY_ID}")
+    assert (
+        redactor.redact(f"and this is it: {SECRET_KEY}").text == "and this is it: <REDACTED:aws_secret_key:1>"
+    )
+    assert Redactor().redact(f"and this is it: {SECRET_KEY}").text.endswith(SECRET_KEY)
+
+
+def test_a_secret_key_is_redacted_far_from_its_id_and_without_digits():
+    key = "wJalrXUtnFEMIxKbMDENGhbPxRfiCYzQskLwTRtO"
+    assert key not in redact(f"{KEY_ID} {'is used by the nightly job, ' * 20} {key}").text

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.script import find_garble, main_script
+from graftwork.text.shape import find_garble, main_script
 
 HONEST = [
     "Plain words.\nA second line\twith a tabulator.\r\n",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graftwork.text.shape import find_cut, find_failure, find_stand_in, holds_stand_in
+from graftwork.text.shape import find_cut, find_failure, find_placeholder, has_placeholder
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from graftwork.text.shape import find_cut, find_failure, find_stand_in, holds_st
     ],
 )
 def test_stand_ins_are_recognised(reply):
-    assert find_stand_in(reply)
+    assert find_placeholder(reply)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_stand_ins_are_recognised(reply):
     ],
 )
 def test_answers_are_not_taken_for_stand_ins(reply):
-    assert find_stand_in(reply) is None
+    assert find_placeholder(reply) is None
 
 
 def test_made_up_prompts_are_recognised():
-    assert holds_stand_in("Content: [Generated content from a book]")
-    assert not holds_stand_in("Content: [1] a real source")
+    assert has_placeholder("Content: [Generated content from a book]")
+    assert not has_placeholder("Content: [1] a real source")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_refusals_and_explanations_are_no_failures(reply):
 
 @given(st.text(max_size=200))
 def test_any_text_can_be_looked_at(text):
-    find_stand_in(text)
+    find_placeholder(text)
     find_cut(text, max_tokens=10)
     find_failure(text)
 
@@ -202,7 +202,7 @@ def test_time_grows_with_hostile_text_and_not_faster(part):
 def _seconds(text):
     def measure():
         began = time.process_time()
-        find_stand_in(text)
+        find_placeholder(text)
         find_cut(text)
         find_failure(text)
         return time.process_time() - began

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.unsaid import LONGEST, leave_secrets_unsaid
+from graftwork.text.messages import LONGEST, redact_variables
 
 SECRET = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=6, max_size=40)
 WORDS = st.text(st.sampled_from("ab \n"), max_size=LONGEST)
@@ -16,7 +16,7 @@ WORDS = st.text(st.sampled_from("ab \n"), max_size=LONGEST)
 def test_a_password_is_left_out_as_it_is_and_as_an_address_writes_it(secret, before, after):
     address = f"http://joe:{quote(secret, safe='')}@host:5000/path"
     for said in (secret, quote(secret, safe=""), address):
-        told = leave_secrets_unsaid(
+        told = redact_variables(
             f"{before} {said} {after}", environment={"WHERE": address}, variables=("WHERE", "OTHER")
         )
         assert secret not in told
@@ -28,23 +28,23 @@ def test_a_token_is_left_out_from_its_own_variable_and_from_a_query(secret, befo
     environment = {"TOKEN": secret, "WHERE": f"http://host/?write_token={quote(secret, safe='')}"}
     for name in environment:
         said = f"{before} refused {secret}"
-        assert secret not in leave_secrets_unsaid(said, environment=environment, variables=(name,))
+        assert secret not in redact_variables(said, environment=environment, variables=(name,))
 
 
 def test_logins_and_queries_of_unknown_addresses_are_left_out_too():
     said = "no route to https://joe:word@host/a?token=abc,\n then to s3://bucket/key"
-    told = leave_secrets_unsaid(said, environment={}, variables=())
+    told = redact_variables(said, environment={}, variables=())
     assert told == "no route to https://…@host/a?… then to s3://bucket/key"
 
 
 def test_a_long_message_is_cut_after_its_secrets_are_gone():
     said = "x" * (LONGEST - 3) + "the-secret"
-    told = leave_secrets_unsaid(said, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
+    told = redact_variables(said, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
     assert told == "x" * (LONGEST - 3) + "…"
 
 
 def test_what_is_no_address_is_a_secret_as_a_whole():
-    told = leave_secrets_unsaid(
+    told = redact_variables(
         "cannot read http://[joe:word", environment={"W": "http://[joe:word"}, variables=("W",)
     )
     assert told == "cannot read …"
@@ -52,6 +52,6 @@ def test_what_is_no_address_is_a_secret_as_a_whole():
 
 @pytest.mark.parametrize("written", ['p@ss/"word', "p%40ss%2F%22word", 'p@ss/\\"word'])
 def test_a_secret_is_hidden_however_it_was_written(written):
-    assert "word" not in leave_secrets_unsaid(
+    assert "word" not in redact_variables(
         f"refused: {written}", environment={"KEY": 'p@ss/"word'}, variables=["KEY"]
     )

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.cli.show.tables import PlainTable, print_line, quote, safe, table
-from graftwork.data.diff import DatasetDiff, RowChanges
-from graftwork.data.export.record import Export
-from graftwork.data.show_tokens import Piece, ShownRow
-from graftwork.data.trace import Place, Trace, TracedDrop, TracedRow, TracedToken
+from graftwork.data.export.sink import ExportRecord
+from graftwork.data.inspect.diff import DatasetDiff, RowChanges
+from graftwork.data.inspect.rows import ShownRow, TextPiece
+from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow, TracedToken
 from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
 
 if TYPE_CHECKING:
-    from graftwork.data.portions import PortionSummary, Unmatched
+    from graftwork.data.split.model_subsets import SubsetSummary, UnmatchedValue
 
 if TYPE_CHECKING:
     from graftwork.records.dataset import Dataset, Drop
@@ -70,7 +70,7 @@ def show_diff(console: Console, diff: DatasetDiff) -> None:
     _show_totals(console, diff)
 
 
-def show_export(console: Console, export: Export, *, folder: Path) -> None:
+def show_export(console: Console, export: ExportRecord, *, folder: Path) -> None:
     files = table("file", "rows", "sha256", right=("rows",))
     for file in export.files:
         files.add_row(quote(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
@@ -134,7 +134,7 @@ def _show_traced_drop(console: Console, traced: TracedDrop) -> None:
     console.print(rows)
 
 
-def _origin(place: Place) -> str:
+def _origin(place: RowPlace) -> str:
     return quote(place.origin)
 
 
@@ -182,7 +182,7 @@ def _value(value: Any) -> str:
     return quote(text if len(text) <= 60 else f"{text[:57]}…")
 
 
-def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
+def _colour(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
     text = Text()
     for piece in pieces:
         style = TRAINED if piece.trained else CONTROL if piece.control else ""
@@ -192,7 +192,7 @@ def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
     return text
 
 
-def _mark(pieces: tuple[Piece, ...], by_token: bool) -> Text:
+def _mark(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
     """Trained text in brackets, without colours."""
     parts, trained = [], False
     for piece in pieces:
@@ -211,7 +211,7 @@ FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 
 
 def show_portions(
-    console: Console, portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    console: Console, portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> None:
     stages = sorted({stage for portion in portions for stage in portion.stages})
     named = tuple(f"s{stage}" for stage in stages)
@@ -239,7 +239,7 @@ def show_portions(
 
 
 def portions_as_json(
-    portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> dict[str, Any]:
     return {
         "portions": [portion.model_dump(mode="json") for portion in portions],
@@ -309,7 +309,7 @@ def _name_kind(reason: str) -> str:
 
 
 def _show_splits(console: Console, dataset: "Dataset") -> None:
-    from graftwork.data.rules.together import say_together
+    from graftwork.data.audit.corpus_findings import say_together
 
     split_by = str(dataset.settings.get("split_by", "question"))
     groups = "question groups" if split_by == "question" else "groups"
@@ -411,7 +411,7 @@ def _say_suspicious(row: SuspiciousLabel) -> str:
 
 
 def _say_too_long(audit: Audit) -> str:
-    from graftwork.data.rules.length import BUT_FOR_LENGTH
+    from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 
     found = (finding.reasons.get(BUT_FOR_LENGTH, 0) for finding in audit.findings)
     rows = sum(found)

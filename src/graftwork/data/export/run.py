@@ -1,54 +1,158 @@
-"""A dataset to a folder in another's format.
+"""Exports a dataset to a folder in another tool's format.
 
-In: the folder of a dataset, the name of a format, a folder. Out: the files, whole or not at all, and
-`graftwork.json`, which names the dataset and every file. Rows pass one by one. They were redacted when
-the dataset was prepared; nothing else than rows and counts goes out.
+In: a dataset folder, the name of a format, a target folder. Out: the files, all or none, and
+`graftwork.json`, which names the dataset and every file. Rows pass one by one; they were redacted when the
+dataset was prepared. Existing files are replaced only if they belong to an earlier export.
 """
 
-from collections.abc import Sequence
-from importlib import import_module
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol, cast, get_args
+from typing import Protocol
 
-from graftwork.data.export.place import put_in_place, require_place
-from graftwork.data.export.record import EXPORT_FILE, Export, ExportedFile, ExportOptions
-from graftwork.data.export.sink import Sink
+from pydantic import ValidationError
+
+from graftwork.data.export.apis import OpenAI, SageMaker
+from graftwork.data.export.hubs import HuggingFace, Kaggle
+from graftwork.data.export.sink import EXPORT_FILE, ExportedFile, ExportOptions, ExportRecord, Sink
+from graftwork.data.export.trainers import Axolotl, LlamaFactory
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.disk import file_digest, write_atomic
+from graftwork.files.disk import atomic_folder, explain_os_error, file_digest, sync_folder, write_atomic
+from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
-FormatName = Literal["openai", "huggingface", "kaggle", "sagemaker", "axolotl", "llamafactory"]
-FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+
+def require_empty_or_own(out: Path, *, force: bool) -> None:
+    """Refuse a folder with files that are not from an export."""
+    if not out.exists() or force:
+        if out.exists() and not out.is_dir():
+            raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
+        return
+    if not out.is_dir():
+        raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
+    foreign = sorted(_files(out) - _own_files(out))
+    if foreign:
+        raise UserMistake(
+            f"the folder holds other files: {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}",
+            why="an export replaces what it finds, and these are not of an export",
+            fix="name an empty folder, or add --force to write among them",
+            where=str(out),
+        )
 
 
-class Format(Protocol):
-    """What a module of a format offers."""
+@contextmanager
+def staged_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to fill; it replaces `out` when the block succeeds."""
+    staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        with atomic_folder(staged) as folder:
+            yield folder
+        if not out.exists() or not any(out.iterdir()):
+            staged.replace(out)
+        elif _files(out) <= _own_files(out):
+            _swap(staged, out)
+        else:
+            _mingle(staged, out)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise explain_os_error(error, out) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
-    def check_options(self, options: ExportOptions) -> None: ...
 
-    def add_row(self, sink: Sink, split: Split, row: Row) -> None: ...
+def _swap(staged: Path, out: Path) -> None:
+    aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.old")
+    out.replace(aside)
+    try:
+        staged.replace(out)
+    except OSError:
+        aside.replace(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
-    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]: ...
+
+def _mingle(staged: Path, out: Path) -> None:
+    """Move the files one by one, the record of the export last."""
+    stale = _own_files(out) - _files(staged)
+    for name in sorted(_files(staged), key=lambda name: (name == EXPORT_FILE, name)):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).replace(out / name)
+    for name in stale:
+        (out / name).unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def _own_files(folder: Path) -> set[str]:
+    """Return the files that an earlier export wrote here; none without its record."""
+    try:
+        export = ExportRecord.from_json((folder / EXPORT_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return set()
+    return {EXPORT_FILE, *(file.file for file in export.files)}
+
+
+class Exporter(Protocol):
+    """What an export format provides.
+
+    To add one, name such an object in the entry points `graftwork.exporters`.
+    """
+
+    def check_options(self, options: ExportOptions, /) -> None:
+        """Raise UserMistake for options that this format cannot use, before anything is written."""
+
+    def add_row(self, sink: Sink, split: Split, row: Row, /) -> None:
+        """Write one row to the sink, or call `sink.leave_out` with the reason."""
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions, /) -> tuple[str, ...]:
+        """Write the files that describe the others. Return notes for the user."""
+
+
+REQUIRED = ("check_options", "add_row", "finish")
+EXPORTERS: dict[str, Exporter] = {
+    "openai": OpenAI(),
+    "huggingface": HuggingFace(),
+    "kaggle": Kaggle(),
+    "sagemaker": SageMaker(),
+    "axolotl": Axolotl(),
+    "llamafactory": LlamaFactory(),
+}
+
+
+def load_exporter(name: str) -> Exporter:
+    """Return the built-in exporter of this name, or the one that an installed package adds."""
+    if name in EXPORTERS:
+        return EXPORTERS[name]
+    if name not in (added := extension_names("graftwork.exporters")):
+        raise UserMistake(
+            f"unknown export format: {name!r}", fix=f"use one of {', '.join((*EXPORTERS, *added))}"
+        )
+    exporter: Exporter = load_extension("graftwork.exporters", name, attributes=REQUIRED)
+    return exporter
 
 
 def export_dataset(
     source: Path,
     out: Path,
     *,
-    format_name: FormatName,
+    format_name: str,
     splits: Sequence[Split] = SPLITS,
     options: ExportOptions | None = None,
     force: bool = False,
-) -> Export:
+) -> ExportRecord:
     """Write the dataset in `source` to the folder `out`."""
     options = options or ExportOptions()
-    form = cast("Format", import_module(f"graftwork.data.export.{format_name}"))
+    form = load_exporter(format_name)
     form.check_options(options)
     dataset = read_manifest(source)
     _require_rows(dataset, splits)
-    require_place(out, force=force)
-    with put_in_place(out.absolute()) as folder:
+    require_empty_or_own(out, force=force)
+    with staged_folder(out.absolute()) as folder:
         with Sink(folder) as sink:
             counts, pairs = _add_rows(form, sink, source, splits)
             notes = (*form.finish(sink, dataset, options), *_note_weights(sink, format_name))
@@ -61,7 +165,7 @@ def export_dataset(
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         )
-        export = Export(
+        export = ExportRecord(
             format=format_name,
             dataset=dataset.content_hash,
             base=dataset.base,
@@ -78,9 +182,9 @@ def export_dataset(
 
 
 def _add_rows(
-    form: Format, sink: Sink, source: Path, splits: Sequence[Split]
+    form: Exporter, sink: Sink, source: Path, splits: Sequence[Split]
 ) -> tuple[dict[Split, int], int]:
-    """Every row of the splits; counts those that found a place, and the preference pairs among them."""
+    """Write all rows. Returns the rows per split, and the number of preference pairs."""
     counts: dict[Split, int] = {}
     pairs = 0
     for split in dict.fromkeys(splits):
@@ -95,7 +199,7 @@ def _add_rows(
     return counts, pairs
 
 
-def _note_weights(sink: Sink, format_name: FormatName) -> tuple[str, ...]:
+def _note_weights(sink: Sink, format_name: str) -> tuple[str, ...]:
     if not sink.weighted or format_name in ("huggingface", "kaggle", "sagemaker"):
         return ()
     return (f"{sink.weighted} rows have a weight other than 1, which {format_name} has no place for",)

@@ -1,28 +1,114 @@
-"""Where an export's rows go: files that are written line by line, and a count of all that went in.
+"""What exporters share: files that are written row by row, options and the record of an export, turns in
+common forms.
 
-In: values, under the name of the file that they belong to. Out: files in a folder, and for each the
-number of its rows; the rows that a format cannot hold, counted by reason. Knows no format.
+In: rows whose tool calls are <tool_call> blocks in the text. Out: JSONL, JSON and Parquet files with their
+row counts, the rows that a format cannot hold by reason, and text, calls and tool definitions separated
+where that loses nothing.
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import orjson
 
-from graftwork.data.export.parquet_shards import ParquetShards, TableSize
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.turns import write_tools
 from graftwork.records.base import Record
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Origin
+from graftwork.records.dataset import Row, Split
+from graftwork.records.interaction import Message, Origin
+from graftwork.text.shape import has_too_many_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_AT_ONCE = 1024
+ROWS_A_FILE = 200_000
+
+
+class TableSize(NamedTuple):
+    """`in_memory` is the size of the rows in Arrow, `on_disk` that of the files."""
+
+    rows: int
+    in_memory: int
+    on_disk: int
+
+
+class ParquetShards:
+    """Parquet files of bounded size, named `stem-00000-of-00003.parquet` when their number is known."""
+
+    def __init__(
+        self, folder: Path, stem: str, *, schema: "pa.Schema", rows_a_file: int = ROWS_A_FILE
+    ) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._schema = schema
+        self._rows_a_file = rows_a_file
+        self._waiting: list[dict[str, Any]] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[int] = []
+        self._in_memory = 0
+        self._on_disk = 0
+
+    def add(self, value: dict[str, Any]) -> None:
+        self._waiting.append(value)
+        if len(self._waiting) >= min(ROWS_AT_ONCE, self._rows_a_file):
+            self._flush()
+
+    def finish(self) -> list[tuple[str, int]]:
+        """Write the last rows. Returns the final file names with their row counts."""
+        self._flush()
+        self.close()
+        named = []
+        for number, rows in enumerate(self._rows):
+            name = f"{self._stem}-{number:05d}-of-{len(self._rows):05d}.parquet"
+            path = self._path(number).replace(self._folder / name)
+            self._on_disk += path.stat().st_size
+            named.append((name, rows))
+        return named
+
+    def size(self) -> TableSize:
+        return TableSize(sum(self._rows), self._in_memory, self._on_disk)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._waiting:
+            return
+        table = pa.Table.from_pylist(self._waiting, schema=self._schema)
+        self._waiting = []
+        if self._rows and self._rows[-1] >= self._rows_a_file:
+            self.close()
+        if self._writer is None:
+            path = self._path(len(self._rows))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+            self._rows.append(0)
+        self._writer.write_table(table)
+        self._rows[-1] += table.num_rows
+        self._in_memory += table.nbytes
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{self._stem}-{number:05d}.parquet"
+
 
 NAMED = 20
 
 
 class LeftOut(Record):
-    """Rows that the format cannot hold, and the first of them by name."""
+    """Rows that the format cannot hold, and the first of them."""
 
     why: str
     rows: int
@@ -30,7 +116,7 @@ class LeftOut(Record):
 
 
 class Sink:
-    """A folder that is being filled. A file appears with its first row."""
+    """The folder that an export fills. A file appears with its first row."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,12 +139,12 @@ class Sink:
             shards.close()
 
     def add_line(self, name: str, value: dict[str, Any]) -> None:
-        """One more row of a JSONL file."""
+        """Write a row to a JSONL file."""
         self._handle(name).write(orjson.dumps(value) + b"\n")
         self._count(name)
 
     def add_item(self, name: str, value: dict[str, Any]) -> None:
-        """One more item of a file that is a JSON array; `close_arrays` ends it."""
+        """Write an item to a file that is a JSON array; `close_arrays` ends it."""
         self._handle(name).write((b",\n" if name in self.rows else b"[\n") + orjson.dumps(value))
         self._count(name)
 
@@ -68,14 +154,14 @@ class Sink:
                 handle.write(b"\n]\n")
 
     def add_record(self, stem: str, value: dict[str, Any], *, schema: "pa.Schema") -> None:
-        """One more row of the Parquet files that are called `stem`; `close_tables` names them."""
+        """Write a row to the Parquet files named `stem`; `close_tables` gives them their final names."""
         if stem not in self._tables:
             self._tables[stem] = ParquetShards(self.folder, stem, schema=schema)
         self._tables[stem].add(value)
         self.added += 1
 
     def close_tables(self) -> dict[str, TableSize]:
-        """The size of each table, and from now on its files under their last names."""
+        """Close the tables. Returns the size of each."""
         sizes = {}
         for stem, shards in self._tables.items():
             for name, rows in shards.finish():
@@ -103,3 +189,160 @@ class Sink:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handles[name] = path.open("wb")
         return self._handles[name]
+
+
+EXPORT_FILE = "graftwork.json"
+
+
+class ExportOptions(Record):
+    """`name` is the name of the dataset at its destination: OWNER/slug on Kaggle, s3://bucket/prefix for
+    SageMaker, a plain name elsewhere.
+    """
+
+    name: str | None = None
+    title: str | None = None
+    license: str | None = None
+
+
+class ExportedFile(Record):
+    """`rows` is None for a file that describes the others."""
+
+    file: str
+    rows: int | None
+    sha256: str
+
+
+class ExportRecord(Record):
+    """Which dataset was exported, the files, and what the format could not hold."""
+
+    format: str
+    dataset: str
+    base: str
+    template_fingerprint: str
+    splits: dict[Split, int]
+    rows: int
+    preference_rows: int
+    files: tuple[ExportedFile, ...]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class ToolCall(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+
+
+class AssistantTurn(NamedTuple):
+    """The text of an assistant turn, and the tool calls after it."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Conversation(NamedTuple):
+    """Messages, and separately the functions that may be called: name, description, parameters."""
+
+    messages: tuple[Message, ...]
+    functions: tuple[dict[str, Any], ...] = ()
+
+
+def split_calls(content: str) -> AssistantTurn:
+    """Split off the calls at the end of a turn; calls elsewhere stay text."""
+    text, calls = content.rstrip(), list[ToolCall]()
+    while text.endswith(CLOSES):
+        before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
+        call = _read_call(block) if opened else None
+        if call is None:
+            return AssistantTurn(content)
+        calls.insert(0, call)
+        text = before.rstrip()
+    return AssistantTurn(text, tuple(calls)) if calls and OPENS not in text else AssistantTurn(content)
+
+
+def split_tools(messages: Sequence[Message]) -> Conversation:
+    """Take the tool definitions out of the system prompt, if writing them again gives the same text."""
+    if not messages or messages[0].role != "system" or "<tools>" not in messages[0].content:
+        return Conversation(tuple(messages))
+    system = messages[0].content
+    try:
+        listed = [_read_json(line) for line in _between(system, "<tools>\n", "\n</tools>").split("\n")]
+        functions = tuple(_to_function(tool) for tool in listed)
+        before, found, behind = system.partition(write_tools(listed))
+    except ValueError:
+        return Conversation(tuple(messages))
+    if not found or not functions:
+        return Conversation(tuple(messages))
+    rest = f"{before.rstrip()}{behind}"
+    kept = (Message(role="system", content=rest),) if rest.strip() else ()
+    return Conversation((*kept, *messages[1:]), functions)
+
+
+def plain(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+def prompt_and_completion(row: Row) -> dict[str, Any]:
+    """Separate the reply from the turns before it, so that trainers train on the reply alone."""
+    return {"prompt": [plain(one) for one in row.messages], "completion": [assistant(row.reply)]}
+
+
+def prompt_and_pair(row: Row) -> dict[str, Any]:
+    return {
+        "prompt": [plain(one) for one in row.messages],
+        "chosen": [assistant(row.reply)],
+        "rejected": [assistant(row.rejected or "")],
+    }
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def _read_call(block: str) -> ToolCall | None:
+    try:
+        value = _read_json(block)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not value.keys() <= {"id", "name", "arguments"}:
+        return None
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, arguments)
+
+
+def write_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_json(text: str) -> Any:
+    """Parse JSON that can be written again without loss: no NaN, no lone surrogates."""
+    if has_too_many_values(text):
+        raise BadRow("holds too many values")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        write_json(value).encode()
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadRow(f"{name} is no JSON")
+
+
+def _between(text: str, before: str, behind: str) -> str:
+    return text.partition(before)[2].partition(behind)[0]
+
+
+def _to_function(tool: Any) -> dict[str, Any]:
+    """Return a function definition in OpenAI's form."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRow("no definition of a function")
+    parameters = function.get("parameters", function.get("input_schema"))
+    described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
+    return {**described, "parameters": parameters or {"type": "object", "properties": {}}}

@@ -1,9 +1,9 @@
-"""Answers by what was asked: a second evaluation of the same subject costs nothing.
+"""Answers kept: those of one job, and those of earlier evaluations of the same subject.
 
-In: a question as a subject gets it, and its answer. Out: the same answer, later, to whoever asks the same
-subject the same with the same settings; nothing for a file that is torn or was changed. One small file an
-answer, named by the hash of the question: any number of processes may write and read at once. Does not
-know who answers.
+In: a job and its cases. Out: batches of what is missing, cut once and the same after every restart; a
+journal of the answers. An answer is kept in a small file named by the hash of the question, so that any
+number of processes may read and write; a file that is torn or was changed is ignored. Does not know who
+answers.
 """
 
 import json
@@ -33,7 +33,7 @@ class KeptAnswers:
                 return None
             answer = Answer.model_validate(kept["answer"])
         except (OSError, ValueError, KeyError, TypeError):
-            # Gone, torn by a power cut, or of another version: asking again mends it.
+            # Gone, torn by a power cut, or of another version: asking again replaces it.
             return None
         return answer.model_copy(update={"case_id": case_id})
 
@@ -56,7 +56,7 @@ class KeptAnswers:
         return self._folder / key[:2] / f"{key}.json"
 
 
-def key_of(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
+def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
     """The hash of all that decides an answer: who, what was asked, and how.
 
     The case's own name does not: the same question under another name has the same answer.
@@ -140,7 +140,7 @@ class AnswerBook:
             return
         self._journal.append(answer.model_dump(mode="json"))
         self._there.add(place)
-        self._kept.put(key_of(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
+        self._kept.put(answer_key(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
 
     def close_batch(self, batch: CaseBatch, *, peak_memory_gib: float) -> None:
         self._batches.append({"rows": len(batch.cases), "peak_memory_gib": peak_memory_gib})
@@ -161,14 +161,14 @@ class AnswerBook:
             for repeat in range(repeats_of(self._job)):
                 if (case.id, repeat) in self._there:
                     continue
-                kept = self._kept.get(key_of(self._job, case, repeat=repeat), case_id=case.id)
+                kept = self._kept.get(answer_key(self._job, case, repeat=repeat), case_id=case.id)
                 if kept is not None:
                     self._journal.append(kept.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
                     self._there.add((case.id, repeat))
 
 
 def open_kept(job: EvalJob) -> KeptAnswers:
-    """What is kept of the job's subject; nothing of one that cannot be told from others."""
+    """What is kept of the job's subject; nothing of one that has no identity."""
     return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
 
 
@@ -197,4 +197,4 @@ def forget_answers(job: EvalJob, cases: Sequence[Case]) -> None:
     """Everything that was answered to these cases for this job, here and in what is kept."""
     for name in (ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
         (Path(job.folder) / name).unlink(missing_ok=True)
-    open_kept(job).forget([key_of(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])
+    open_kept(job).forget([answer_key(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])

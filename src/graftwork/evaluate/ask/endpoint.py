@@ -1,8 +1,8 @@
-"""All cases put to an endpoint: some at a time, patiently, every answer kept as soon as it is there.
+"""All cases put to an endpoint, some at a time, every answer kept as soon as it is there.
 
 In: a job that names an endpoint, and its cases. Out: answers in the job's folder, and the times of the
-first of them, which are asked one at a time so that their times are those of single requests. An endpoint
-that is busy is waited for; one that stays broken ends the job, and what was answered stays.
+first of them, which are asked one at a time. A busy endpoint is asked again; one that stays broken ends the
+job, and its answers stay.
 """
 
 import threading

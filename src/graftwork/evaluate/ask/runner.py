@@ -1,7 +1,8 @@
-"""How long the rest of the answers takes, judged by those that are there and by the batch in the making.
+"""Cases asked in batches through an engine, every answer kept as soon as it is there.
 
-In: batches as they begin and end, and each token of the open one. Out: seconds. Pure but for the clock.
-Before the first batch is done, its longest row is taken to go on to the limit: that is the most it takes.
+In: a job, its cases, an engine. Out: answers in a journal, then the time of single requests; progress with
+an estimate of the time left. A worker that was killed resumes after the last whole batch: batches are cut
+the same way every time, so that what is asked again comes out the same. Knows neither torch nor HTTP.
 """
 
 import time
@@ -41,7 +42,7 @@ class Pace:
         self._told, self._tokens = self._began, {}
 
     def hear(self, row: int) -> bool:
-        """One more token of this row; whether it is time to tell of it."""
+        """Count one more token of this row; whether it is time to report progress."""
         if not self._rows:
             return False
         now = self._clock()

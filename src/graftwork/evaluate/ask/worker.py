@@ -1,9 +1,8 @@
-"""The cases of one subject shared out to several processes.
+"""`python -m graftwork.evaluate.ask.worker JOB.json`: one subject, all cases, in a process of its own.
 
-In: a job with `shards` over 1. Out: its answers, put together from those of its processes, each of which
-has a folder, a lock and a model of its own. Batches are cut over all cases before they are shared out, so
-that the answers are those of one process. A process that dies takes the whole with it: started again, all
-go on from what they have.
+In: an EvalJob as a file. Out: `answers.jsonl`, and `generation.json` written last: its presence means that
+all answers are there. With `shards` over 1 the batches are shared out to several processes, each with a
+folder, a lock and a model of its own; if one dies, all stop, and a restart resumes from what they have.
 """
 
 import os
@@ -25,7 +24,7 @@ from graftwork.records import errors
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.report import Case, EvalJob, Generation
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
@@ -34,7 +33,7 @@ LOG_FILE = "worker.log"
 
 def share_out(job: EvalJob, batches: Sequence[CaseBatch], *, cards: int = 0) -> list[EvalJob]:
     """One job a process, each with every n-th batch; no more of them than there are batches."""
-    # vLLM reserves a card for itself: a second one beside it finds no room.
+    # vLLM reserves a card for itself: a second one finds no room on it.
     most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
     count = min(most, len(batches))
     threads = max((job.threads or _processors()) // max(count, 1), 1)

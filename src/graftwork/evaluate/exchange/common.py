@@ -1,4 +1,9 @@
-"""A run of another tool, in the words that both formats share."""
+"""What the formats of other tools share: a run of another tool, the members of an archive, what is exported.
+
+In: files as those tools write them. Out: ForeignRun and its parts; the bytes of an `.eval` archive, checked
+by CRC and never written to disk. Python reads zstd in zip files only from 3.14 on, so zstd is unpacked
+here.
+"""
 
 import io
 import json
@@ -206,7 +211,7 @@ def _damaged(path: Path, why: str) -> Damaged:
     )
 
 
-class Export(NamedTuple):
+class SubjectExport(NamedTuple):
     """`when` is the time that goes into the file, in ISO 8601 with its zone."""
 
     task: str
@@ -238,8 +243,8 @@ def standard_error(values: Sequence[float]) -> float:
 def own_facts(case: Case) -> dict[str, Any]:
     """What the other formats have no place for, so that a way back loses nothing."""
     facts = {"group": case.group, "domain": case.domain, "session": case.session}
-    told: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
-    return {**told, "file": case.origin.file, "line": case.origin.line}
+    known: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
+    return {**known, "file": case.origin.file, "line": case.origin.line}
 
 
 def write_json(document: Any, *, indent: int | None = None) -> str:

@@ -1,4 +1,9 @@
-"""Which tool wrote a file, and what it says."""
+"""Runs of other tools as one Report that can be shown and compared.
+
+In: files of inspect-ai or lm-eval, and the cases of this project if any. Out: the report, its cases and
+answers, and whether they are this project's cases. The marks are the other tool's own; intervals and pairs
+are computed as usual.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +31,7 @@ from graftwork.records.report import Answer, Case, Comparison, Generation, Metri
 
 
 def read_foreign(path: Path) -> ForeignRun:
-    """Told by the ending where that is enough, else by what is in the file."""
+    """Recognize the format by the file name, else by its content."""
     if not path.is_file():
         raise UserMistake(
             f"there is no file {path}",
@@ -54,7 +59,7 @@ CUTS = ("group", "domain", "length")
 _Z = 1.959963984540054
 
 
-class Imported(Record):
+class ImportedRuns(Record):
     """Results of other tools, read. `same_cases` says that they are this project's own cases."""
 
     report: Report
@@ -66,7 +71,7 @@ class Imported(Record):
     """Why the gate can, or cannot, decide on it."""
 
 
-def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Imported:
+def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> ImportedRuns:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
         raise UserMistake("there is nothing to import", fix="name at least one file")
@@ -80,7 +85,7 @@ def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Impo
     if clashing:
         notes.append(f"{len(clashing)} cases have one id and different prompts, and were not paired.")
     report = _make_report(subjects, cases=cases, source=", ".join(dict.fromkeys(run.tool for run in runs)))
-    return Imported(
+    return ImportedRuns(
         report=report,
         cases=cases,
         answers={run.subject: tuple(_answer(sample) for sample in run.samples) for run in runs},
@@ -105,7 +110,7 @@ def _make_report(subjects: Sequence[SubjectReport], *, cases: Sequence[Case], so
     graded = next((c for c in pairs if candidate.metrics[c.metric].kind != "number"), None)
     report = Report(
         cases_hash=hash_cases(cases),
-        cases=len(cases) or max(m.n for one in subjects for m in one.metrics.values()),
+        cases=len(cases) or max(m.n for subject in subjects for m in subject.metrics.values()),
         baseline=baseline,
         candidate=candidate,
         comparisons=pairs,
@@ -221,7 +226,7 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
 
 
 def _total_metric(total: ForeignTotal) -> Metric:
-    """A share that is a whole number of cases gets its exact interval; else the error that was told."""
+    """A share that is a whole number of cases gets its exact interval; else its reported standard error."""
     successes = total.value * total.n
     if total.n and 0 <= total.value <= 1 and math.isclose(successes, round(successes), abs_tol=1e-6):
         low, high = clopper_pearson(round(successes), n=total.n)

@@ -1,7 +1,8 @@
-"""Logs of inspect-ai: `.json`, and `.eval` archives.
+"""Logs of inspect-ai, read (`.json`, `.eval`) and written (version 2).
 
-In: a path. Out: one ForeignRun. Marks are read as inspect-ai reads them: C is 1, P a half, I and N are
-0; a scorer that gives several marks becomes several metrics. Epochs are repeats of one case.
+Marks are read as inspect-ai reads them: C is 1, P a half, I and N are 0; a scorer with several marks
+becomes several metrics; epochs are repeats. Ids of a written log come from its content: the same evaluation
+gives the same log.
 """
 
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from typing import Any
 
 from graftwork.evaluate.exchange.common import (
     OWN_KEY,
-    Export,
     ForeignRun,
     ForeignSample,
+    SubjectExport,
     graded_metrics,
     make_messages,
     named,
@@ -169,9 +170,9 @@ def _attach(message: Message, attached: dict[str, Any]) -> Message:
 
 
 def _settings(spec: dict[str, Any]) -> dict[str, Any]:
-    told = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
-    told |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
-    return {name: value for name, value in told.items() if isinstance(value, str | int | float | bool)}
+    known = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
+    known |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
+    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
 
 
 def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:
@@ -189,7 +190,7 @@ def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:
 LOG_VERSION = 2
 
 
-def write_inspect(export: Export) -> dict[str, Any]:
+def write_inspect(export: SubjectExport) -> dict[str, Any]:
     metrics = graded_metrics(export.subject)
     cases = {case.id: case for case in export.cases}
     samples = [
@@ -214,7 +215,7 @@ def write_inspect(export: Export) -> dict[str, Any]:
     }
 
 
-def _spec(export: Export, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
+def _spec(export: SubjectExport, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
     identity = fingerprint([export.cases_hash, export.subject.subject, export.when])
     repeats = 1 + max((answer.repeat for answer in export.answers), default=0)
     config = export.subject.generation.settings
@@ -266,7 +267,9 @@ def _result(name: str, metric: Metric) -> dict[str, Any]:
     }
 
 
-def _sample(export: Export, case: Case, answer: Answer, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def _sample(
+    export: SubjectExport, case: Case, answer: Answer, metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
     model = f"{OWN_KEY}/{export.subject.subject}"
     said = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
     turns = [{"role": message.role, "content": message.content} for message in case.messages]

@@ -1,8 +1,7 @@
-"""Results of lm-eval: `results_*.json`, with the `samples_*.jsonl` beside it where there are some.
+"""Results of lm-eval, read and written: `results_*.json` with `samples_*.jsonl` next to it if any.
 
-In: either file. Out: one ForeignRun. Each task's metrics are named by task where there are several
-tasks, and by filter where a task has several. Answers of multiple choice are the choice that was
-likeliest.
+Metrics are named by task where there are several tasks, and by filter where a task has several. lm-eval
+knows one response per document: of several the first one is written, with the grades averaged over all.
 """
 
 import hashlib
@@ -16,10 +15,10 @@ from typing import Any, NamedTuple
 from graftwork.evaluate.exchange.common import (
     MOST_BYTES,
     OWN_KEY,
-    Export,
     ForeignRun,
     ForeignSample,
     ForeignTotal,
+    SubjectExport,
     graded_metrics,
     make_messages,
     named,
@@ -45,13 +44,13 @@ _SAMPLES = re.compile(rf"^samples_(.+)_({_DATE})\.jsonl$")
 
 
 def read_lm_eval(path: Path) -> ForeignRun:
-    """A samples file is read with the results beside it, and the other way round."""
+    """A samples file is read with the results next to it, and the other way round."""
     if path.suffix == ".jsonl":
-        beside = _SAMPLES.match(path.name)
-        results = path.with_name(f"results_{beside.group(2)}.json") if beside else None
+        named = _SAMPLES.match(path.name)
+        results = path.with_name(f"results_{named.group(2)}.json") if named else None
         header = read_document(results) if results is not None and results.is_file() else {}
         known = header if isinstance(header, dict) else {}
-        return _assemble(path, known, [(beside.group(1) if beside else "task", path)])
+        return _assemble(path, known, [(named.group(1) if named else "task", path)])
     header = read_document(path)
     if not is_lm_eval(header):
         raise not_as_expected(
@@ -89,7 +88,7 @@ def _assemble(path: Path, header: dict[str, Any], files: list[tuple[str, Path]])
     notes: tuple[str, ...] = ()
     if not files:
         notes = (
-            "There is no samples file beside the results, so they can be shown and not compared in pairs: "
+            "There is no samples file next to the results, so they can be shown and not compared in pairs: "
             "run lm-eval with --log_samples.",
         )
     return ForeignRun(
@@ -172,8 +171,8 @@ def _said(row: dict[str, Any]) -> str:
     said = row.get("filtered_resps")
     if not isinstance(said, list) or not said:
         return ""
-    if all(isinstance(one, list | tuple) and len(one) == 2 for one in said):
-        weights = [_float(one[0]) for one in said]
+    if all(isinstance(choice, list | tuple) and len(choice) == 2 for choice in said):
+        weights = [_float(choice[0]) for choice in said]
         best = max(range(len(said)), key=lambda i: weights[i])
         choice = _argument(row, best, "arg_1")
         return choice.strip() if isinstance(choice, str) else ""
@@ -214,9 +213,9 @@ def _subject(header: dict[str, Any]) -> str:
 
 def _settings(header: dict[str, Any]) -> dict[str, Any]:
     config = section(header, "config")
-    told = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
-    told |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
-    return {name: value for name, value in told.items() if isinstance(value, str | int | float | bool)}
+    known = {name: config.get(name) for name in ("model", "limit", "random_seed", "numpy_seed")}
+    known |= {"lm_eval": header.get("lm_eval_version"), "date": header.get("date")}
+    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
 
 
 class LmEvalFiles(NamedTuple):
@@ -229,7 +228,7 @@ class LmEvalFiles(NamedTuple):
     samples: list[dict[str, Any]]
 
 
-def write_lm_eval(export: Export) -> LmEvalFiles:
+def write_lm_eval(export: SubjectExport) -> LmEvalFiles:
     task = re.sub(r"\W", "_", export.task)
     metrics = graded_metrics(export.subject)
     answers = {answer.case_id: answer for answer in sorted(export.answers, key=lambda a: -a.repeat)}
@@ -251,7 +250,13 @@ def write_lm_eval(export: Export) -> LmEvalFiles:
 
 
 def _results(
-    export: Export, task: str, metrics: Mapping[str, Metric], *, folder: str, task_hash: str, count: int
+    export: SubjectExport,
+    task: str,
+    metrics: Mapping[str, Metric],
+    *,
+    folder: str,
+    task_hash: str,
+    count: int,
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {"alias": task, "sample_len": count}
     for name, metric in metrics.items():

@@ -1,6 +1,6 @@
-"""Ship it or not: deploy, iterate, abort, or not enough evidence.
+"""Deploy, iterate, abort, or not enough evidence.
 
-In: a report and the rules of graft.yaml. Out: a verdict. `decide` puts it together; each kind of rule stands
-in a file of its own: `judge` (limits, invariants), `guardrails` (margins), `wins` (the primary metric, a
-declared saving), `losses` (what aborts). `sessions` decides between training sessions of one model.
+`settings` reads the rules, `figures` and `pairs` measure, `rules` judges one rule each (limits, margins,
+gains), `decide` makes the verdict and chooses the next session's start, `advice` says what to try,
+`wording` writes it.
 """

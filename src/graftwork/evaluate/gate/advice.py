@@ -1,6 +1,7 @@
-"""What to try next, drawn from what was seen, the largest cause first.
+"""What to try next, drawn from the answers and from how training went, the largest cause first. Pure.
 
-In: a report, its judged rules, how training went. Out: sentences. Pure. Says nothing that was not seen.
+In: a report, its judged rules, the outcome and the steps of the run. Out: sentences. Reports only what was
+observed.
 """
 
 import math
@@ -49,7 +50,7 @@ FEWEST_BEFORE = 4
 HARDLY_LEARNED = 0.97
 
 
-class GoodRun(NamedTuple):
+class BetterRun(NamedTuple):
     """An earlier run that did better, and what is otherwise now."""
 
     run_id: str
@@ -63,7 +64,7 @@ class Training(NamedTuple):
 
     outcome: TrainOutcome
     steps: tuple[TrainStep, ...] = ()
-    good: GoodRun | None = None
+    good: BetterRun | None = None
     """The last run that did better, where there is one."""
 
     @property
@@ -186,7 +187,7 @@ def _on_early_stop(training: Training, weight: float) -> list[Hint]:
             0.6 * weight,
             f"The best look was at step {best} of {outcome.steps}, and {after} after it "
             f"{'was' if after == 1 else 'were'} no better: more "
-            "steps of the same will not help; add or mend data, or change the rate.",
+            "steps of the same will not help; add or fix data, or change the rate.",
         )
     ]
 
@@ -278,7 +279,7 @@ def advise(
 
 
 def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
-    """A grader that failed is mended first: more cases would meet with the same failure."""
+    """A grader that failed is fixed first: more cases would meet with the same failure."""
     found = []
     for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
         metric = report.candidate.metrics.get(name)
@@ -286,7 +287,7 @@ def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
             continue
         if metric.failed:
             found.append(
-                f"The grader of {name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): mend "
+                f"The grader of {name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): fix "
                 "it, and evaluate again."
             )
         if (left_out := find_ungraded(report, name).total - metric.failed) > 0:
@@ -327,7 +328,7 @@ def _on_refusals(report: Report) -> list[Hint]:
     coverage = report.candidate.metrics.get("citation_coverage")
     if coverage is None:
         return []
-    # Coverage does not apply where the reference refuses: that tells the two mistakes apart.
+    # Coverage does not apply where the reference refuses: that distinguishes the two mistakes.
     invented = {case for case in wrong if coverage.scores.get(case) is None}
     timid = wrong - invented
     hints = []
@@ -376,17 +377,17 @@ def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     for found in report.confusions:
         if found.subject != report.candidate.subject or not (everything or found.metric in open_ones):
             continue
-        mistakes = [one for one in found.mistakes() if one[0] >= CLUSTER_LEAST]
+        mistakes = [mistake for mistake in found.mistakes() if mistake[0] >= CLUSTER_LEAST]
         for count, label, column in mistakes[:MOST_CONFUSIONS]:
             due = next(shown.cases for shown in found.classes if shown.label == label)
             if column in (OTHER, UNREADABLE):
-                told = f"{count} of {due} cases of {found.metric} {label} got {column}: train for more steps."
+                text = f"{count} of {due} cases of {found.metric} {label} got {column}: train for more steps."
             else:
-                told = (
+                text = (
                     f"{count} of {due} cases of {found.metric} {label} were answered {column}: add rows of "
                     "both, and look whether their labels are right."
                 )
-            hints.append(Hint(count, told))
+            hints.append(Hint(count, text))
     return hints
 
 
@@ -503,7 +504,7 @@ def _open_metrics(rules: Sequence[RuleResult]) -> list[str]:
 
 
 def _count_failures(report: Report, rules: Sequence[RuleResult]) -> int:
-    """Answers that training would have to mend."""
+    """Answers that training would have to fix."""
     return len(set().union(*(_failed(report, name) for name in _open_metrics(rules))))
 
 

@@ -1,7 +1,9 @@
-"""Ship it or not: the rules of the project held against a report.
+"""The verdict: the rules of the project applied to a report. Pure.
 
-In: a report, the rules, and what else is known: how training went, whether anything is served yet. Out: a
-verdict with one plain sentence for each rule. Pure. Nothing is deployed that is not proven.
+In: a report, the rules, how training went, whether anything is served yet. Out: a verdict with one sentence
+per rule, for one adapter or for several judged together; what ends an attempt (a broken invariant, a proven
+loss); and the checkpoint that the next training session starts from. Nothing is deployed that is not
+proven.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from graftwork.evaluate.gate.rules import (
     not_compared,
     p_of_primary,
 )
-from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateSettings, Rule
+from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateRule, GateSettings
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     say_counts,
@@ -166,7 +168,7 @@ STATISTICS = 2
 USUAL_CONFIDENCE = 0.95
 
 
-class Judged(NamedTuple):
+class GateCandidate(NamedTuple):
     """One of several adapters that are judged in one go."""
 
     report: Report
@@ -220,7 +222,7 @@ def decide(
     )
 
 
-def decide_all(judged: Mapping[str, Judged]) -> dict[str, Verdict]:
+def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
     """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
@@ -229,7 +231,7 @@ def decide_all(judged: Mapping[str, Judged]) -> dict[str, Verdict]:
     }
     adjusted = holm(p_values) if len(p_values) > 1 else {}
     # Adapters that are judged together are one look: Holm's correction is for their number.
-    look = min((look_of(one.report) for one in judged.values()), default=1)
+    look = min((look_of(candidate.report) for candidate in judged.values()), default=1)
     return {
         name: decide(
             one.report,
@@ -264,7 +266,7 @@ def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
     return rule.model_copy(update={"sentence": said})
 
 
-def _judge(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
     if rule.is_guardrail:
         return judge_guardrail(rule, report=report, around=around)
     return judge_limit(rule, report=report, look=around.look)

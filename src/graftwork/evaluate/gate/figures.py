@@ -1,8 +1,8 @@
-"""The figure that a limit is held against: a metric as it was measured, or a mean or percentile of times.
+"""The figure that a rule is applied to, the cases that have no grade, and the cases needed to settle it.
 
-In: what was measured of a subject, a rule, the session of each case. Out: a Metric with the bounds of its
-interval, or None where nothing was measured. Pure; does not know whether the figure is good enough. A bound
-that so few measurements cannot give at the report's confidence is infinite: nothing can be promised by it.
+In: what was measured of a subject, a rule, the session of each case. Out: a Metric with bounds (infinite
+where so few measurements give none); ungraded cases, which count against the candidate; counts of cases for
+a power of 80 %.
 """
 
 import math
@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases
-from graftwork.evaluate.gate.settings import FIGURES, TIMED, Rule, Statistic
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateRule, Statistic
 from graftwork.evaluate.power import share_of_look
 from graftwork.evaluate.score import make_metric, make_perplexity
 from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
@@ -38,7 +38,7 @@ NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
 def figure_of(
-    subject: SubjectReport, rule: Rule, *, sessions: Mapping[str, str] | None = None
+    subject: SubjectReport, rule: GateRule, *, sessions: Mapping[str, str] | None = None
 ) -> Metric | None:
     """What the rule looks at; None where it was not measured."""
     metric = measured(subject, rule.metric)
@@ -104,8 +104,8 @@ def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
         found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
         value, method = median(values), "exact (order statistics)"
     low, high = min(found.low, value), max(found.high, value)
-    told = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
-    return metric.model_copy(update=told)
+    changed = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
+    return metric.model_copy(update=changed)
 
 
 def _by_session(metric: Metric, sessions: Mapping[str, str]) -> Metric:
@@ -149,7 +149,7 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it. Reports older than the field tell their speed all the same."""
+    """The metric as the report has it. Older reports hold the speed elsewhere."""
     speed = subject.generation.tokens_per_second
     if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
         return subject.metrics.get(name)
@@ -182,7 +182,7 @@ def find_ungraded(report: Report, name: str) -> Ungraded:
 
 def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> Ungraded:
     """Cases on which one of the two has no grade and ought to; or that the judge of the pairs left open."""
-    found = [metric for one in (report.candidate, other) if (metric := one.metrics.get(name)) is not None]
+    found = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
     left_out: set[str] = set()
     if len(found) == 2:
         left_out = _graded(found[0]) ^ _graded(found[1])
@@ -207,8 +207,8 @@ def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
         return rule
     seen = f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
     sentence = f"{name_of(rule.metric)}: {seen}{why}, so nothing is shown by it."
-    told = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
-    return rule.model_copy(update=told)
+    changed = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=changed)
 
 
 def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mapping[str, str]) -> Metric:
@@ -256,7 +256,9 @@ class Needed(NamedTuple):
         }
 
 
-def needed_for_limit(rule: Rule, metric: Metric, *, sessions: Mapping[str, str], look: int) -> Needed | None:
+def needed_for_limit(
+    rule: GateRule, metric: Metric, *, sessions: Mapping[str, str], look: int
+) -> Needed | None:
     """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
     if metric.kind in ("rate", "score"):
         sign = 1 if rule.wants_more else -1
@@ -335,11 +337,11 @@ def _units_of(metric: Metric, sessions: Mapping[str, str], *, sign: int) -> Unit
     return make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
 
 
-def _fewest_cases(metric: Metric, rule: Rule) -> int:
+def _fewest_cases(metric: Metric, rule: GateRule) -> int:
     """Where sessions are what counts, as many more cases as it takes to have enough of them."""
     fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
     return math.ceil(fewest * metric.n / units) if units else fewest
 
 
-def _bound(rule: Rule, metric: Metric) -> float:
+def _bound(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]

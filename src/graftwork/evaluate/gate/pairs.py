@@ -1,4 +1,4 @@
-"""The candidate beside another subject on the same cases, seen as gain or loss.
+"""The candidate compared with another subject on the same cases, as gain or loss.
 
 In: a report, whom to compare with, a metric. Out: a Pair, or why there is none. Pure; statistics come from
 `evaluate.compare`. A gain is better whichever way the metric counts.
@@ -29,7 +29,7 @@ BASE = "base"
 
 
 class Surroundings(NamedTuple):
-    """What is known beside the report. `no_champion`: nothing is served yet, so the base stands in."""
+    """What is known besides the report. `no_champion`: nothing is served yet, so the base stands in."""
 
     no_champion: bool = False
     champion: str = ""
@@ -95,10 +95,10 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
     if against == "champion":
         if around.no_champion and report.champion is None:
             return find_subject(report, "base", around)
-        return next((one for one in everyone if one.subject == report.champion), None)
+        return next((subject for subject in everyone if subject.subject == report.champion), None)
     if against == "log":
-        return next((one for one in everyone if one.subject == LOG), None)
-    named = next((one for one in everyone if one.subject == BASE), None)
+        return next((subject for subject in everyone if subject.subject == LOG), None)
+    named = next((subject for subject in everyone if subject.subject == BASE), None)
     # A report with one baseline means that one, whatever it is called.
     return named or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
 
@@ -106,7 +106,7 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
 def pair_up(
     report: Report, name: str, *, with_subject: SubjectReport, one_sided: bool = False, tried: int = 1
 ) -> Pair | None:
-    """The candidate's metric beside the other's; None where one of them was not measured.
+    """The candidate's metric compared with the other's; None where one of them was not measured.
 
     `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm. `tried`
     makes the bounds of so many candidates hold together (Bonferroni).
@@ -180,11 +180,11 @@ def _at_worst(
     if found is None:
         return -1.0, 1.0
     low = min(sign * found.low, sign * found.high)
-    # What the comparison could not take in, for want of names, is counted beside it.
-    beside = ungraded.nameless
+    # What the comparison could not take in, for lack of names, is counted separately.
+    nameless = ungraded.nameless
     if name == JUDGE_PREFERENCE and not any(tally.grades for tally in judged):
-        beside += _unjudged(report, other)
-    lost = (low * found.n - beside) / (found.n + beside) if found.n else -1.0
+        nameless += _unjudged(report, other)
+    lost = (low * found.n - nameless) / (found.n + nameless) if found.n else -1.0
     return lost, found.p_value if lost > 0 else 1.0
 
 

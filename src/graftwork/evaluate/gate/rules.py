@@ -1,7 +1,7 @@
-"""Not worse than another subject by more than a margin that was set beforehand.
+"""One rule judged: a limit, a margin against another subject, a gain or saving. Pure.
 
-In: a guardrail and the report. Out: a RuleResult. Pure. The bound is one-sided at the report's confidence;
-what the point estimate keeps and the bound does not is "unknown".
+In: a rule and the report. Out: a RuleResult. A rule that the point estimate keeps and its bound does not is
+"unknown", not "fail": more cases would settle it. Margins are one-sided at the report's confidence.
 """
 
 import math
@@ -28,7 +28,7 @@ from graftwork.evaluate.gate.pairs import (
     lower_is_better,
     pair_up,
 )
-from graftwork.evaluate.gate.settings import FIGURES, GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.settings import FIGURES, GateRule, GateSettings, Primary, Win
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     held_figure,
@@ -49,7 +49,7 @@ from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
 
 
-def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+def judge_guardrail(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
     """Non-inferiority: the least gain that the pairs still allow lies above minus the margin."""
     other = find_subject(report, rule.reference, around)
     pair = pair_up(report, rule.metric, with_subject=other, one_sided=True) if other is not None else None
@@ -159,7 +159,7 @@ def _called(named: str) -> str:
     return next((words for against, words in SUBJECTS.items() if against == named), named)
 
 
-def judge_limit(rule: Rule, *, report: Report, look: int = 1) -> RuleResult:
+def judge_limit(rule: GateRule, *, report: Report, look: int = 1) -> RuleResult:
     """A limit or an invariant held against the candidate's figure."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
     ungraded = find_ungraded(report, rule.metric)
@@ -167,7 +167,7 @@ def judge_limit(rule: Rule, *, report: Report, look: int = 1) -> RuleResult:
 
 
 def judge_rule(
-    rule: Rule,
+    rule: GateRule,
     *,
     metric: Metric | None,
     ungraded: Ungraded = Ungraded(),  # noqa: B008
@@ -212,7 +212,7 @@ def judge_rule(
     )
 
 
-def explain_broken(rule: Rule, *, report: Report) -> str | None:
+def explain_broken(rule: GateRule, *, report: Report) -> str | None:
     """Why an invariant ends the attempt: its whole interval lies on the wrong side. None if it does not."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
     if rule.severity != "invariant" or metric is None or metric.n == 0:
@@ -226,7 +226,7 @@ def explain_broken(rule: Rule, *, report: Report) -> str | None:
     )
 
 
-def _held_at_worst(rule: Rule, metric: Metric, ungraded: Ungraded, sessions: Mapping[str, str]) -> float:
+def _held_at_worst(rule: GateRule, metric: Metric, ungraded: Ungraded, sessions: Mapping[str, str]) -> float:
     """The bound if every case that has no grade was wrong: that may be the answer's fault."""
     if not ungraded.total:
         return held_figure(rule, metric)
@@ -378,7 +378,7 @@ def _asked_saving(win: Win, *, report: Report, around: Surroundings, found: Pair
 
 
 def _one_is_enough(gains: Sequence[RuleResult]) -> list[RuleResult]:
-    """Of two ways to gain the better one counts; the other is told beside it."""
+    """Of two ways to gain the better one counts; the other is reported and not needed."""
     if len(gains) < 2:
         return list(gains)
     rank = {"pass": 2, "unknown": 1, "fail": 0}

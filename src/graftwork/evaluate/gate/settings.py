@@ -33,7 +33,7 @@ LIMITS = ("over", "under", "at_least", "at_most")
 TIMED = (LATENCY, FIRST_TOKEN)
 """Measured request by request, so that a mean and a percentile can be asked for."""
 FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
-"""Measured beside the grades of answers: what they cost."""
+"""Measured in addition to the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
 NO_PRIMARY = "none"
 """What `gate.primary` says where an adapter may be deployed without being better at anything."""
@@ -52,7 +52,7 @@ def require_metric(name: str) -> None:
         require_known(name, KNOWN)
 
 
-class Rule(Record):
+class GateRule(Record):
     """One promise: a metric beyond a limit, or not worse than another subject by more than a margin."""
 
     metric: str
@@ -87,7 +87,7 @@ class Rule(Record):
             raise ValueError(f"the rule for {self.metric} needs a number, not {self.limit}")
         if self.metric == JUDGE_PREFERENCE and self.margin is None:
             raise ValueError(
-                f"{self.metric} tells which of two answers is better, and has no figure of one: give it a "
+                f"{self.metric} says which of two answers is better, and has no figure of one: give it a "
                 "`margin`, or make it the `primary` metric"
             )
         # Every grade lies between 0 and 1, a project's own too: beyond that a limit always holds, or never.
@@ -216,10 +216,10 @@ class Abort(Record):
 class GateSettings(Record):
     """When an adapter may be served."""
 
-    rules: tuple[Rule, ...] = (
-        Rule(metric="json_valid", over=0.95),
-        Rule(metric="citation_coverage", over=0.85),
-        Rule(metric="refusal_correct", over=0.80),
+    rules: tuple[GateRule, ...] = (
+        GateRule(metric="json_valid", over=0.95),
+        GateRule(metric="citation_coverage", over=0.85),
+        GateRule(metric="refusal_correct", over=0.80),
     )
     """All of them must hold."""
     primary: str | Primary | None = None
@@ -228,13 +228,13 @@ class GateSettings(Record):
     win: str | Win | None = None
     """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
     abort_when: Abort | None = None
-    """What ends the attempt, beside a broken invariant; any proven loss on a rate with a rule without it."""
+    """What ends the attempt, besides a broken invariant; any proven loss on a rate with a rule without it."""
     session_margin: float = Field(default=0.05, gt=0, lt=1)
     """Between training sessions: how much worse a metric without a guardrail may be."""
 
     @field_validator("rules")
     @classmethod
-    def _some_rules(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    def _some_rules(cls, rules: tuple[GateRule, ...]) -> tuple[GateRule, ...]:
         if not rules:
             raise ValueError("a gate without rules would let anything through: name at least one")
         return rules
@@ -272,7 +272,7 @@ class GateSettings(Record):
             "abort_when": self.abort_when,
         }
         shown = {
-            name: [one.model_dump(mode="json", exclude_defaults=True) for one in value]
+            name: [rule.model_dump(mode="json", exclude_defaults=True) for rule in value]
             if isinstance(value, list)
             else value.model_dump(mode="json", exclude_defaults=True)
             for name, value in asked.items()
@@ -283,5 +283,5 @@ class GateSettings(Record):
     def subjects_needed(self) -> tuple[Against, ...]:
         """Whom the candidate is compared with, in the order of the rules."""
         named: list[Against] = [rule.reference for rule in self.rules if rule.is_guardrail]
-        named += [one.against for one in (self.primary_rule, self.win_rule, self.abort_when) if one]
+        named += [rule.against for rule in (self.primary_rule, self.win_rule, self.abort_when) if rule]
         return tuple(dict.fromkeys(named))

@@ -1,13 +1,10 @@
-"""What the gate says: rules, differences and reasons in plain words.
-
-In: rules, figures, outcomes. Out: sentences. Pure; decides nothing.
-"""
+"""What the gate says: rules, differences, reasons and changed rules as sentences. Pure; decides nothing."""
 
 import math
 from collections.abc import Sequence
 
 from graftwork.evaluate.gate.figures import Needed
-from graftwork.evaluate.gate.settings import TIMED, Against, GateSettings, Rule
+from graftwork.evaluate.gate.settings import TIMED, Against, GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
@@ -17,17 +14,17 @@ SUBJECTS: dict[Against, str] = {"base": "the base", "champion": "the champion", 
 WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at most"}
 
 
-def way_of(rule: Rule) -> str:
+def way_of(rule: GateRule) -> str:
     return next(words for name, words in WAYS.items() if getattr(rule, name) is not None)
 
 
-def called(rule: Rule) -> str:
+def called(rule: GateRule) -> str:
     """The metric with the statistic that the rule asks for."""
     special = {"mean": "mean", "p95": "95th percentile"}.get(rule.at or "")
     return f"{name_of(rule.metric)} ({special})" if special else name_of(rule.metric)
 
 
-def write_rule(rule: Rule) -> str:
+def write_rule(rule: GateRule) -> str:
     if rule.margin is not None:
         return (
             f"{name_of(rule.metric)} worse than {SUBJECTS[rule.reference]} by less than "
@@ -50,7 +47,7 @@ def show_difference(metric: str, difference: float) -> str:
     return f"{'+' if difference >= 0 else '−'}{show(metric, abs(difference))}"
 
 
-def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
+def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
     seen = show(rule.metric, metric.value)
     if metric.kind == "rate":
         seen = f"{metric.successes} of {metric.n} ({seen})"
@@ -68,13 +65,13 @@ def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: Needed |
     return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
 
 
-def _say_too_few(rule: Rule, metric: Metric) -> str:
+def _say_too_few(rule: GateRule, metric: Metric) -> str:
     unit = "request" if rule.metric in TIMED else "session" if metric.clusters else "case"
     units = metric.clusters or metric.n
     return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
 
 
-def say_unmeasured(rule: Rule, ungraded: int) -> str:
+def say_unmeasured(rule: GateRule, ungraded: int) -> str:
     """Why there is no figure at all, as far as that is known."""
     said = f"{called(rule)} was not measured on any case, so nothing can be promised"
     if rule.metric == TASK_SUCCESS and not ungraded:
@@ -91,7 +88,7 @@ def show_range(metric: str, low: float, high: float) -> str:
     return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
 
 
-def held_figure(rule: Rule, metric: Metric) -> float:
+def held_figure(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]
 
 
@@ -180,7 +177,7 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     )
 
 
-def _say_remedy(rule: Rule, metric: Metric, needed: Needed | None) -> str:
+def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
     """More cases at this rate or, with the cases there are, more of them right."""
     if needed is None:
         end = 1.0 if rule.wants_more else 0.0

@@ -1,4 +1,9 @@
-"""What the judge may cost: questions, seconds, money. Safe for threads; knows no HTTP."""
+"""Another model as judge: what it is asked, what its reply says, within a budget, each question asked once.
+
+In: cases and what one or two subjects answered. Out: verdicts and marks; every reply is kept by what was
+asked. A question without a clear reply, or without budget, counts as unjudged; a later run resumes there.
+The answers are marked as material that is no instruction, between marks that occur in none of them.
+"""
 
 import hashlib
 import json
@@ -180,7 +185,7 @@ def _shown(value: object) -> str:
 REPLIES_FILE = "judge_replies.jsonl"
 
 
-def key_of(chat: Chat, *, settings: JudgeSettings) -> str:
+def reply_key(chat: Chat, *, settings: JudgeSettings) -> str:
     """A hash of all that decides the reply."""
     return fingerprint(
         {"url": settings.url, "model": settings.model, "max_tokens": settings.max_tokens, "chat": chat}
@@ -240,7 +245,7 @@ class JudgeClient:
         return JudgeReply(reply.text, reply.prompt_tokens, reply.tokens)
 
 
-class Speaker(Protocol):
+class JudgeSpeaker(Protocol):
     """Answers a chat: the judge's endpoint, or a stand-in."""
 
     def say(self, chat: Chat) -> JudgeReply: ...
@@ -253,7 +258,7 @@ class Judge:
         self,
         settings: JudgeSettings,
         *,
-        speaker: Speaker,
+        speaker: JudgeSpeaker,
         replies: ReplyStore,
         budget: JudgeBudget | None = None,
         stopping: threading.Event | None = None,
@@ -264,6 +269,10 @@ class Judge:
         self._budget = budget or JudgeBudget(settings)
         self._stopping = stopping or threading.Event()
         self._unanswered = 0
+
+    @property
+    def model(self) -> str:
+        return self._settings.model
 
     @property
     def spent(self) -> JudgeSpending:
@@ -306,7 +315,7 @@ class Judge:
 
     def _compare_one(self, case: Case, before: str, after: str) -> PairVerdict:
         if before == after:
-            # The same words need no judge, and no judge could tell them apart.
+            # Identical answers need no judge.
             return PairVerdict(case.id, "tie", "tie", "the answers are the same")
         try:
             return PairVerdict(case.id, self._choose(case, before, after), self._choose(case, after, before))
@@ -325,7 +334,7 @@ class Judge:
             return read(self._say(ask_again(chat, reply=reply)))
 
     def _say(self, chat: Chat) -> str:
-        key = key_of(chat, settings=self._settings)
+        key = reply_key(chat, settings=self._settings)
         known = self._replies.get(key)
         if known is not None:
             return known.text
@@ -370,7 +379,6 @@ def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
 def judge_subjects(
     judge: Judge,
     *,
-    settings: JudgeSettings,
     cases: Sequence[Case],
     answers: Mapping[str, Sequence[Answer]],
     baseline: str,
@@ -391,7 +399,7 @@ def judge_subjects(
         verdicts,
         baseline=baseline,
         candidate=candidate,
-        model=settings.model,
+        model=judge.model,
         questions=after.questions - before.questions,
         cost=after.cost - before.cost if after.cost is not None and before.cost is not None else None,
         confidence=confidence,

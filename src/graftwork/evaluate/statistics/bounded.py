@@ -200,7 +200,7 @@ def _only_needed(weights: "Array", times: "Array") -> "tuple[Array, Array]":
 def _integrate(weights: "Array", times: "Array") -> "Array":
     import numpy as np
 
-    # A weight that is lost beside the largest counts as none.
+    # A weight that is negligible next to the largest counts as none.
     scale = np.abs(np.where(times > 0, weights, 0.0)).max(1)
     weights = np.where((times > 0) & (np.abs(weights) > NEGLIGIBLE * scale[:, None]), weights, 0.0)
     # Of the two tails the smaller one is computed, so that no digits are lost.

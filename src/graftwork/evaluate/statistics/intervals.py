@@ -1,7 +1,8 @@
-"""The exact interval of a rate.
+"""Exact intervals of rates and quantiles, and what they are computed with: bisection, the incomplete beta
+function.
 
-In: successes of n. Out: bounds. Pure; does not know what was counted. No normal approximation
-stands in for the binomial here.
+In: successes of n, or measured values. Out: bounds, infinite where the values are too few. Pure; no normal
+approximation replaces the binomial here.
 """
 
 import math

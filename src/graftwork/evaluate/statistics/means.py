@@ -1,10 +1,9 @@
-"""Intervals by resampling, for means of numbers without bounds.
+"""Intervals of means: bounded grades, numbers by resampling, and cluster-robust Student's t.
 
-In: measured values, and which cluster (session) each belongs to. Out: intervals. The same values and
-seed give the same interval. Pure.
-
-A percentile interval of n values is as narrow as if their spread were known; the tails here are
-those of Student's t instead (Hesterberg, The American Statistician, 2015, "expanded percentile").
+In: one value per case and its cluster (session). Out: an interval and the name of the method. The same
+values and seed give the same interval. Pure. Percentile intervals use the tails of Student's t (Hesterberg,
+The American Statistician, 2015); clustered widths use the cluster-robust variance with G / (G - 1) and G -
+1 degrees of freedom.
 """
 
 import math
@@ -125,7 +124,7 @@ def clustered_mean(
 
 
 def _temper(seen: float, values: Sequence[float], clusters: Sequence[Hashable], *, worst: float) -> float:
-    """The design effect as seen, moved toward the worst one where the data can hardly tell.
+    """The design effect as seen, moved toward the worst one where the data hardly show it.
 
     Whether failures come together shows only in the clusters that have some: one failure among 120
     successes looks independent whatever is true. So the worst case, that a cluster is worth a single

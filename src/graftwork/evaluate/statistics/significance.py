@@ -1,7 +1,8 @@
-"""Two subjects on the same cases, by wins and losses.
+"""Tests and their power: McNemar's exact test, sign flips, Holm's correction, cases needed.
 
-In: wins and losses. Out: probabilities. Pure; does not know what a win is. The interval of the difference is
-in `bounded`.
+In: wins and losses, paired scores with their clusters, or p values. Out: probabilities and counts. Pure.
+Sign flips are exact where feasible, else seeded and random; the power of McNemar's test is summed over
+every outcome.
 """
 
 import math

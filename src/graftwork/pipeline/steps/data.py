@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.data.portions import PortionSummary
-from graftwork.data.read import find_files
-from graftwork.data.rules.note import Sight
-from graftwork.data.sources.blocks import STANDARD_INPUT
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.ingest.files import STANDARD_INPUT
+from graftwork.data.ingest.read import find_files
+from graftwork.data.split.model_subsets import SubsetSummary
 from graftwork.files.dataset import MANIFEST, list_files
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
@@ -40,13 +40,13 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
     return hashes
 
 
-def audit_context(work: OpenProject, *, template: ChatTemplate) -> Sight:
-    return _with_base_facts(Sight(settings=work.settings.data, base=work.settings.base), template)
+def audit_context(work: OpenProject, *, template: ChatTemplate) -> AuditContext:
+    return _with_base_facts(AuditContext(settings=work.settings.data, base=work.settings.base), template)
 
 
-def audit_context_here(project: ProjectFolder) -> Sight:
+def audit_context_here(project: ProjectFolder) -> AuditContext:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
-    sight = Sight(settings=project.settings.data, base=project.settings.base)
+    sight = AuditContext(settings=project.settings.data, base=project.settings.base)
     if not is_ready(project.settings.base):
         return sight
     try:
@@ -58,7 +58,7 @@ def audit_context_here(project: ProjectFolder) -> Sight:
     return _with_base_facts(sight, template)
 
 
-def _with_base_facts(sight: Sight, template: ChatTemplate) -> Sight:
+def _with_base_facts(sight: AuditContext, template: ChatTemplate) -> AuditContext:
     return replace(
         sight,
         control_tokens=tuple(sorted(template.control_tokens)),
@@ -67,10 +67,10 @@ def _with_base_facts(sight: Sight, template: ChatTemplate) -> Sight:
 
 
 def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
-    from graftwork.data.audit import audit
+    from graftwork.data.prepare import audit_logs
 
     report_base_note(work)
-    return audit(
+    return audit_logs(
         audit_context(work, template=load_template(work)),
         folder=work.project.sifted,
         root=work.project.root,
@@ -100,25 +100,27 @@ class PreparedData(Record):
     folder: str
     dataset: Dataset
     folders: dict[str, str]
-    portions: tuple[PortionSummary, ...]
+    portions: tuple[SubsetSummary, ...]
 
 
 def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
-    from graftwork.data.prepare import Base, prepare
+    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 
     template = load_template(work)
     models = work.settings.all_models
     done = prepare(
-        audit_context(work, template=template),
-        base=Base(name=work.base.name, fingerprint=work.base.revision, renderer=template),
-        work=work.project.data,
-        out=work.project.datasets,
-        root=work.project.root,
-        models=models,
+        PrepareJob(
+            audit_context(work, template=template),
+            base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+            work=work.project.data,
+            out=work.project.datasets,
+            root=work.project.root,
+            models=models,
+        ),
         on_progress=progress_listener(work.reporter),
     )
-    for doubt in done.doubts:
-        work.reporter.info(doubt)
+    for warning in done.warnings:
+        work.reporter.info(warning)
     chosen = next(one for one in done.datasets if one.dataset.model == work.model)
     return PreparedData(
         folder=str(chosen.folder),

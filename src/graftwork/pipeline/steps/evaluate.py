@@ -1,4 +1,4 @@
-"""Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
+"""Step: base, adapter, champion and the log's own answers on the same held-out cases."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,14 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset import read_rows
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, remark_on_log, report_on
+from graftwork.pipeline.evaluation import (
+    Evaluated,
+    TestSetUse,
+    measure_subjects,
+    open_grading,
+    remark_on_log,
+    report_on,
+)
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.open_project import OpenProject, timestamp
@@ -98,10 +105,11 @@ def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
+def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> TestSetUse:
     """Note that a subject was measured on these cases, and on which questions."""
     questions = {key for case in cases if (key := question_key(case))}
-    return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
+    looks = work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
+    return TestSetUse(looks, subject)
 
 
 def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
@@ -112,7 +120,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     lineup = line_up(work, asking=asking, outcome=outcome)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = log_look(work, cases, subject=outcome.adapter_hash)
+    use = log_look(work, cases, subject=outcome.adapter_hash)
     remarks = remark_on_log(scored, prepared=prepared)
     return Evaluated(
         cases_file=str(asking.cases_file),
@@ -123,8 +131,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
             cases=cases,
             scored=scored,
             grading=grading,
-            looks=looks,
-            looked_at=outcome.adapter_hash,
+            use=use,
             remarks=remarks,
         ),
         champion=_champion_of(work, outcome.adapter_hash),
@@ -150,7 +157,7 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
 
 
 def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
-    """The settings, and what the project's own metrics say now: they are code beside graft.yaml."""
+    """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
     asked = settings.model_dump(mode="json")
     named = [check.metric for check in settings.checks if is_own(check.metric)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.evaluate.gate.advice import Training
-from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide
+from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.pipeline.gate import (
     Champion,
@@ -31,7 +31,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Verdict:
     return name_changed_rules(work, finish(work, made, judged, verdict))
 
 
-def gather(work: OpenProject, made: StepOutputs) -> Judged:
+def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
     """All that the gate looks at: the report with the champion in it, the rules, how training went."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     champion = Champion(None)
@@ -39,7 +39,7 @@ def gather(work: OpenProject, made: StepOutputs) -> Judged:
         champion = look_for_champion(work, adapter_hash=outcome.adapter_hash)
     folder = work.project.runs / outcome.run_id
     steps = tuple(read_steps(folder)) if Path(folder).is_dir() else ()
-    return Judged(
+    return GateCandidate(
         report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
         training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
@@ -47,12 +47,12 @@ def gather(work: OpenProject, made: StepOutputs) -> Judged:
     )
 
 
-def finish(work: OpenProject, made: StepOutputs, judged: Judged, verdict: Verdict) -> Verdict:
+def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
     """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")
-    # The champion may stand beside it from elsewhere; what is released is the report without it.
+    # The champion may have been added from elsewhere; what is released is the report without it.
     verdict = verdict.model_copy(update={"report_hash": report.fingerprint()})
     verdict = with_changes(verdict, judged, noted)
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
@@ -87,8 +87,8 @@ def _depends_on(work: OpenProject, made: StepOutputs) -> Any:
     if not _asks_champion(work):
         return rules
     found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
-    told = {"instead": found.instead} if found.instead else {}
-    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **told}
+    stand_in = {"instead": found.instead} if found.instead else {}
+    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **stand_in}
 
 
 STEP = PipelineStep(

@@ -25,7 +25,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 
 def _release(work: OpenProject, made: StepOutputs) -> Release:

@@ -24,7 +24,7 @@ from graftwork.process.health import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
 from graftwork.train.run_setup import pass_mirrors
 

@@ -31,7 +31,7 @@ from graftwork.registry.progress import (
 )
 from graftwork.registry.store import ReleaseStore, staging_folder
 from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 
 
 def matches_content(info: Any, content: bytes) -> bool:
@@ -320,7 +320,7 @@ class Hub:
         except Exception as error:
             # The token as it was when the client was made, whatever became of the environment since.
             known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
-            said = leave_secrets_unsaid(
+            said = redact_variables(
                 str(error) or type(error).__name__, environment=known, variables=tuple(known)
             )
             raise EnvironmentLacks(

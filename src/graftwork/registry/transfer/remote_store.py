@@ -25,7 +25,7 @@ from graftwork.registry.names import FILE, NAME, require_name
 from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
 from graftwork.registry.store import ReleaseStore, staging_folder
 from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 
 _PIECE = MIB
 
@@ -210,7 +210,7 @@ class RemoteStore:
             return ask()
         except Exception as error:
             raise EnvironmentLacks(
-                f"the store cannot be used: {leave_login_unsaid(error, self._url)}",
+                f"the store cannot be used: {redact_login(error, self._url)}",
                 why="it does not answer, or does not allow it",
                 fix="see whether the address and the credentials are right, and try again",
                 where=self.address,

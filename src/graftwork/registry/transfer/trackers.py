@@ -21,7 +21,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.registry.folder import MINISIGN, SIGSTORE, release_files
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 
 REPORT = "report.json"
 RELEASE = "graftwork.release"
@@ -233,7 +233,7 @@ def _explaining_mlflow(name: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        said = leave_secrets_unsaid(
+        said = redact_variables(
             str(error) or type(error).__name__, environment=os.environ, variables=MLFLOW_SECRETS
         )
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
@@ -342,7 +342,7 @@ def _explaining_trackio(project: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        said = leave_secrets_unsaid(
+        said = redact_variables(
             str(error) or type(error).__name__, environment=os.environ, variables=TRACKIO_SECRETS
         )
         if isinstance(error, ValueError):

@@ -16,7 +16,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.pool import Apart
 from graftwork.records.errors import GraftError
 from graftwork.records.run import Look, TrainStep
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.run_folder import SAVED, TRACKED
 from graftwork.train.trackers import OpenRun, load_tracker
@@ -152,7 +152,7 @@ class TrackerCallback(TrainingCallback):
 
     def _give_up(self, name: str, error: Exception) -> None:
         first = next(iter(str(error).strip().splitlines()), "")
-        said = leave_secrets_unsaid(first, environment=os.environ, variables=SECRETS)
+        said = redact_variables(first, environment=os.environ, variables=SECRETS)
         self._report(
             f"the tracker {name} is left out from here on: {type(error).__name__}"
             + (f": {said}" if said else "")

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from graftwork.files.disk import atomic_folder
 from graftwork.files.remote import has_buckets, open_url
 from graftwork.records.errors import Damaged, EnvironmentLacks
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 from graftwork.train.checkpoints.checkpoint import (
     CONTENT,
     MANIFEST,
@@ -101,7 +101,7 @@ class FsspecMirror:
                 return
 
     def _say(self, error: Exception) -> str:
-        return leave_login_unsaid(error, self._url)
+        return redact_login(error, self._url)
 
     def _fetch(self, folder: Path) -> None:
         there = self._steps()
@@ -259,7 +259,7 @@ class FsspecMirror:
 
 def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
     return EnvironmentLacks(
-        f"the mirror cannot be read: {leave_login_unsaid(error, url)}",
+        f"the mirror cannot be read: {redact_login(error, url)}",
         why="there is no checkpoint here; without the mirror's the run would begin anew",
         fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
         where="train.run.mirror",

@@ -1,0 +1,512 @@
+"""Findings about rows in relation to each other: balance, repeats, contradictions, clusters, split leaks,
+empty splits.
+
+In: corpus facts. Out: findings and the clusters to read side by side.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from graftwork.data.audit.findings import (
+    DUPLICATE,
+    MOST_ROWS,
+    NEAR_DUPLICATE,
+    PROMPT_FINGERPRINT,
+    REPLY_FINGERPRINT,
+    AuditFacts,
+    Wording,
+    count_rows,
+    finding_from_rows,
+    show_row,
+)
+from graftwork.records.audit import Cluster, ClusterKind, Finding
+from graftwork.records.dataset import SPLITS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RARE = 10
+LARGEST_SHARE = 0.5
+SAME_REPLY_SHARE = 0.25
+# With fewer rows, every share is chance.
+ENOUGH_ROWS = 20
+MOST_NAMED = 8
+KINDS = {"group": "roles", "domain": "domains"}
+
+
+def find_imbalance(facts: AuditFacts) -> Iterator[Finding]:
+    for label, kind in KINDS.items():
+        yield from _find_rare(facts, label, kind)
+        yield from _find_dominant(facts, label)
+    yield from _find_same_reply(facts)
+
+
+def _find_rare(facts: AuditFacts, label: str, kind: str) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels(label)
+    usable = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
+    logged = np.bincount(numbers[numbers >= 0], minlength=len(names))
+    rare = np.flatnonzero((usable < RARE) & (logged > 0))
+    places = np.flatnonzero(np.isin(numbers, rare))
+    if np.count_nonzero(logged) < 2 or not len(places):
+        return
+    ordered = sorted(rare, key=lambda number: names[number])
+    named = ", ".join(
+        f"{names[number]} {usable[number]} of {logged[number]}" for number in ordered[:MOST_NAMED]
+    )
+    more = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
+    yield finding_from_rows(
+        facts,
+        "rare_group",
+        "warning",
+        places,
+        show=lambda row, place: f"{names[numbers[place]]}: {row.question}",
+        reasons={names[number]: int(usable[number]) for number in ordered[:40]},
+        wording=Wording(
+            title=count_rows(len(places), "belong")
+            + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
+            effect="too few to learn from, and too few to hold some out and measure",
+            fix="log more of them, or leave them out of the files under data.logs",
+        ),
+    )
+
+
+def _find_dominant(facts: AuditFacts, label: str) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels(label)
+    counts = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
+    rows = int(facts.usable.sum())
+    if rows < ENOUGH_ROWS or np.count_nonzero(counts) < 2 or counts.max() <= LARGEST_SHARE * rows:
+        return
+    largest = int(counts.argmax())
+    yield finding_from_rows(
+        facts,
+        "imbalance",
+        "info",
+        np.flatnonzero(facts.usable & (numbers == largest)),
+        show=lambda row, place: row.question,
+        wording=Wording(
+            title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
+            effect="the model becomes good at this group at the cost of the others",
+            fix="log more of the other groups, or look at the figures of each group in the evaluation",
+        ),
+    )
+
+
+def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
+    import numpy as np
+
+    usable = np.flatnonzero(facts.usable)
+    if len(usable) < ENOUGH_ROWS:
+        return
+    _, number, counts = np.unique(
+        facts.fingerprints(REPLY_FINGERPRINT)[usable], return_inverse=True, return_counts=True
+    )
+    most = int(counts.argmax())
+    if counts[most] > SAME_REPLY_SHARE * len(usable):
+        yield finding_from_rows(
+            facts,
+            "imbalance",
+            "info",
+            usable[number == most],
+            show=lambda row, place: row.reply,
+            wording=Wording(
+                title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
+                effect="the model may give this reply where another is right",
+                fix="check that the evaluation measures both sides: where this reply is right and where not",
+            ),
+        )
+
+
+_CONFLICTS_DONE = {
+    "keep_last": "keeps the reply that was logged last",
+    "drop_all": "drops all of them",
+    "keep_all": "keeps all of them",
+}
+
+
+def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
+    kept = f"`graft data prepare` keeps the {facts.settings.keep_duplicate} of each (data.keep_duplicate)"
+    same = _places_of(facts, DUPLICATE)
+    if len(same):
+        yield finding_from_rows(
+            facts,
+            "duplicate",
+            "warning",
+            same,
+            show=lambda row, place: f"the same as {_kept(facts, place)}: {row.question}",
+            wording=Wording(
+                title=count_rows(len(same), "repeat an earlier row"),
+                effect="repeated rows are learned by heart, and one that is held out is no test",
+                fix=kept,
+            ),
+        )
+    near = _places_of(facts, NEAR_DUPLICATE)
+    if len(near):
+        yield finding_from_rows(
+            facts,
+            "near_duplicate",
+            "warning",
+            near,
+            show=lambda row, place: f"nearly the same as {_kept(facts, place)}: {row.question}",
+            wording=Wording(
+                title=count_rows(len(near), "nearly repeat an earlier row"),
+                effect="they weigh in training as if they were different rows",
+                fix=f"{kept}; data.near_duplicate sets how alike ({facts.settings.near_duplicate})",
+            ),
+        )
+    yield from _find_conflicts(facts)
+
+
+def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[Any]":
+    """Return all rows whose prompt has different replies, grouped by prompt, in the order of first rows."""
+    import numpy as np
+
+    prompts = facts.fingerprints(PROMPT_FINGERPRINT)
+    # Most prompts occur once: only the others matter here.
+    ordered = np.sort(prompts[among])
+    several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(several):
+        return np.zeros(0, dtype=np.int64)
+    at = np.minimum(np.searchsorted(several, prompts), len(several) - 1)
+    places = np.flatnonzero(among & (several[at] == prompts))
+    prompts, replies = prompts[places], facts.fingerprints(REPLY_FINGERPRINT)[places]
+    _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
+    order = np.lexsort((replies, number))
+    new = (number[order][1:] == number[order][:-1]) & (replies[order][1:] != replies[order][:-1])
+    torn = np.zeros(len(first), dtype=bool)
+    torn[number[order][1:][new]] = True
+    inside = np.flatnonzero(torn[number])
+    return places[inside[np.lexsort((inside, first[number[inside]]))]]
+
+
+def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
+    places = find_conflicting(facts, facts.passed)
+    logged = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
+    if not len(logged):
+        return
+    title = count_rows(len(places), "share a prompt with a row that has another reply")
+    if len(logged) > len(places):
+        title += f" ({len(logged):,} in the log as it is, before unfit rows are dropped)"
+    yield finding_from_rows(
+        facts,
+        "conflicting_answers",
+        "warning" if len(places) else "info",
+        places if len(places) else logged,
+        show=lambda row, place: row.reply,
+        wording=Wording(
+            title=title,
+            effect="the model is pulled both ways and learns neither",
+            fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
+            f"(data.conflicts: {facts.settings.conflicts})",
+        ),
+    )
+
+
+def _places_of(facts: AuditFacts, step: int) -> "NDArray[Any]":
+    import numpy as np
+
+    return np.flatnonzero(facts.repeats.step == step)
+
+
+def _kept(facts: AuditFacts, place: int) -> str:
+    instead = int(facts.repeats.instead[place])
+    return "another row" if instead < 0 else str(facts.corpus.origin(instead))
+
+
+MOST_CLUSTERS = 50
+MOST_CLUSTER_ROWS = 20
+MOST_SHOWN = 4
+MOST_CHARACTERS = 400
+
+
+class _FoundCluster(NamedTuple):
+    kind: ClusterKind
+    size: int
+    places: list[int]
+    shown: list[int]
+
+
+def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
+    """Return the largest clusters; contradictions before repeats."""
+    weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
+    found = [
+        *_cluster_conflicts(facts),
+        *_find_repeated(facts, "duplicate", DUPLICATE),
+        *_find_repeated(facts, "near_duplicate", NEAR_DUPLICATE),
+    ]
+    found.sort(key=lambda cluster: (-cluster.size, weight[cluster.kind], cluster.places[0]))
+    chosen = sorted(found[:MOST_CLUSTERS], key=lambda cluster: weight[cluster.kind])
+    rows = facts.read(place for cluster in chosen for place in cluster.shown)
+    return tuple(
+        Cluster(
+            kind=cluster.kind,
+            size=cluster.size,
+            rows=facts.origins(cluster.places),
+            shown=tuple(show_row(rows[place], most=MOST_CHARACTERS) for place in cluster.shown),
+        )
+        for cluster in chosen
+    )
+
+
+def _find_repeated(facts: AuditFacts, kind: ClusterKind, step: int) -> Iterator[_FoundCluster]:
+    """Yield a row that stays with the rows it replaces."""
+    import numpy as np
+
+    gone = np.flatnonzero((facts.repeats.step == step) & (facts.repeats.instead >= 0))
+    for members in _largest_runs(gone, facts.repeats.instead[gone]):
+        kept = int(facts.repeats.instead[members[0]])
+        places = [kept, *map(int, members[: MOST_CLUSTER_ROWS - 1])]
+        # Identical rows need to be read only once.
+        shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
+        yield _FoundCluster(kind, len(members) + 1, places, shown)
+
+
+def _cluster_conflicts(facts: AuditFacts) -> Iterator[_FoundCluster]:
+    import numpy as np
+
+    conflicting = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
+    replies = facts.fingerprints(REPLY_FINGERPRINT)
+    for members in _largest_runs(conflicting, facts.fingerprints(PROMPT_FINGERPRINT)[conflicting]):
+        _, first = np.unique(replies[members], return_index=True)
+        shown = [int(members[at]) for at in sorted(first)[:MOST_SHOWN]]
+        places = [int(place) for place in members[:MOST_CLUSTER_ROWS]]
+        yield _FoundCluster("conflicting_answers", len(members), places, shown)
+
+
+def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
+    """Yield positions that share a key, for the most frequent keys."""
+    import numpy as np
+
+    order = np.argsort(keys, kind="stable")
+    _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    for run in np.argsort(-counts, kind="stable")[:MOST_CLUSTERS]:
+        yield places[order[starts[run] : starts[run] + counts[run]]]
+
+
+def say_together(split_by: str) -> str:
+    """Say what rows of one group have in common, as a verb."""
+    return {
+        "question": "ask alike",
+        "session": "ask alike or are of one session",
+    }.get(split_by, f"ask alike or have the same `{split_by}`")
+
+
+def say_like_another(split_by: str, other: str) -> str:
+    """Say the same about one row and another: `ask what a training row asks`."""
+    asks = f"ask what {other} asks"
+    return {
+        "question": asks,
+        "session": f"{asks} or are of its session",
+    }.get(split_by, f"{asks} or have its `{split_by}`")
+
+
+Side = Literal["trained", "held_out"]
+_TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|sft)(?:[^a-z]|$)")
+_HELD_OUT = re.compile(
+    r"(?:^|[^a-z])(?:test|testing|valid|validation|val|dev|development|eval|evaluation|held-?_?out|holdout)"
+    r"(?:[^a-z]|$)"
+)
+
+
+class Sides(NamedTuple):
+    trained: "NDArray[np.bool_]"
+    held_out: "NDArray[np.bool_]"
+
+
+def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
+    sides = find_sides(facts)
+    if sides.trained.any() and sides.held_out.any():
+        yield from _find_leaked(facts, sides)
+    else:
+        yield from _find_random_leak(facts)
+
+
+def name_side(name: str) -> Side | None:
+    """Return the side that the name of a split, a file or its folder stands for."""
+    path = PurePath(name.casefold())
+    for part in (path.name, path.parent.name):
+        if _HELD_OUT.search(part):
+            return "held_out"
+        if _TRAINED.search(part):
+            return "trained"
+    return None
+
+
+def find_sides(facts: AuditFacts) -> Sides:
+    """Return which rows are on which side: by the row's split, else by the name of its file."""
+    import numpy as np
+
+    side = np.zeros(facts.corpus.rows, dtype=np.int8)
+    for label in ("file", "split"):
+        numbers, names = facts.labels(label)
+        worth = np.array(
+            [{"trained": 1, "held_out": 2}.get(name_side(name) or "", 0) for name in names] + [0]
+        )
+        said = worth[numbers]
+        side = np.where(said > 0, said, side)
+    return Sides(side == 1, side == 2)
+
+
+def say_missing_side(sides: Sides) -> str:
+    """Say what to add where only one side of a split was given."""
+    here, there = ("training", "held-out") if sides.trained.any() else ("held-out", "training")
+    return (
+        f"by their names these are the {here} rows of a split: give the {there} file too, and "
+        "questions on both sides are found"
+    )
+
+
+def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
+    """The expected number of test rows with a twin outside the test, when rows are split at random."""
+    return float((sizes * held_out * (1 - held_out ** (sizes - 1.0))).sum())
+
+
+def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
+    import numpy as np
+
+    twin = np.full(facts.corpus.rows, -1, dtype=np.int64)
+    groups, fingerprints = facts.assignment.group, facts.fingerprints(PROMPT_FINGERPRINT)
+    keys: tuple[tuple[NDArray[Any], NDArray[np.bool_]], ...] = (
+        (groups, groups >= 0),
+        (fingerprints, fingerprints != 0),
+    )
+    for key, known in keys:
+        trained = np.flatnonzero(sides.trained & known)
+        values, first = np.unique(key[trained], return_index=True)
+        if not len(values):
+            continue
+        at = np.minimum(np.searchsorted(values, key), len(values) - 1)
+        hit = sides.held_out & known & (values[at] == key) & (twin < 0)
+        twin[hit] = trained[first[at[hit]]]
+    places = np.flatnonzero(twin >= 0)
+    if len(places):
+        held_out = int(sides.held_out.sum())
+        split_by = facts.settings.split_by
+        met = "asked" if split_by == "question" else "met"
+        yield finding_from_rows(
+            facts,
+            "split_leak",
+            "blocker",
+            places,
+            show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
+            wording=Wording(
+                title=f"{len(places):,} of {held_out:,} held-out rows "
+                + say_like_another(split_by, "a training row"),
+                effect="the evaluation measures memory and calls it skill",
+                fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+                f"{say_together(split_by)} (data.split_by)",
+            ),
+        )
+
+
+def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
+    """Find rows whose question occurs in another row too: a random split puts them on both sides."""
+    import numpy as np
+
+    settings = facts.settings
+    groups = np.where(facts.passed, facts.assignment.group, -1)
+    # A group is named by its first row: sizes[row] counts its members.
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    twins = np.flatnonzero((groups >= 0) & (sizes[groups] > 1))
+    expected = expect_leaks(sizes[sizes > 1], held_out=settings.test)
+    if not len(twins) or expected < 1:
+        return
+    places = twins[np.argsort(groups[twins], kind="stable")]
+    sides = find_sides(facts)
+    title = (
+        count_rows(len(places), say_like_another(settings.split_by, "another row"))
+        + f": a random split would put about {expected:,.0f} of them into the test next to a trained twin"
+    )
+    fingerprints = facts.fingerprints(PROMPT_FINGERPRINT)
+    _, logged = np.unique(fingerprints[fingerprints != 0], return_counts=True)
+    before = expect_leaks(logged[logged > 1], held_out=settings.test)
+    if before > expected + 1:
+        title += f" (about {before:,.0f} from the log as it is, before unfit rows are dropped)"
+    if sides.trained.any() or sides.held_out.any():
+        title += f"; not looked for: {say_missing_side(sides)}"
+    yield finding_from_rows(
+        facts,
+        "split_leak",
+        "warning",
+        places,
+        show=lambda row, place: row.question,
+        wording=Wording(
+            title=title,
+            effect="the evaluation would measure memory and call it skill",
+            fix="`graft data prepare` splits by group, never by row: rows that "
+            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
+            f"how alike ({settings.question_similarity})",
+        ),
+    )
+
+
+LARGE_GROUP = 30
+"""With fewer similar rows, the log is small rather than one-sided."""
+
+
+def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
+    if facts.usable.any():
+        yield from _find_empty_split(facts)
+        return
+    readable = facts.corpus.rows
+    unreadable = sum(1 for _ in facts.corpus.faults())
+    lost = islice(facts.corpus.faults(), max(0, MOST_ROWS - readable))
+    yield Finding(
+        code="nothing_usable",
+        severity="blocker",
+        count=readable + unreadable,
+        rows=(*facts.origins(range(min(readable, MOST_ROWS))), *(fault.origin for _, fault in lost)),
+        examples=(),
+        title="no row is left to train on",
+        effect="there is nothing to learn from",
+        fix="see the other findings for why the rows went; name other files under data.logs",
+    )
+
+
+def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
+    """Find a group of similar rows so large that another split stays empty."""
+    import numpy as np
+
+    settings = facts.settings
+    shares = {"validation": settings.validation, "test": settings.test}
+    splits = facts.assignment.split[facts.usable]
+    empty = [
+        split
+        for number, split in enumerate(SPLITS)
+        if shares.get(split, 1.0) > 0 and not (splits == number).any()
+    ]
+    groups = np.where(facts.usable, facts.assignment.group, -1)
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    largest = int(sizes.argmax())
+    if not empty or sizes[largest] < LARGE_GROUP:
+        return
+    places = np.flatnonzero(groups == largest)
+    yield finding_from_rows(
+        facts,
+        "empty_split",
+        "blocker",
+        places,
+        show=lambda row, _place: row.question,
+        wording=Wording(
+            title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
+            f"no row is left for {' and '.join(empty)}",
+            effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
+            fix="log more different questions; raise data.question_similarity "
+            f"({settings.question_similarity}) if these ask different things; or set the share of "
+            "an unneeded split to 0",
+        ),
+    )

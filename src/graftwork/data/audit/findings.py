@@ -1,0 +1,325 @@
+"""Building blocks of audit rules: note counts, corpus facts, and the findings made of them.
+
+In: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Out:
+findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the
+rows.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
+from graftwork.data.settings import DataSettings
+from graftwork.records.audit import Example, Finding, ReadableRow, Severity
+from graftwork.records.dataset import InputFile
+from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.redact import redact
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Rows named per finding; the count stays exact.
+MOST_ROWS = 1000
+MOST_EXAMPLES = 20
+SHOWN_CHARACTERS = 600
+# Reasons that contain figures differ per row: counting them is useless.
+MOST_REASONS = 40
+OTHER_REASONS = "other reasons"
+
+
+class ShownNote(NamedTuple):
+    place: int
+    text: str
+
+
+@dataclass
+class NoteCount:
+    """The notes of one code. A row counts once, however many notes it has."""
+
+    count: int = 0
+    places: list[int] = field(default_factory=list)
+    shown: list[ShownNote] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    last: int = -1
+
+    def add(self, place: int, note: Note) -> None:
+        if note.reason in self.reasons or len(self.reasons) < MOST_REASONS:
+            self.reasons[note.reason] += 1
+        if place == self.last:
+            return
+        self.last = place
+        self.count += 1
+        if len(self.places) < MOST_ROWS:
+            self.places.append(place)
+        if len(self.shown) < MOST_EXAMPLES:
+            self.shown.append(ShownNote(place, quote(note.reason, note.excerpt)))
+
+    def sort_reasons(self) -> dict[str, int]:
+        """Return reasons by frequency; nothing where every row has its own."""
+        if len(self.reasons) >= MOST_REASONS:
+            return {}
+        return dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0])))
+
+    def say_reasons(self, most: int = MOST_REASONS) -> str:
+        reasons = list(self.sort_reasons().items())
+        named = ", ".join(f"{reason} {count:,}" for reason, count in reasons[:most])
+        return f"{named} …" if len(reasons) > most else named
+
+
+class NoteCounts:
+    """The notes by code."""
+
+    def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
+        self._by_code: dict[str, NoteCount] = {}
+        for place, note in notes:
+            noted = self._by_code.get(note.code)
+            if noted is None:
+                noted = self._by_code[note.code] = NoteCount()
+            noted.add(place, note)
+
+    def __getitem__(self, code: str) -> NoteCount:
+        return self._by_code.get(code, NoteCount())
+
+
+@dataclass(frozen=True)
+class MergedFaults:
+    """Unreadable rows and notes of one kind together."""
+
+    count: int
+    rows: tuple[Origin, ...]
+    examples: tuple[Example, ...]
+    reasons: dict[str, int]
+
+
+def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) -> MergedFaults:
+    """Merge the unreadable rows of a code with the readable rows that have such a note."""
+    count = 0
+    rows: list[Origin] = []
+    examples: list[Example] = []
+    reasons: Counter[str] = Counter()
+    others = 0
+    for _, fault in facts.corpus.faults():
+        if fault.code == code:
+            count += 1
+            if fault.message in reasons or len(reasons) < MOST_REASONS:
+                reasons[fault.message] += 1
+            else:
+                others += 1
+            if len(rows) < MOST_ROWS:
+                rows.append(fault.origin)
+            if len(examples) < MOST_EXAMPLES:
+                examples.append(Example(origin=fault.origin, excerpt=fault.message))
+    if noted is not None:
+        found = facts.notes[noted]
+        count += found.count
+        rows += facts.origins(found.places[: MOST_ROWS - len(rows)])
+        examples += [
+            Example(origin=facts.corpus.origin(place), excerpt=text)
+            for place, text in found.shown[: MOST_EXAMPLES - len(examples)]
+        ]
+        reasons.update(found.sort_reasons())
+    ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+    if others:
+        ordered[OTHER_REASONS] = others
+    return MergedFaults(count, tuple(rows), tuple(examples), ordered)
+
+
+def quote(reason: str, excerpt: str) -> str:
+    return f"{reason}: {excerpt}" if excerpt else reason
+
+
+CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
+# The columns with the fingerprints of the prompt and of the reply.
+PROMPT_FINGERPRINT, REPLY_FINGERPRINT = "prompt", "reply"
+
+
+class Unreadable(Protocol):
+    """A row that could not be read."""
+
+    @property
+    def origin(self) -> Origin: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+class AuditedCorpus(Protocol):
+    """The readable rows in row order, as columns.
+
+    Labels are numbers (-1 for none) and the names they index; faults come with the hashes of their lines.
+    """
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def inputs(self) -> tuple[InputFile, ...]: ...
+    def column(self, name: str) -> "NDArray[Any]": ...
+    def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]": ...
+    def notes(self) -> Iterator[tuple[int, Note]]: ...
+    def faults(self) -> "Iterator[tuple[str, Unreadable]]": ...
+    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
+    def origin(self, place: int) -> Origin: ...
+
+
+class RepeatColumns(Protocol):
+    """For each row, the row that stays instead or -1, and the step that dropped it or 0."""
+
+    @property
+    def instead(self) -> "NDArray[np.int64]": ...
+    @property
+    def step(self) -> "NDArray[np.uint8]": ...
+
+
+class SplitColumns(Protocol):
+    """For each row, its split and the first row of its group: rows of one group ask the same."""
+
+    @property
+    def split(self) -> "NDArray[np.uint8]": ...
+    @property
+    def group(self) -> "NDArray[np.int64]": ...
+
+
+@dataclass(frozen=True)
+class AuditFacts:
+    corpus: AuditedCorpus
+    repeats: RepeatColumns
+    assignment: SplitColumns
+    notes: NoteCounts
+    context: AuditContext
+
+    @property
+    def settings(self) -> DataSettings:
+        return self.context.settings
+
+    @cached_property
+    def passed(self) -> "NDArray[np.bool_]":
+        """The rows that passed the filter."""
+        return self.corpus.column("passed").astype(bool)
+
+    @cached_property
+    def usable(self) -> "NDArray[np.bool_]":
+        """The rows that passed and that no other row replaces."""
+        usable: NDArray[np.bool_] = self.passed & (self.repeats.step == 0)
+        return usable
+
+    def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":
+        """A column of names, redacted because they are shown."""
+        numbers, names = self.corpus.labels(name)
+        return numbers, [redact(one).text for one in names]
+
+    def fingerprints(self, name: str) -> "NDArray[np.uint64]":
+        """A column of fingerprints; 0 for none."""
+        return self.corpus.column(name).astype("uint64", copy=False)
+
+    def origins(self, places: Iterable[int]) -> tuple[Origin, ...]:
+        return tuple(self.corpus.origin(int(place)) for place in places)
+
+    def read(self, places: Iterable[int]) -> dict[int, Interaction]:
+        """Read a few rows, redacted whatever the settings say, because they are shown."""
+        wanted = sorted({int(place) for place in places})
+        rows = self.corpus.rows_at(wanted)
+        return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
+
+
+class Wording(NamedTuple):
+    """What is wrong, what it does to training, and how to fix it."""
+
+    title: str
+    effect: str
+    fix: str
+
+
+def finding_from_notes(
+    facts: AuditFacts,
+    code: str,
+    severity: Severity,
+    *,
+    wording: Wording,
+    noted: str | None = None,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """Make a finding from the notes with the code `noted`, or with its own code."""
+    found = facts.notes[noted or code]
+    return Finding(
+        code=code,
+        severity=severity,
+        count=found.count,
+        rows=facts.origins(found.places),
+        examples=tuple(
+            Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown
+        ),
+        reasons=found.sort_reasons() if reasons is None else reasons,
+        **wording._asdict(),
+    )
+
+
+def finding_from_rows(
+    facts: AuditFacts,
+    code: str,
+    severity: Severity,
+    places: "NDArray[Any]",
+    *,
+    wording: Wording,
+    show: Callable[[Interaction, int], str],
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """Make a finding from row positions; `show` selects the text of a row that is quoted."""
+    shown = [int(place) for place in places[:MOST_EXAMPLES]]
+    rows = facts.read(shown)
+    return Finding(
+        code=code,
+        severity=severity,
+        count=len(places),
+        rows=facts.origins(places[:MOST_ROWS]),
+        examples=tuple(
+            Example(origin=facts.corpus.origin(place), excerpt=show_start(show(rows[place], place)))
+            for place in shown
+        ),
+        reasons=reasons or {},
+        **wording._asdict(),
+    )
+
+
+def count_rows(count: int, what: str) -> str:
+    """`1 row is cut off`, `2 rows are cut off`: `what` begins with the plural verb."""
+    if count == 1:
+        verb, _, rest = what.partition(" ")
+        return f"1 row {({'are': 'is', 'have': 'has', 'do': 'does'}).get(verb, verb + 's')} {rest}"
+    return f"{count:,} rows {what}"
+
+
+def say_fix(setting: str, *, on: bool, done: str) -> str:
+    """Say what the user has to do: nothing where the setting already fixes it."""
+    if on:
+        return f"`graft data prepare` {done} (data.{setting})"
+    return f"set data.{setting} to true: `graft data prepare` then {done}"
+
+
+def show_row(row: Interaction, *, most: int = SHOWN_CHARACTERS) -> ReadableRow:
+    return ReadableRow(
+        origin=row.origin,
+        question=shorten(row.question, most),
+        reply=shorten(row.reply, most),
+        group=row.group,
+        model=row.model,
+    )
+
+
+def shorten(text: str, most: int) -> str:
+    """Keep the beginning and the end: sources precede a question, and a cut shows at the end."""
+    bare = text.strip()
+    if len(bare) <= most:
+        return bare
+    head = most * 2 // 3
+    return f"{bare[:head].rstrip()}\n[…]\n{bare[-(most - head) :].lstrip()}"

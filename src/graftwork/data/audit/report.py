@@ -1,0 +1,204 @@
+"""The audit of a corpus: all findings, and counts, histograms and examples next to them.
+
+In: the corpus, its repeats and its split assignment. Out: an `Audit`. Examples are chosen by the hash of
+their content: the same rows every time.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from graftwork.data.audit.corpus_findings import (
+    find_clusters,
+    find_imbalance,
+    find_repeated,
+    find_sides,
+    find_split_leaks,
+    find_unusable,
+    say_missing_side,
+)
+from graftwork.data.audit.findings import (
+    PROMPT_FINGERPRINT,
+    REPLY_FINGERPRINT,
+    AuditedCorpus,
+    AuditFacts,
+    NoteCounts,
+    RepeatColumns,
+    SplitColumns,
+    show_row,
+)
+from graftwork.data.audit.labels import estimate_noise, find_wrong_labels
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.audit.row_findings import (
+    NO_BASE,
+    NO_MODEL,
+    find_bad_replies,
+    find_control_tokens_in_text,
+    find_damaged_text,
+    find_foreign_models,
+    find_overlong,
+    find_placeholder_prompts,
+    find_private_data,
+    find_unconfirmed_captures,
+    find_unreadable,
+)
+from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Ten buckets per power of ten, at round numbers, up to ten million characters.
+LENGTH_EDGES: tuple[int, ...] = (
+    0,
+    *(int(step * 10**power) for power in range(1, 7) for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)),
+    10_000_000,
+)
+MOST_GROUPS_DRAWN = 3
+EXAMPLES = 12
+
+
+def count_labels(
+    facts: AuditFacts, label: str, *, among: "NDArray[np.bool_] | None" = None
+) -> dict[str, int]:
+    """Count the rows per label, most frequent first."""
+    import numpy as np
+
+    numbers, names = facts.labels(label)
+    chosen = numbers >= 0 if among is None else (numbers >= 0) & among
+    counts = np.bincount(numbers[chosen], minlength=len(names))
+    found: dict[str, int] = {}
+    for name, count in zip(names, counts, strict=True):
+        if count:
+            # Names that differ only by a secret are one after redaction.
+            found[name] = found.get(name, 0) + int(count)
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def summarise_lengths(lengths: "NDArray[Any]") -> LengthSummary:
+    import numpy as np
+
+    if not len(lengths):
+        return LengthSummary(smallest=0, median=0, p95=0, largest=0)
+    ordered = np.sort(lengths)
+    return LengthSummary(
+        smallest=int(ordered[0]),
+        median=int(np.median(ordered)),
+        p95=int(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]),
+        largest=int(ordered[-1]),
+    )
+
+
+def draw_histograms(facts: AuditFacts) -> tuple[LengthHistogram, ...]:
+    """Histograms of prompts and replies: of all rows, then of the largest groups."""
+    numbers, names = facts.labels("group")
+    largest = list(count_labels(facts, "group"))[:MOST_GROUPS_DRAWN]
+    made = []
+    columns: tuple[tuple[Literal["prompt", "reply"], str], ...] = (
+        ("prompt", "prompt_chars"),
+        ("reply", "reply_chars"),
+    )
+    for of, column in columns:
+        lengths = facts.corpus.column(column)
+        made.append(LengthHistogram(of=of, counts=_count(lengths)))
+        made += [
+            LengthHistogram(of=of, group=name, counts=_count(lengths[numbers == names.index(name)]))
+            for name in largest
+        ]
+    return tuple(made)
+
+
+def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
+    import numpy as np
+
+    usable = np.flatnonzero(facts.usable)
+    fingerprints = (
+        facts.fingerprints(PROMPT_FINGERPRINT)[usable] ^ facts.fingerprints(REPLY_FINGERPRINT)[usable]
+    )
+    mixed = fingerprints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
+    rows = facts.read(chosen)
+    return tuple(show_row(rows[place]) for place in sorted(rows))
+
+
+def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:
+    import numpy as np
+
+    places = np.searchsorted(np.array(LENGTH_EDGES), lengths, side="right") - 1
+    return tuple(int(count) for count in np.bincount(places, minlength=len(LENGTH_EDGES)))
+
+
+def find_not_looked_for(facts: AuditFacts, *, found: Collection[str] = ()) -> Iterator[NotLookedFor]:
+    """List what could not be checked. A code that was `found` is left out: its finding says so."""
+    return (lacking for lacking in _list_not_looked_for(facts) if lacking.code not in found)
+
+
+def _list_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
+    if not facts.corpus.rows:
+        return
+    if not _has(facts, "status"):
+        yield NotLookedFor(code="failed_status", why="no row states a status")
+    if not _has(facts, "group") and not _has(facts, "domain"):
+        why = "no row names the role or the domain of its agent; only equal replies were counted"
+        yield NotLookedFor(code="rare_group", why=why)
+        yield NotLookedFor(code="imbalance", why=why)
+    if not _has(facts, "model"):
+        yield NotLookedFor(code="foreign_model", why=f"{NO_MODEL}; only reasoning in tags was seen")
+    elif facts.context.base is None:
+        yield NotLookedFor(code="foreign_model", why=NO_BASE)
+    sides = find_sides(facts)
+    if sides.trained.any() != sides.held_out.any():
+        yield NotLookedFor(code="split_leak", why=say_missing_side(sides))
+
+
+def _has(facts: AuditFacts, label: str) -> bool:
+    return bool((facts.labels(label)[0] >= 0).any())
+
+
+RULES = (
+    find_unusable,
+    find_unreadable,
+    find_bad_replies,
+    find_placeholder_prompts,
+    find_private_data,
+    find_damaged_text,
+    find_control_tokens_in_text,
+    find_overlong,
+    find_foreign_models,
+    find_repeated,
+    find_split_leaks,
+    find_imbalance,
+    find_unconfirmed_captures,
+)
+_WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
+
+
+def audit_corpus(
+    corpus: AuditedCorpus, repeated: RepeatColumns, assignment: SplitColumns, *, context: AuditContext
+) -> Audit:
+    """Apply every rule. The most severe findings come first."""
+    facts = AuditFacts(corpus, repeated, assignment, NoteCounts(corpus.notes()), context)
+    noise = estimate_noise(facts)
+    findings = sorted(
+        (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
+        key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
+    )
+    return Audit(
+        files=tuple(dict.fromkeys(given.file for given in corpus.inputs)),
+        rows=corpus.rows + sum(1 for _ in corpus.faults()),
+        readable=corpus.rows,
+        usable=int(facts.usable.sum()),
+        fit_to_train=not any(finding.severity == "blocker" for finding in findings),
+        findings=tuple(findings),
+        groups=count_labels(facts, "group"),
+        prompt_length=summarise_lengths(corpus.column("prompt_chars")),
+        reply_length=summarise_lengths(corpus.column("reply_chars")),
+        not_looked_for=tuple(find_not_looked_for(facts, found={finding.code for finding in findings})),
+        usable_groups=count_labels(facts, "group", among=facts.usable),
+        domains=count_labels(facts, "domain"),
+        models=count_labels(facts, "model"),
+        length_edges=LENGTH_EDGES,
+        length_histograms=draw_histograms(facts),
+        clusters=find_clusters(facts),
+        examples=choose_examples(facts),
+        label_noise=noise,
+    )

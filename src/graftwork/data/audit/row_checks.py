@@ -1,0 +1,464 @@
+"""Checks and redacts one row: what is wrong with it, and whether it may be trained on.
+
+In: one interaction, the settings, what is known of the base model. Out: notes (each fault with an excerpt
+without secrets), the redacted row, the fault that drops it. The same checks serve the audit and the
+preparation. Knows no other rows. To add a check, write `check_NAME` and enter it in `ROW_CHECKS`; its
+finding goes to `row_findings`.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from graftwork.data.settings import CaptureSettings, DataSettings
+from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message
+from graftwork.text.patterns import is_password_under, is_secret_name
+from graftwork.text.redact import SECRET_KINDS, Redactor, hold_private, redact
+from graftwork.text.shape import (
+    KNOWN_CONTROL_TOKENS,
+    find_control_tokens,
+    find_cut,
+    find_failure,
+    find_garble,
+    find_placeholder,
+    has_placeholder,
+)
+
+EXCERPT_CHARACTERS = 140
+
+
+class Note(NamedTuple):
+    """`reason` says how the fault was recognized, in the same words for many rows where possible.
+
+    `excerpt` comes from the redacted row and has at most EXCERPT_CHARACTERS characters.
+    """
+
+    code: str
+    reason: str
+    excerpt: str
+
+
+@dataclass(frozen=True)
+class AuditContext:
+    """What checks know besides the row: the settings and, if any, the base model to be trained.
+
+    `control_tokens` are those of the base; without them, those of known model families are searched for.
+    `base_reasons` says whether the base's template writes reasoning. Without `count_tokens`, tokens are
+    estimated.
+    """
+
+    settings: DataSettings
+    base: str | None = None
+    control_tokens: tuple[str, ...] = ()
+    base_reasons: bool | None = None
+    count_tokens: Callable[[str], int] | None = None
+
+
+def show_start(text: str) -> str:
+    folded = " ".join(text[: 8 * EXCERPT_CHARACTERS].split())
+    return folded if len(folded) <= EXCERPT_CHARACTERS else f"{folded[: EXCERPT_CHARACTERS - 1]}…"
+
+
+def show_end(text: str) -> str:
+    folded = " ".join(text[-8 * EXCERPT_CHARACTERS :].split())
+    return folded if len(folded) <= EXCERPT_CHARACTERS else f"…{folded[-EXCERPT_CHARACTERS + 1 :]}"
+
+
+def show_around(text: str, mark: str) -> str:
+    """Return the mark with its surroundings, a third of the excerpt before it."""
+    place = text.find(mark)
+    start = max(0, place - EXCERPT_CHARACTERS // 3)
+    shown = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
+    shown = f"…{shown}" if start else shown
+    return shown if len(shown) <= EXCERPT_CHARACTERS else f"{shown[: EXCERPT_CHARACTERS - 1]}…"
+
+
+# Names shared by many rows keep their text around the placeholder.
+_SHARED_NAMES = ("status", "finish_reason", "group", "domain", "model", "split")
+# Names that identify rows: two people's sessions must not become one `<REDACTED:email:1>`.
+_OWN_NAMES = ("id", "session")
+DEEPEST_EXTRA = 64
+
+
+class RedactedRow(NamedTuple):
+    row: Interaction
+    counts: dict[str, int]
+
+
+def redact_row(row: Interaction) -> RedactedRow:
+    """Replace secrets and personal data by placeholders, numbered per row: the result depends on the row
+    alone.
+    """
+    seen = _collect_texts(row)
+    if not seen.named_secret and not hold_private(seen.texts):
+        return RedactedRow(row, {})
+    cleaner = _RowRedactor(seen.texts)
+    update: dict[str, Any] = {
+        "messages": tuple(
+            Message(role=turn.role, content=cleaner.clean(turn.content)) for turn in row.messages
+        ),
+        "reply": cleaner.clean(row.reply),
+        "rejected": None if row.rejected is None else cleaner.clean(row.rejected),
+        "extra": cleaner.clean_value(row.extra),
+    }
+    for name in _SHARED_NAMES:
+        text = getattr(row, name)
+        update[name] = None if text is None else cleaner.clean(text)
+    for name in _OWN_NAMES:
+        text = getattr(row, name)
+        update[name] = None if text is None else cleaner.clean_own_name(name, text)
+    return RedactedRow(row.model_copy(update=update), dict(sorted(cleaner.counts.items())))
+
+
+class _RowTexts(NamedTuple):
+    """Every text of a row, and whether the name of a field marks its value as a secret."""
+
+    texts: list[str]
+    named_secret: bool
+
+
+def _collect_texts(row: Interaction) -> _RowTexts:
+    texts = [turn.content for turn in row.messages]
+    texts.append(row.reply)
+    texts += [
+        text
+        for text in (
+            *(row.id, row.session, row.rejected),
+            *(row.status, row.finish_reason, row.group, row.domain, row.model, row.split),
+        )
+        if text
+    ]
+    named_secret = False
+    waiting: list[tuple[str, Any]] = [("", row.extra)] if row.extra else []
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            named_secret = named_secret or is_secret_name(name)
+        elif isinstance(value, str):
+            texts.append(value)
+            named_secret = named_secret or bool(name and is_password_under(name, value))
+        elif isinstance(value, dict):
+            texts.extend(value)
+            waiting.extend(value.items())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend((name, item) for item in value)
+    return _RowTexts(texts, named_secret)
+
+
+class _RowRedactor:
+    """The redactor of one row, with its counts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._redactor = Redactor()
+        self.counts: Counter[str] = Counter()
+        for text in texts:
+            self._redactor.number_past(text)
+
+    def clean(self, text: str, *, name: str = "") -> str:
+        redacted = self._redactor.redact_under(name, text) if name else self._redactor.redact(text)
+        self.counts.update(redacted.counts)
+        return redacted.text
+
+    def clean_own_name(self, name: str, text: str) -> str:
+        """Replace a name that contains personal data by its hash, which still identifies it."""
+        if self.clean(text) == text:
+            return text
+        return f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+
+    def clean_value(self, value: Any, *, name: str = "", depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self.clean(value, name=name)
+        if not isinstance(value, (dict, list, tuple)):
+            # A number has no form to recognize it by; under the name of a password it is removed.
+            return None if is_secret_name(name) and not isinstance(value, bool) else value
+        if depth >= DEEPEST_EXTRA:
+            # Nothing that is read lies this deep, and nothing unredacted may pass.
+            return None
+        if isinstance(value, dict):
+            return {
+                self.clean(key): self.clean_value(item, name=key, depth=depth + 1)
+                for key, item in value.items()
+            }
+        return [self.clean_value(item, name=name, depth=depth + 1) for item in value]
+
+
+NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_filter", "tried_out"
+CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
+
+
+class Refusal(NamedTuple):
+    code: str
+    reason: str
+
+
+def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
+    """Whether users rated the served reply negative and nobody corrected it."""
+    said = captured.feedback
+    return not captured.corrected and said is not None and said < settings.negative_below
+
+
+def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
+    """Whether a person confirmed the reply, so that it may be a reference for tests."""
+    if captured.corrected:
+        return True
+    said = captured.feedback
+    return settings.positive_confirms and said is not None and said >= settings.negative_below
+
+
+def find_refusal(
+    captured: CaptureOrigin, session: str | None, settings: CaptureSettings, *, judged: bool = True
+) -> Refusal | None:
+    """Return why this exchange is left out. With `judged=False`, feedback is ignored."""
+    if session == TRY_OUT_SESSION:
+        return Refusal(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
+    if judged and is_negative(captured, settings):
+        return Refusal(NEGATIVE_FEEDBACK, "users said that this reply is bad")
+    return (
+        _refuse_release(captured.release, settings)
+        or _refuse_time(captured.at, settings)
+        or _refuse_session(session, settings)
+        or (_refuse_unrated(captured, settings) if judged else None)
+    )
+
+
+def _refuse_release(release: str, settings: CaptureSettings) -> Refusal | None:
+    if not settings.releases or any(release.startswith(wanted) for wanted in settings.releases):
+        return None
+    return Refusal(CAPTURES_FILTER, "another release answered than those under data.captures.releases")
+
+
+def _refuse_time(at: str, settings: CaptureSettings) -> Refusal | None:
+    if settings.since is None and settings.until is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(at)
+        early = settings.since is not None and moment < settings.since
+        late = settings.until is not None and moment >= settings.until
+    except (ValueError, TypeError):
+        return Refusal(
+            CAPTURES_FILTER, "it does not say when it was served, and data.captures asks for a time"
+        )
+    if early or late:
+        return Refusal(
+            CAPTURES_FILTER,
+            f"served {'before data.captures.since' if early else 'after data.captures.until'}",
+        )
+    return None
+
+
+def _refuse_session(session: str | None, settings: CaptureSettings) -> Refusal | None:
+    if settings.sessions and session not in settings.sessions:
+        return Refusal(CAPTURES_FILTER, "a session that data.captures.sessions does not name")
+    if session is not None and session in settings.skip_sessions:
+        return Refusal(CAPTURES_FILTER, "a session that data.captures.skip_sessions names")
+    return None
+
+
+def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refusal | None:
+    if settings.feedback == "positive" and captured.feedback is None and not captured.corrected:
+        return Refusal(
+            CAPTURES_FILTER, "nobody said whether it is good, and data.captures.feedback is `positive`"
+        )
+    return None
+
+
+CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
+
+
+STATUS_PREFIX = "the log says"
+"""The prefix of a reason that quotes the status of a row."""
+
+
+class Fault(NamedTuple):
+    code: str
+    reason: str
+
+
+def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
+    """Return the most severe fault: a failed call is not also reported as empty."""
+    return (
+        _judge_capture(row, settings) or _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
+    )
+
+
+def _judge_capture(row: Interaction, settings: DataSettings) -> Fault | None:
+    refusal = None if row.capture is None else find_refusal(row.capture, row.session, settings.captures)
+    return None if refusal is None else Fault(*refusal)
+
+
+def _judge_status(row: Interaction, settings: DataSettings) -> Fault | None:
+    kept = {status.casefold() for status in settings.keep_status}
+    if row.status is None or row.status.casefold() in kept:
+        return None
+    return Fault("failed_status", f"{STATUS_PREFIX} {redact(row.status).text[:40]!r}")
+
+
+def _judge_text(row: Interaction) -> Fault | None:
+    if not row.question.strip():
+        return Fault("empty", "the question is empty")
+    if not row.reply.strip():
+        return Fault("empty", "the reply is empty")
+    stand_in = find_placeholder(row.reply)
+    if stand_in:
+        return Fault("placeholder", stand_in)
+    cut = find_cut(row.reply, finish_reason=row.finish_reason, max_tokens=row.max_tokens)
+    return Fault("truncated", cut) if cut else None
+
+
+def _judge_claim(row: Interaction) -> Fault | None:
+    failure = find_failure(row.reply)
+    if failure:
+        return Fault("claims_success_but_fails", failure)
+    if row.extra.get("errors"):
+        return Fault("claims_success_but_fails", "the log holds errors for it")
+    return None
+
+
+def is_dropped(code: str, settings: DataSettings) -> bool:
+    """Whether the settings drop rows with this fault. A row without a reply is always dropped."""
+    if code in CAPTURE_CODES:
+        return True
+    return {
+        "empty": True,
+        "placeholder": settings.drop_placeholders,
+        "truncated": settings.drop_truncated,
+        "failed_status": settings.drop_failed,
+        "claims_success_but_fails": settings.drop_failed,
+    }[code]
+
+
+# Finds a blank in a long reply for the excerpt only; `find_fault` decides what is one.
+_BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
+
+
+def check_reply(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    fault = find_fault(raw, context.settings)
+    if fault is None:
+        return
+    row = redacted.row
+    blank = _BLANK.search(row.reply) if fault.code == "placeholder" else None
+    if fault.code == "truncated":
+        excerpt = show_end(row.reply)
+    elif blank:
+        excerpt = show_around(row.reply, blank.group())
+    else:
+        # Without a reply, show the end of the question: it often begins with sources.
+        excerpt = show_start(row.reply) or show_end(row.question)
+    yield Note(fault.code, fault.reason, excerpt)
+
+
+def check_prompt(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    if has_placeholder(raw.question) and not find_placeholder(raw.reply):
+        yield Note(
+            "placeholder_prompt", "made-up content in the prompt", show_around(redacted.row.question, "[")
+        )
+
+
+def check_private_data(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    for kind in redacted.counts:
+        code = "secret" if kind in SECRET_KINDS else "personal_data"
+        yield Note(code, kind, _show_placeholder(redacted.row, kind))
+
+
+def _show_placeholder(row: Interaction, kind: str) -> str:
+    mark = f"<REDACTED:{kind}:"
+    texts = (*(message.content for message in row.messages), row.reply)
+    return next((show_around(text, mark) for text in texts if mark in text), "")
+
+
+ENCODING = "language_or_encoding"
+# Finds damage for the excerpt only.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_DAMAGE = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def check_encoding(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    row = redacted.row
+    seen: set[str] = set()
+    for text in (*(message.content for message in row.messages), row.reply):
+        # NUL characters are left over from another encoding.
+        reason = "NUL characters" if "\0" in text else find_garble(text)
+        if reason is not None and reason not in seen:
+            seen.add(reason)
+            shown = _DAMAGE.search(text)
+            excerpt = show_around(text, shown.group() if shown else text[:1])
+            yield Note(ENCODING, reason, _CONTROL.sub("␀", excerpt))
+
+
+CONTROL_TOKENS = "special_tokens"
+# Interactions contain reasoning and tool calls in these tags on purpose.
+_EXPECTED_TAGS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
+# A pair of these is struck-out text in HTML.
+_HTML = {"<s>", "</s>"}
+
+
+def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    """Look for the tokens of the base; without a base, for those of known families."""
+    row = redacted.row
+    seen: set[str] = set()
+    for text in (*(message.content for message in row.messages), row.reply):
+        found = find_control_tokens(text, context.control_tokens or KNOWN_CONTROL_TOKENS)
+        is_html = set(found) >= _HTML
+        for token in found:
+            if token not in seen and not _EXPECTED_TAGS.fullmatch(token) and not (is_html and token in _HTML):
+                seen.add(token)
+                yield Note(CONTROL_TOKENS, token, show_around(text, token))
+
+
+TOO_LONG = "too_long"
+CHARACTERS_PER_TOKEN = 3.6
+
+
+def check_length(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    prompt, reply = (
+        _count_tokens([message.content for message in raw.messages], context),
+        _count_tokens([raw.reply], context),
+    )
+    most = context.settings.max_tokens
+    total = round(prompt + reply)
+    if total > most:
+        what = "the whole reply" if prompt >= most else "the end of the reply"
+        reason = f"would lose {total - most:,} of {total:,} tokens, {what} included"
+        yield Note(TOO_LONG, reason, show_end(redacted.row.reply))
+
+
+def _count_tokens(texts: list[str], context: AuditContext) -> float:
+    if context.count_tokens is not None:
+        return sum(map(context.count_tokens, texts))
+    return sum(map(len, texts)) / CHARACTERS_PER_TOKEN
+
+
+REASONING = "reasoning"
+_THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
+
+
+def check_reasoning(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    """Note reasoning only: the model's name is a column of its own."""
+    match = _THINK.search(raw.reply)
+    if match:
+        yield Note(REASONING, f"reasoning in <{match.group(1).lower()}> tags", show_start(redacted.row.reply))
+
+
+ROW_CHECKS = (
+    check_reply,
+    check_prompt,
+    check_private_data,
+    check_encoding,
+    check_control_tokens,
+    check_length,
+    check_reasoning,
+)
+
+
+def check_row(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> list[Note]:
+    """Apply all checks. They judge the raw row and quote the redacted one."""
+    return [note for check in ROW_CHECKS for note in check(raw, redacted, context=context)]
+
+
+def find_verdict(notes: Sequence[Note]) -> Note | None:
+    """Return the note of `check_reply`, which comes first, if there is one."""
+    return notes[0] if notes and notes[0].code in CODES else None

@@ -1,0 +1,432 @@
+"""Findings about single rows, made from the notes of `row_checks`.
+
+Covers bad replies, placeholder prompts, secrets and personal data, control tokens, damaged text, overlong
+rows, other models, unconfirmed captures and unreadable rows.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from graftwork.data.audit.findings import (
+    AuditFacts,
+    Wording,
+    count_rows,
+    finding_from_notes,
+    finding_from_rows,
+    merge_faults,
+    say_fix,
+)
+from graftwork.data.audit.row_checks import (
+    CAPTURES_FILTER,
+    CHARACTERS_PER_TOKEN,
+    CONTROL_TOKENS,
+    ENCODING,
+    NEGATIVE_FEEDBACK,
+    REASONING,
+    STATUS_PREFIX,
+    TOO_LONG,
+    TRIED_OUT,
+)
+from graftwork.data.settings import DataSettings
+from graftwork.records.audit import Finding, Severity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+MOST_STATUSES = 6
+
+
+class _Wording(NamedTuple):
+    what: str
+    effect: str
+    fix: Callable[[DataSettings], str]
+    severity: Severity = "blocker"
+
+
+def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
+    for code, wording in _WORDINGS.items():
+        count = facts.notes[code].count
+        if count:
+            yield finding_from_notes(
+                facts,
+                code,
+                wording.severity,
+                wording=Wording(
+                    title=count_rows(count, wording.what) + _name_statuses(facts, code),
+                    effect=wording.effect,
+                    fix=wording.fix(facts.settings),
+                ),
+            )
+
+
+def _name_statuses(facts: AuditFacts, code: str) -> str:
+    """Name the statuses that the log states: an unexpected value would otherwise look like a failure."""
+    if code != "failed_status":
+        return ""
+    said = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
+    return f": {said}" if said else ""
+
+
+def _fix_failed(settings: DataSettings) -> str:
+    return say_fix("drop_failed", on=settings.drop_failed, done="drops these")
+
+
+_WORDINGS = {
+    NEGATIVE_FEEDBACK: _Wording(
+        "are captured replies that users said are bad",
+        "trained on, they teach the model to repeat its mistakes",
+        lambda settings: (
+            "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
+        ),
+    ),
+    TRIED_OUT: _Wording(
+        "are held-out questions that `graft run` asked to try a release out",
+        "trained on, they would make the evaluation measure memory",
+        lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
+        "warning",
+    ),
+    CAPTURES_FILTER: _Wording(
+        "are captured exchanges that data.captures leaves out",
+        "they are not trained on",
+        lambda settings: "data.captures says which captured exchanges are used",
+        "info",
+    ),
+    "failed_status": _Wording(
+        "state a status that does not count as success",
+        "trained on, they teach the model to answer with failures",
+        lambda settings: (
+            f"{_fix_failed(settings)}; data.keep_status names what counts as success "
+            f"({', '.join(settings.keep_status)})"
+        ),
+    ),
+    "claims_success_but_fails": _Wording(
+        "are not marked as failed, and the reply reports a failure",
+        "trained on, they teach the model to answer with error messages",
+        lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
+    ),
+    "empty": _Wording(
+        "have no question or no reply",
+        "trained on, they teach the model to say nothing",
+        lambda settings: "`graft data prepare` drops these always",
+    ),
+    "placeholder": _Wording(
+        "have a placeholder instead of an answer",
+        "trained on, they teach the model to answer with placeholders",
+        lambda settings: say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
+    ),
+    "truncated": _Wording(
+        "are cut off before the end of the reply",
+        "trained on, they teach the model to stop in the middle",
+        lambda settings: (
+            say_fix("drop_truncated", on=settings.drop_truncated, done="drops these")
+            + "; raise the token limit where they were logged"
+        ),
+    ),
+}
+
+
+def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
+    count = facts.notes["placeholder_prompt"].count
+    if count:
+        yield finding_from_notes(
+            facts,
+            "placeholder_prompt",
+            "warning",
+            wording=Wording(
+                title=count_rows(count, "have made-up content in the prompt"),
+                effect="the reply cannot follow from such a prompt: the model learns to invent",
+                fix="log the real content, or leave these rows out of the file",
+            ),
+        )
+
+
+def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
+    fix = say_fix("redact", on=facts.settings.redact, done="puts placeholders in their place")
+    secrets = facts.notes["secret"].count
+    if secrets:
+        yield finding_from_notes(
+            facts,
+            "secret",
+            "blocker",
+            wording=Wording(
+                title=f"{count_rows(secrets, 'hold a secret')} ({facts.notes['secret'].say_reasons()})",
+                effect="a model repeats the secrets that it was trained on to anyone who asks",
+                fix=f"{fix}; revoke them: they are in a log file",
+            ),
+        )
+    personal = facts.notes["personal_data"].count
+    if personal:
+        kinds = facts.notes["personal_data"].say_reasons()
+        yield finding_from_notes(
+            facts,
+            "personal_data",
+            "warning",
+            wording=Wording(
+                title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
+                effect="the model may repeat it, and nobody can take it out of the weights again",
+                fix=fix,
+            ),
+        )
+
+
+def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
+    noted = facts.notes[CONTROL_TOKENS]
+    if noted.count:
+        whose = facts.context.base if facts.context.control_tokens else None
+        yield finding_from_notes(
+            facts,
+            CONTROL_TOKENS,
+            "warning",
+            wording=Wording(
+                title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
+                + f" ({noted.say_reasons(4)})",
+                effect="read as control tokens they forge turns: a quoted document speaks as the system",
+                fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
+            ),
+        )
+
+
+# Below this many rows nothing is typical; below this share no script is.
+ENOUGH_ROWS = 20
+MAIN_SHARE = 0.9
+NO_LETTERS = "none"
+
+
+def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
+    damaged = merge_faults(facts, "encoding", noted=ENCODING)
+    if damaged.count:
+        yield Finding(
+            code=ENCODING,
+            severity="warning",
+            count=damaged.count,
+            rows=damaged.rows,
+            examples=damaged.examples,
+            reasons=damaged.reasons,
+            title=count_rows(damaged.count, "have damaged characters"),
+            effect="the model learns to write the damage; rows that are not UTF-8 are lost altogether",
+            fix="read and write the log as UTF-8 where it is made; `graft data prepare` drops by name "
+            "the rows that are not UTF-8",
+        )
+    yield from _find_other_scripts(facts)
+
+
+def _find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels("script")
+    lettered = [number for number, name in enumerate(names) if name != NO_LETTERS]
+    counts = np.bincount(numbers[np.isin(numbers, lettered)], minlength=len(names))
+    labelled = int(counts.sum())
+    if labelled < ENOUGH_ROWS or counts.max() < MAIN_SHARE * labelled:
+        return
+    main = int(counts.argmax())
+    others = np.flatnonzero(np.isin(numbers, lettered) & (numbers != main))
+    if not len(others):
+        return
+    named = {
+        names[number].capitalize(): int(counts[number])
+        for number in np.argsort(-counts, kind="stable")
+        if counts[number] and number != main
+    }
+    yield finding_from_rows(
+        facts,
+        ENCODING,
+        "info",
+        others,
+        show=lambda row, place: row.question,
+        reasons=named,
+        wording=Wording(
+            title=count_rows(
+                len(others), f"are not written in {names[main].capitalize()} letters like the rest"
+            )
+            + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+            effect="too few to learn another language from, and enough to answer in it at the wrong time",
+            fix="leave them out of the files under data.logs, or log more of them",
+        ),
+    )
+
+
+_DONE = {
+    "drop": "drops these",
+    "split_by_turn": "makes a row of each turn, and drops what is still too long",
+    "truncate": "leaves out the oldest turns until the row fits",
+}
+ALL_OF_IT = "cut at that length, the whole reply is lost"
+THE_END = "cut at that length, the end of the reply is lost"
+BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
+
+
+def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
+    count = facts.notes[TOO_LONG].count
+    if not count:
+        return
+    settings = facts.settings
+    counted = "" if facts.context.count_tokens else ", estimated from their characters"
+    longest, lost, cuts = _sum_up(facts)
+    yield finding_from_notes(
+        facts,
+        TOO_LONG,
+        "warning",
+        reasons=cuts,
+        wording=Wording(
+            title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
+            + f" (the longest has about {longest:,}{counted})",
+            effect=f"a trainer that cuts at that length removes about {lost:,} tokens from their ends and "
+            "teaches the model not to finish",
+            fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
+            "or raise data.max_tokens",
+        ),
+    )
+
+
+def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
+    """Return the longest row, the tokens beyond the limit, and the number of rows per kind of cut."""
+    import numpy as np
+
+    most = facts.settings.max_tokens
+    prompt = facts.corpus.column("prompt_chars") / CHARACTERS_PER_TOKEN
+    total = prompt + facts.corpus.column("reply_chars") / CHARACTERS_PER_TOKEN
+    beyond = np.maximum(np.rint(total) - most, 0)
+    whole = int(np.count_nonzero((beyond > 0) & (prompt >= most)))
+    cuts = {
+        ALL_OF_IT: whole,
+        THE_END: int(np.count_nonzero(beyond)) - whole,
+        BUT_FOR_LENGTH: _count_usable(facts, beyond > 0),
+    }
+    return round(float(total.max(initial=0))), int(beyond.sum()), {why: n for why, n in cuts.items() if n}
+
+
+def _count_usable(facts: AuditFacts, beyond: "NDArray[np.bool_]") -> int:
+    """Count usable rows among the noted ones where all are known, else estimate from the columns."""
+    noted = facts.notes[TOO_LONG]
+    if len(noted.places) == noted.count:
+        return int(facts.usable[noted.places].sum())
+    return min(int((beyond & facts.usable).sum()), noted.count)
+
+
+FOREIGN_MODEL = "foreign_model"
+MOST_NAMED = 5
+NO_BASE = "no base is named to compare the models of the rows with"
+NO_MODEL = "no row names the model that answered"
+
+
+def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
+    yield from _find_models(facts)
+    yield from _find_reasoning(facts)
+
+
+def is_same_model(model: str, base: str) -> bool:
+    """Whether a logged name means the base, as `smollm2-135m` means `HuggingFaceTB/SmolLM2-135M-Instruct`."""
+    one, other = _fold(model), _fold(base)
+    return bool(one and other) and (one in other or other in one)
+
+
+def _find_models(facts: AuditFacts) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels("model")
+    base = facts.context.base
+    foreign = [number for number, name in enumerate(names) if base is None or not is_same_model(name, base)]
+    places = np.flatnonzero(np.isin(numbers, foreign))
+    # Without a base no name is foreign, but several models in one log differ in style.
+    if not len(places) or (base is None and len(names) < 2):
+        return
+    counts = np.bincount(numbers[places], minlength=len(names))
+    order = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
+    named = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
+    more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+    unseen = "" if base is not None else f"; {NO_BASE}"
+    what = "come from several models" if base is None else f"come from another model than {base}"
+    yield finding_from_rows(
+        facts,
+        FOREIGN_MODEL,
+        "info",
+        places,
+        show=lambda row, place: f"{row.model}: {row.reply}",
+        reasons={names[number]: int(counts[number]) for number in order[:20]},
+        wording=Wording(
+            title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+            effect="the base learns the habits of each of them, what it could not know itself included",
+            fix="keep the rows of the model whose answers you want, and look at examples of each",
+        ),
+    )
+
+
+def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
+    count, rows = facts.notes[REASONING].count, facts.corpus.rows
+    context = facts.context
+    if not count or (context.base_reasons is not False and count == rows):
+        return
+    if context.base_reasons is False:
+        title = count_rows(
+            count, f"reason in tags before the answer, and {context.base or 'the base'} does not"
+        )
+        effect = "the model learns to think aloud in a format that its template and its users do not expect"
+    else:
+        title = count_rows(count, f"reason in tags before the answer, and the other {rows - count:,} do not")
+        effect = "the model learns to do either by chance, and spends its token limit on thinking"
+    if not (facts.labels("model")[0] >= 0).any():
+        title += f"; {NO_MODEL}"
+    fix = (
+        "`graft data prepare` leaves the reasoning out (data.reasoning: drop)"
+        if facts.settings.reasoning == "drop"
+        else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
+    )
+    yield finding_from_notes(
+        facts, FOREIGN_MODEL, "warning", noted=REASONING, wording=Wording(title=title, effect=effect, fix=fix)
+    )
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].casefold())
+
+
+def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
+    import numpy as np
+
+    places = np.flatnonzero((facts.corpus.column("unconfirmed") != 0) & facts.usable)
+    if not len(places):
+        return
+    yield finding_from_rows(
+        facts,
+        "unconfirmed_captures",
+        "info",
+        places,
+        show=lambda row, _place: row.question,
+        wording=Wording(
+            title=count_rows(len(places), "hold a served reply that nobody confirmed"),
+            effect="they may be trained on; none is a reference for a test, or the model would grade itself",
+            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
+            "data.captures.feedback: positive leaves them out",
+        ),
+    )
+
+
+# The reasons say why each row could not be read.
+_TITLES = {"parse_error": "are unreadable", "schema": "have a shape, a key or a type that does not fit"}
+_UNKNOWN_SHAPE = ("no known shape", "no row of the format")
+_DROPPED = "fix the lines in the log, or leave them: `graft data prepare` drops and lists them"
+_MAP = (
+    "set data.format, or give the paths of the question and the reply under data.mapping; "
+    "`graft data prepare` drops the others by name"
+)
+
+
+def find_unreadable(facts: AuditFacts) -> Iterator[Finding]:
+    for code, title in _TITLES.items():
+        merged = merge_faults(facts, code)
+        if merged.count:
+            yield Finding(
+                code=code,
+                severity="warning",
+                count=merged.count,
+                rows=merged.rows,
+                examples=merged.examples,
+                reasons=merged.reasons,
+                title=count_rows(merged.count, title),
+                effect="these rows cannot be learned from; many of them mean that the logger is broken",
+                fix=_MAP if any(why.startswith(_UNKNOWN_SHAPE) for why in merged.reasons) else _DROPPED,
+            )

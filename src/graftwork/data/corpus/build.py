@@ -1,0 +1,272 @@
+"""Builds the corpus: extracts the features of new blocks on all cores and puts all rows in row order.
+
+Row order is the order in which rows were first seen, by the hash of their lines: known rows first, new ones
+after them, whatever file they are in. A log that grows or is rotated, or a new file that sorts first, moves
+no known row. An interrupted run loses only the blocks in progress.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, AuditContext
+from graftwork.data.corpus.row_features import (
+    FeatureTask,
+    digest_file,
+    extract_features,
+    has_features,
+    name_features,
+)
+from graftwork.data.corpus.store import Corpus, Segment, read_head, read_table
+from graftwork.data.ingest.files import cut_blocks, find_sources
+from graftwork.files.disk import file_digest, make_folder, write_atomic
+from graftwork.process.pool import work_in_order
+from graftwork.records.dataset import InputFile
+from graftwork.records.errors import UserMistake
+
+Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+RUNS_A_BLOCK, FEW_RUNS = 8, 2000
+"""A shuffled log falls into too many runs to read efficiently. With more runs than this (on average per
+block, and in total), rows are ordered by file again.
+"""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+Progress = Callable[[str, int, int], None]
+
+
+class OrderedBlock(NamedTuple):
+    """A block as the log has it now, with the hash of each row's line."""
+
+    file: str
+    block: int
+    first_line: int
+    features: str
+    keys: Keys
+
+
+class RowOrder(NamedTuple):
+    """Runs of rows in row order, and the hashes of their lines."""
+
+    segments: list[Segment]
+    keys: Keys
+
+
+def order_rows(blocks: Sequence[OrderedBlock], known: Keys) -> RowOrder:
+    """Put the rows in row order. `known` is the order of the last time."""
+    none = np.zeros(0, dtype=np.uint64)
+    keys = np.concatenate([none, *(block.keys for block in blocks)])
+    sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    stood = find_places(keys, known)
+    # Known rows keep their order; new ones follow in the order of the files.
+    order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
+    runs = _find_runs(order, starts)
+    if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
+        order = np.arange(len(keys))
+        runs = _find_runs(order, starts)
+    segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
+    # A block without a readable row carries the rows that could not be read.
+    segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
+    return RowOrder(segments, keys[order])
+
+
+def find_places(keys: Keys, known: Keys) -> Places:
+    """Return the position of each key in `known`, or -1. Equal keys are matched one to one, in order."""
+    if not len(known):
+        return np.full(len(keys), -1, dtype=np.int64)
+    wanted, there = _number_repeats(keys), _number_repeats(known)
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
+    places = order[at]
+    found: Places = np.where(there[places] == wanted, places, -1)
+    return found
+
+
+def _number_repeats(keys: Keys) -> Keys:
+    """Make repeated keys distinct: the second of two equal keys is changed, the third differently."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(keys)]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
+    told = np.empty_like(keys)
+    told[order] = ordered + (np.arange(len(keys)) - begins).astype(np.uint64) * _ODD
+    return told
+
+
+def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
+    """Return runs of consecutive rows of one block as (first, end)."""
+    if not len(order):
+        return []
+    broken = (np.diff(order) != 1) | np.isin(order[1:], starts)
+    lows = np.concatenate(([0], np.flatnonzero(broken) + 1))
+    highs = np.append(lows[1:], len(order))
+    return list(zip(order[lows].tolist(), (order[highs - 1] + 1).tolist(), strict=True))
+
+
+def _to_segment(blocks: Sequence[OrderedBlock], starts: Places, low: int, high: int) -> Segment:
+    number = int(np.searchsorted(starts, low, side="right")) - 1
+    while not len(blocks[number].keys):
+        number -= 1
+    return _name(blocks[number], low - int(starts[number]), high - int(starts[number]))
+
+
+def _name(block: OrderedBlock, start: int, stop: int) -> Segment:
+    return Segment(
+        file=block.file,
+        block=block.block,
+        first_line=block.first_line,
+        features=block.features,
+        start=start,
+        stop=stop,
+    )
+
+
+ROW_ORDER_FILE = "order.bin"
+"""The hash of every line, in row order: 8 bytes per row."""
+
+BLOCK_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class _FoundBlock(NamedTuple):
+    """A block without its bytes."""
+
+    file: str
+    block: int
+    first_line: int
+    features: str
+
+
+def build_corpus(
+    context: AuditContext,
+    *,
+    folder: Path,
+    root: Path = Path(),
+    on_progress: Progress,
+    processes: int | None = None,
+) -> Corpus:
+    """Extract the features of new blocks, and put all rows in row order."""
+    names = find_sources(context.settings.logs, root=root)
+    make_folder(folder)
+    reading = _LogReader(names, root=root, folder=folder, context=context, report=on_progress)
+    for size in work_in_order(reading.new_tasks(), extract_features, processes=processes):
+        reading.done(size)
+    records: Counter[str] = Counter()
+    for found in reading.found:
+        # One by one: a head lists every unreadable line of its block.
+        records[found.file] += read_head(folder / found.features).records
+    blocks = [
+        OrderedBlock(
+            file=found.file,
+            block=found.block,
+            first_line=found.first_line,
+            features=found.features,
+            keys=_read_keys(folder / found.features),
+        )
+        for found in reading.found
+    ]
+    seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
+    write_atomic(folder / ROW_ORDER_FILE, seen.keys.tobytes())
+    _remove_stale(folder, keep={block.features for block in blocks})
+    inputs = [
+        InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
+    ]
+    corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
+    corpus.withdraw(_find_disputed_captures(corpus))
+    return corpus
+
+
+def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
+    """Find captures that were exported before users rated them negative, and again afterwards."""
+    captures = corpus.column("capture")
+    if not captures.any():
+        return {}
+    faults = corpus.labels("fault")
+    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE_FEEDBACK])
+    again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
+    again &= corpus.column("unconfirmed") != 0
+    reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
+    return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
+
+
+class _LogReader:
+    """Reads the files once: hashes them and yields the blocks without features."""
+
+    def __init__(
+        self, names: tuple[str, ...], *, root: Path, folder: Path, context: AuditContext, report: Progress
+    ) -> None:
+        self.found: list[_FoundBlock] = []
+        self.hashes: dict[str, str] = {}
+        self._names = _leave_out_empty(names, root=root)
+        self._root, self._folder, self._sight = root, folder, context
+        self._report = report
+        self._total = sum(_size_of(root / name) for name in names)
+        self._done = 0
+
+    def new_tasks(self) -> Iterator[FeatureTask]:
+        for name in self._names:
+            keys = hashlib.sha256()
+            for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
+                keys.update(block.key.encode())
+                features = name_features(block, context=self._sight)
+                self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
+                out = self._folder / features
+                if has_features(out):
+                    self.done(len(block.data))
+                else:
+                    yield FeatureTask(block=block, out=out, context=self._sight)
+            # Standard input can be read only once: it is identified by the hash of its blocks.
+            path = self._root / name
+            known_as = self.found[-1].file if self.found else name
+            self.hashes[known_as] = file_digest(path) if path.is_file() else keys.hexdigest()
+        if not self.found:
+            raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
+
+    def done(self, size: int) -> None:
+        self._done += size
+        self._report("read and sift", self._done, max(self._total, self._done))
+
+
+def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
+    """A log that was just rotated has no rows yet; it is an error only if all are empty."""
+    empty = {name for name in names if (root / name).is_file() and not (root / name).stat().st_size}
+    if not empty or len(empty) == len(names):
+        return names
+    log.warning("empty, left out: %s", ", ".join(sorted(empty)))
+    return tuple(name for name in names if name not in empty)
+
+
+def _size_of(path: Path) -> int:
+    """The size of a file; 0 for standard input."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _read_keys(path: Path) -> Keys:
+    keys: Keys = read_table(path, ["line_key"]).column("line_key").to_numpy()
+    return keys
+
+
+def _read_order(path: Path) -> Keys:
+    """Without the stored order, rows are ordered by file."""
+    data = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
+
+
+def _remove_stale(folder: Path, *, keep: set[str]) -> None:
+    for path in folder.glob("*.arrow"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
+            digest_file(path).unlink(missing_ok=True)
+    # Left over from a killed run.
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""Row features: everything that can be computed from one row alone, once, in worker processes.
+
+In: a block of a log and the settings. Out: an Arrow file with, for each readable row, the row itself
+(redacted), whether it passed the checks, its notes and its fingerprints. The file is named by the content
+of the block and the settings it depends on, and never computed again.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from graftwork import __version__
+from graftwork.data.audit.row_checks import (
+    AuditContext,
+    RedactedRow,
+    check_row,
+    find_verdict,
+    is_dropped,
+    redact_row,
+)
+from graftwork.data.corpus.store import encode_row
+from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
+from graftwork.data.ingest.files import LogBlock
+from graftwork.data.ingest.read import ReadFault, ReadRow, read_block
+from graftwork.data.settings import DataSettings
+from graftwork.files.disk import file_digest, write_atomic
+from graftwork.records.base import fingerprint
+from graftwork.records.interaction import Interaction
+from graftwork.text.shape import main_script
+
+FEATURES_FORM = 5
+"""Incremented when the columns change: older files are then computed again."""
+
+LATER_SETTINGS = frozenset(
+    {
+        "logs",
+        "system_prompt",
+        "system_prompts",
+        "logged_system_prompt",
+        "near_duplicate",
+        "keep_duplicate",
+        "conflicts",
+        "stratify",
+        "question_similarity",
+        "paraphrases",
+        "validation",
+        "test",
+        "pack_tokens",
+        "train_on",
+        "seed",
+    }
+)
+"""Settings that do not affect row features."""
+
+
+class FeatureTask(NamedTuple):
+    block: LogBlock
+    out: Path
+    context: AuditContext
+
+
+class RowFeatures(NamedTuple):
+    read: ReadRow
+    kept: Interaction
+    passed: bool
+    fault: str | None
+    reason: str | None
+    notes: bytes | None
+    redactions: bytes | None
+
+
+def name_features(block: LogBlock, *, context: AuditContext) -> str:
+    """Return the name of the feature file of this block."""
+    settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
+    known = [context.base, context.control_tokens, context.base_reasons]
+    seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
+    return f"{seen[:40]}.arrow"
+
+
+def digest_file(features: Path) -> Path:
+    """The file with the hash of a feature file, written after it."""
+    return features.with_suffix(".sha256")
+
+
+def has_features(features: Path) -> bool:
+    """Whether the features of this block exist and are intact."""
+    try:
+        return file_digest(features) == digest_file(features).read_text()
+    except FileNotFoundError:
+        return False
+
+
+def extract_features(task: FeatureTask) -> int:
+    """Write the feature file. Returns the size of the block, for progress."""
+    settings = task.context.settings
+    rows: list[RowFeatures] = []
+    faults: list[tuple[int, str, str, str]] = []
+    for read in read_block(task.block, settings=settings):
+        if isinstance(read.result, ReadFault):
+            place = read.line - task.block.first_line
+            faults.append((place, read.input_hash, read.result.code, read.result.message))
+        else:
+            rows.append(_extract_row(read, read.result, context=task.context))
+    # Including rows that are filtered out: the audit reports what they would have done.
+    fingerprints = compute_fingerprints([row.kept for row in rows], settings=settings)
+    table = _to_table(rows, fingerprints, first_line=task.block.first_line)
+    # A line may contain several rows, and an array has all of its records on one line.
+    records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
+    encoded = _encode(table, faults, records=records)
+    write_atomic(task.out, encoded)
+    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
+    return len(task.block.data)
+
+
+def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> RowFeatures:
+    settings = context.settings
+    redacted = redact_row(raw)
+    notes = check_row(raw, redacted, context=context)
+    fault = find_verdict(notes)
+    return RowFeatures(
+        read=read,
+        kept=redacted.row if settings.redact else raw,
+        passed=not (fault and is_dropped(fault.code, settings)),
+        fault=fault.code if fault else None,
+        reason=fault.reason if fault else None,
+        notes=orjson.dumps([tuple(note) for note in notes]) if notes else None,
+        redactions=_count(redacted, settings),
+    )
+
+
+def _count(redacted: RedactedRow, settings: DataSettings) -> bytes | None:
+    return orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None
+
+
+def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line: int) -> "pa.Table":
+    kept = [row.kept for row in rows]
+    columns: dict[str, Any] = {
+        "line": pa.array([row.read.line - first_line for row in rows], pa.int64()),
+        "input_hash": pa.array([row.read.input_hash for row in rows], pa.string()),
+        "line_key": pa.array([int(row.read.input_hash[:16], 16) for row in rows], pa.uint64()),
+        "passed": pa.array([row.passed for row in rows], pa.bool_()),
+        "fault": pa.array([row.fault for row in rows], pa.string()),
+        "reason": pa.array([row.reason for row in rows], pa.string()),
+        "notes": pa.array([row.notes for row in rows], pa.binary()),
+        "redactions": pa.array([row.redactions for row in rows], pa.binary()),
+        "interaction": pa.array([encode_row(row) for row in kept], pa.binary()),
+        "prompt_chars": pa.array([sum(len(m.content) for m in row.messages) for row in kept], pa.int32()),
+        "reply_chars": pa.array([len(row.reply) for row in kept], pa.int32()),
+        "script": pa.array([main_script(row.question) for row in kept], pa.string()),
+        "stage": pa.array([-1 if row.stage is None else row.stage for row in kept], pa.int32()),
+    }
+    for name in ("group", "domain", "model", "status", "split"):
+        columns[name] = pa.array([getattr(row, name) for row in kept], pa.string())
+    columns |= {name: pa.array(values) for name, values in fingerprints.fixed.items()}
+    for name, (values, offsets) in fingerprints.ragged.items():
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
+    return pa.table(columns)
+
+
+def _encode(table: "pa.Table", faults: list[tuple[int, str, str, str]], *, records: int) -> bytes:
+    head = {"faults": orjson.dumps(faults), "rows": str(table.num_rows), "records": str(records)}
+    schema = table.schema.with_metadata(head)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_table(table.replace_schema_metadata(head))
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded

@@ -1,0 +1,269 @@
+"""The corpus: all rows of the logs on disk, in row order.
+
+In: segments of feature files. Out: single columns over all rows as arrays, and rows by their position.
+Memory does not grow with the text of the logs: a column of ten million numbers is 80 MB, and rows are read
+block by block.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from graftwork.data.audit.row_checks import Note
+from graftwork.data.ingest.read import ReadFault
+from graftwork.files.disk import explain_os_error
+from graftwork.records.dataset import InputFile
+from graftwork.records.errors import Damaged
+from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
+
+CACHE_BYTES = 160 << 20
+
+
+class Segment(NamedTuple):
+    """The rows `start` to `stop` of one feature file, whose block begins on `first_line` of `file`."""
+
+    file: str
+    block: int
+    first_line: int
+    features: str
+    start: int
+    stop: int
+
+
+class LabelColumn(NamedTuple):
+    """A column of names as numbers; -1 for none."""
+
+    numbers: "np.ndarray[Any, np.dtype[np.int32]]"
+    names: list[str]
+
+
+class Corpus:
+    def __init__(self, folder: Path, *, segments: Sequence[Segment], inputs: Sequence[InputFile]) -> None:
+        self._folder = folder
+        self.segments = tuple(segments)
+        self.inputs = tuple(inputs)
+        self._firsts = [0]
+        for segment in self.segments:
+            self._firsts.append(self._firsts[-1] + segment.stop - segment.start)
+        self.rows = self._firsts[-1]
+        self.withdrawn: dict[int, str] = {}
+        """Rows that passed their own checks but are contradicted by another row, with the reason."""
+        self._fields: dict[str, int] = {}
+        self._held: dict[str, np.ndarray[Any, Any]] = {}
+
+    def column(self, name: str) -> "np.ndarray[Any, Any]":
+        """Return one value per row, in row order. Read-only: the array is cached."""
+        held = self._held.pop(name, None)
+        if held is None:
+            parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
+            held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            if name == "passed" and self.withdrawn:
+                held = held.copy()
+                held[list(self.withdrawn)] = False
+            held.flags.writeable = False
+        self._hold(name, held)
+        return held
+
+    def withdraw(self, rows: dict[int, str]) -> None:
+        """Mark these rows as not passed, with their reasons."""
+        self.withdrawn |= rows
+        self._held.pop("passed", None)
+
+    def forget(self) -> None:
+        """Free the cached columns."""
+        self._held.clear()
+
+    def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
+        """Grouping and the leakage check read the same columns: reading every block again would cost more."""
+        self._held[name] = column
+        while sum(one.nbytes for one in self._held.values()) > CACHE_BYTES:
+            del self._held[next(iter(self._held))]
+
+    def ragged(
+        self, name: str
+    ) -> Iterator[tuple[int, "np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]]:
+        """Yield, block by block: the first position, all values, and the offset of each row's values."""
+        for first, segment in zip(self._firsts, self.segments, strict=False):
+            lists = self._read(segment, name)
+            offsets = lists.offsets.to_numpy().astype(np.int64)
+            yield first, lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+    def labels(self, name: str) -> LabelColumn:
+        """Return a column of texts as numbers and the distinct texts."""
+        if name == "file":
+            return self._file_labels()
+        known: dict[str, int] = {}
+        parts = []
+        for segment in self.segments:
+            coded = self._read(segment, name).dictionary_encode()
+            here = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
+            lookup = np.array([*here, -1], dtype=np.int32)
+            parts.append(lookup[coded.indices.fill_null(len(here)).to_numpy(zero_copy_only=False)])
+        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
+
+    def notes(self) -> Iterator[tuple[int, Note]]:
+        """Yield the notes on rows, in order."""
+        for first, segment in zip(self._firsts, self.segments, strict=False):
+            for number, packed in enumerate(self._read(segment, "notes").to_pylist()):
+                for note in orjson.loads(packed) if packed else ():
+                    yield first + number, Note(*note)
+
+    def faults(self) -> Iterator[tuple[str, ReadFault]]:
+        """Yield the rows that could not be read, with the hashes of their lines."""
+        seen = set()
+        for segment in self.segments:
+            if (segment.file, segment.block) in seen:
+                continue
+            seen.add((segment.file, segment.block))
+            for line, input_hash, code, message in self._read_faults(segment):
+                origin = Origin(file=segment.file, line=segment.first_line + line)
+                yield input_hash, ReadFault(origin=origin, code=code, message=message)
+
+    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
+        """Yield the rows at these positions, which must ascend."""
+        at = 0
+        for (first, behind), segment in zip(pairwise(self._firsts), self.segments, strict=True):
+            until = at
+            while until < len(places) and places[until] < behind:
+                until += 1
+            if until > at:
+                rows = read_interactions(
+                    self._folder / segment.features,
+                    [segment.start + int(place) - first for place in places[at:until]],
+                    file=segment.file,
+                    first_line=segment.first_line,
+                )
+                yield from zip((int(place) for place in places[at:until]), rows, strict=True)
+            at = until
+
+    def origin(self, place: int) -> Origin:
+        segment = self.segments[bisect_right(self._firsts, place) - 1]
+        return Origin(file=segment.file, line=segment.first_line + int(self._lines[place]))
+
+    @cached_property
+    def _lines(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        return self.column("line").astype(np.int32)
+
+    def by_segment(self) -> Iterator[tuple[int, Segment]]:
+        """Yield every segment with the position of its first row."""
+        return zip(self._firsts, self.segments, strict=False)
+
+    def path_of(self, segment: Segment) -> Path:
+        return self._folder / segment.features
+
+    def read_columns(self, segment: Segment, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Read several columns of one segment as lists."""
+        table = read_table(self._folder / segment.features, names)
+        values: dict[str, list[Any]] = table.slice(segment.start, segment.stop - segment.start).to_pydict()
+        return values
+
+    def _read(self, segment: Segment, name: str) -> "pa.Array":
+        # All blocks have the same columns: their positions are looked up once.
+        if name not in self._fields:
+            with _opened(self._folder / segment.features) as reader:
+                self._fields = {field: number for number, field in enumerate(reader.schema.names)}
+        with _opened(self._folder / segment.features, [self._fields[name]]) as reader:
+            column = reader.read_all().column(name).combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        return column.slice(segment.start, segment.stop - segment.start)
+
+    def _read_faults(self, segment: Segment) -> list[list[Any]]:
+        faults: list[list[Any]] = read_head(self._folder / segment.features).faults
+        return faults
+
+    def _file_labels(self) -> LabelColumn:
+        known: dict[str, int] = {}
+        parts = [
+            np.full(segment.stop - segment.start, known.setdefault(segment.file, len(known)), dtype=np.int32)
+            for segment in self.segments
+        ]
+        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
+
+
+class BlockHead(NamedTuple):
+    """The counts of a feature file, and the rows that could not be read."""
+
+    rows: int
+    records: int
+    faults: list[list[Any]]
+
+
+def read_head(path: Path) -> BlockHead:
+    with _opened(path) as reader:
+        metadata = reader.schema.metadata
+        return BlockHead(
+            rows=int(metadata[b"rows"]),
+            records=int(metadata[b"records"]),
+            faults=orjson.loads(metadata[b"faults"]),
+        )
+
+
+def read_table(path: Path, names: Sequence[str]) -> "pa.Table":
+    """Read columns of a feature file."""
+    with _opened(path) as reader:
+        wanted = [reader.schema.get_field_index(name) for name in names]
+    with _opened(path, wanted) as reader:
+        return reader.read_all()
+
+
+@contextmanager
+def _opened(path: Path, fields: list[int] | None = None) -> Iterator["pa.ipc.RecordBatchFileReader"]:
+    try:
+        with pa.OSFile(str(path)) as source:
+            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            yield pa.ipc.open_file(source, options=options)
+    except pa.ArrowException as error:
+        raise _damaged(path) from error
+    except OSError as error:
+        # Arrow raises this when it cannot decompress a file.
+        raise (_damaged(path) if error.errno is None else explain_os_error(error, path)) from error
+
+
+def read_interactions(
+    path: Path, numbers: Sequence[int], *, file: str, first_line: int
+) -> Iterator[Interaction]:
+    """Read rows of a feature file by their numbers."""
+    table = read_table(path, ["line", "interaction"])
+    chosen = table.take(pa.array(numbers, pa.int64()))
+    lines, packed = chosen.column("line").to_pylist(), chosen.column("interaction").to_pylist()
+    for line, data in zip(lines, packed, strict=True):
+        yield decode_row(data, origin=Origin(file=file, line=first_line + line))
+
+
+def encode_row(row: Interaction) -> bytes:
+    """Encode a row without its origin: the same bytes wherever the line is."""
+    values = row.model_dump(mode="json", exclude={"origin", "messages"}, exclude_none=True)
+    # A row without an id is identified by its origin, plus a number where one line has several rows.
+    if row.id.startswith(str(row.origin)):
+        values["number"] = values.pop("id").removeprefix(str(row.origin))
+    values["messages"] = [(message.role, message.content) for message in row.messages]
+    return orjson.dumps(values)
+
+
+def decode_row(data: bytes, *, origin: Origin) -> Interaction:
+    values = orjson.loads(data)
+    if "number" in values:
+        values["id"] = f"{origin}{values.pop('number')}"
+    messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
+    if "capture" in values:
+        values["capture"] = CaptureOrigin.model_construct(**values["capture"])
+    # Validated when it was written: validating again would dominate the time.
+    return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
+
+
+def _damaged(path: Path) -> Damaged:
+    return Damaged(
+        "a sifted block of the logs is damaged",
+        why="it does not read as Arrow",
+        fix="delete it and run the same command again",
+        where=str(path),
+    )

@@ -1,0 +1,1 @@
+"""Fingerprints, candidate pairs (LSH), questions, duplicates and contradictions."""

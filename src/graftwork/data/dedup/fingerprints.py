@@ -1,0 +1,307 @@
+"""Fingerprints of single rows, from which duplicates and groups are found without the text.
+
+In: rows. Out: columns of numbers for the row, its turns and its lines (keys, MinHash bands, runs of words,
+13-grams). The same row has the same fingerprints in every process. Knows no other rows: which line is the
+question, and what a word weighs, is decided later.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graftwork.data.audit.row_checks import is_confirmed
+from graftwork.data.settings import DataSettings
+from graftwork.records.interaction import Interaction
+from graftwork.text.similarity import (
+    Array,
+    Ragged,
+    as_sets,
+    fold,
+    number_text,
+    number_words,
+    run_words,
+    spread,
+    words,
+)
+
+PERMUTATIONS = 128
+MINHASH_SEED = 42
+# Bands x rows per band: 16 x 8 proposes pairs from about 0.71 Jaccard similarity, 16 x 5 from 0.57.
+NEAR_BANDS, NEAR_ROWS = 16, 8
+TURN_BANDS, TURN_ROWS = 16, 5
+NEAR = tuple(f"near_{band:02}" for band in range(NEAR_BANDS))
+TURN = tuple(f"turn_{band:02}" for band in range(TURN_BANDS))
+# The question is one of the last lines; instructions may follow it.
+LINES = 6
+LINE_WORDS = 48
+QUESTION_WORDS = 4
+# A turn with more runs than this is represented by a sample of them.
+TURN_RUNS = 128
+GRAM_WORDS = 13
+# One of this many consecutive 13-grams is kept: two turns that share 20 consecutive words share a kept one.
+GRAM_WINDOW = 8
+
+SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
+"""What `data.split_by` may name besides the keys of the log itself."""
+
+KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed")
+"""`turn` is the key of all turns of the user, `later` of those after the first (0 if there are none).
+
+`capture` identifies the captured exchange; `unconfirmed` is 1 where only a model vouches for the reply.
+"""
+
+
+class Fingerprints(NamedTuple):
+    """Columns with one value per row, and columns with any number of values per row (values, offsets).
+
+    0 means none: no session, no words, or a row that was skipped.
+    """
+
+    fixed: dict[str, Array]
+    ragged: dict[str, tuple[Array, Array]]
+
+
+def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSettings) -> Fingerprints:
+    """Compute the fingerprints of each row; None is a row to skip."""
+    read = [None if row is None else _split_words(row, settings=settings) for row in rows]
+    fixed: dict[str, Array] = {
+        name: np.array([0 if row is None else row.keys[at] for row in read], dtype=np.uint64)
+        for at, name in enumerate(KEYS)
+    }
+    fixed["length"] = np.array([0 if row is None else row.length for row in read], dtype=np.uint64)
+    whole = _flatten([[] if row is None else row.words for row in read])
+    turns = whole.take_spans([(0, 0) if row is None else row.turn for row in read])
+    said = whole.words
+    if any(row is not None and row.said < len(row.words) for row in read):
+        said = whole.take_spans([(0, 0) if row is None else (0, row.said) for row in read])
+    fixed |= _minhash_bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
+    # A turn of one short line is its own question: comparing it again would only be coarser.
+    long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
+    turn_runs = run_words(_only(turns, long), size=3)
+    fixed |= _minhash_bands(turn_runs, TURN, size=TURN_ROWS)
+    ragged = _fingerprint_lines([() if row is None else row.lines for row in read])
+    ragged["turn_runs"] = _as_pair(as_sets(turn_runs, lowest=TURN_RUNS))
+    ragged["grams"] = _as_pair(_choose_grams(turns))
+    return Fingerprints(fixed, ragged)
+
+
+def _as_pair(items: Ragged) -> tuple[Array, Array]:
+    return items.values, items.offsets
+
+
+class _Line(NamedTuple):
+    """A line of a user turn. What it asks in a longer conversation depends on `context`."""
+
+    words: list[str]
+    asks: bool
+    context: list[str]
+
+
+class _RowWords(NamedTuple):
+    """A row as words without the system prompt, up to `said`, and the span of the user's turns.
+
+    The turns of a longer conversation are not adjacent: they are repeated after `said`.
+    """
+
+    keys: tuple[int, int, int, int, int, int, int, int]
+    length: int
+    words: list[str]
+    said: int
+    turn: tuple[int, int]
+    lines: tuple[_Line, ...]
+    is_one_line: bool
+
+
+def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
+    prompt: list[str] = []
+    whole: list[str] = []
+    asked: list[_UserTurn] = []
+    for message in row.messages:
+        if message.role == "user":
+            lines = [(words(line), line) for line in message.content.splitlines()]
+            found = [word for line, _ in lines for word in line]
+            asked.append(_UserTurn(lines, found, begins=len(whole)))
+        else:
+            found = words(message.content)
+        prompt += [message.role, fold(message.content)]
+        if message.role != "system":
+            whole += found
+    reply = words(row.reply)
+    opening = asked[0].words if asked else []
+    later = [word for turn in asked[1:] for word in turn.words]
+    said = len(whole) + len(reply)
+    if len(asked) > 1:
+        span, repeated = (said, said + len(opening) + len(later)), opening + later
+    else:
+        begins = asked[0].begins if asked else 0
+        span, repeated = (begins, begins + len(opening)), []
+    spoken = _list_lines(asked, later)
+    return _RowWords(
+        keys=(
+            # Exact except for case and spacing: rows are dropped by these two keys.
+            number_text("\x1f".join(prompt)),
+            number_text(fold(row.reply)),
+            number_text(" ".join(opening + later)),
+            number_text("\x1f".join((row.session, *opening))) if row.session is not None else 0,
+            _find_together(row, settings.split_by),
+            number_text(" ".join(later)) if later else 0,
+            number_text(row.capture.id) if row.capture is not None else 0,
+            int(row.capture is not None and not is_confirmed(row.capture, settings.captures)),
+        ),
+        length=sum(len(message.content) for message in row.messages) + len(row.reply),
+        words=whole + reply + repeated,
+        said=said,
+        turn=span,
+        lines=spoken,
+        is_one_line=not later and len(spoken) < 2 and span[1] - span[0] <= LINE_WORDS,
+    )
+
+
+class _UserTurn(NamedTuple):
+    """A turn of the user: its lines as words and as text, and the position of its first word."""
+
+    lines: list[tuple[list[str], str]]
+    words: list[str]
+    begins: int
+
+
+def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ...]:
+    """List the lines of which one is the question, in the order in which they are considered: the last of a
+    turn first.
+
+    A conversation asks what its first turn asks, given what the user says later. Later turns are considered
+    only where the first is boilerplate: many chats open with "Hi".
+    """
+    found: list[_Line] = []
+    for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
+        room = LINES if number == 0 else 2 * LINES - len(found)
+        spoken = [line for line in turn.lines if line[0]]
+        for line, text in reversed(spoken[-room:] if room else []):
+            asks = text.rstrip().endswith(("?", "？"))
+            if number == 0:
+                found.append(_Line(line, asks, later))
+            else:
+                # A short question ("And the region?") occurs in many conversations and pairs none.
+                found.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
+    return tuple(found)
+
+
+def _find_together(row: Interaction, split_by: str) -> int:
+    """Return the key of the value that `data.split_by` keeps together; 0 if the row has none."""
+    if split_by == "question":
+        return 0
+    value: Any = row
+    if split_by in SPLIT_FIELDS:
+        value = getattr(row, SPLIT_FIELDS[split_by])
+    elif split_by in row.extra:
+        # Nested values of the log are stored under their dotted name.
+        value = row.extra[split_by]
+    else:
+        value = row.extra
+        for part in split_by.split("."):
+            if isinstance(value, Mapping):
+                value = value.get(part)
+            elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                value = None
+    return 0 if value is None else number_text(f"{split_by}\x1f{value}")
+
+
+class _FlatWords(NamedTuple):
+    words: Ragged
+
+    def take_spans(self, spans: Sequence[tuple[int, int]]) -> Ragged:
+        """Return a span of words of each row."""
+        starts = np.array([start for start, _ in spans], dtype=np.int64) + self.words.offsets[:-1]
+        lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        at = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.words.values[at], offsets)
+
+
+def _flatten(texts: Sequence[Sequence[str]]) -> _FlatWords:
+    values = number_words([word for text in texts for word in text])
+    return _FlatWords(Ragged(values, _offsets(len(text) for text in texts)))
+
+
+def _only(items: Ragged, which: Array) -> Ragged:
+    """Return the same items; items that are not marked become empty."""
+    lengths = np.where(which, np.diff(items.offsets), 0)
+    return Ragged(items.values[np.repeat(which, np.diff(items.offsets))], _offsets(lengths))
+
+
+def _offsets(lengths: Iterable[int]) -> Array:
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(np.fromiter(lengths, dtype=np.int64))))
+
+
+def _minhash_bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]:
+    """Compute MinHash bands: one number per `size` hashes, 0 for an item without runs."""
+    if not len(runs.values):
+        return {name: np.zeros(len(runs.offsets) - 1, dtype=np.uint64) for name in names}
+    import rensa
+
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
+        runs.values, runs.offsets.astype(np.uint64), PERMUTATIONS, MINHASH_SEED
+    )
+    digests = np.array(matrix.to_rows(), dtype=np.uint64)
+    full = np.diff(runs.offsets) > 0
+    bands = {}
+    for number, name in enumerate(names):
+        band = np.zeros(len(digests), dtype=np.uint64)
+        for column in digests[:, number * size : (number + 1) * size].T:
+            band = spread(band + column + np.uint64(0x9E3779B97F4A7C15))
+        bands[name] = np.where(full, np.maximum(band, np.uint64(1)), np.uint64(0))
+    return bands
+
+
+def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Array, Array]]:
+    """Return each line's key (its lowest bit: ends as a question) and its runs of one and two words.
+
+    The key covers the line alone, so that boilerplate is recognized; the runs include the context of a
+    longer conversation. Runs of one word are even numbers, runs of two words odd ones. `line_sizes` is the
+    number of runs per line.
+    """
+    flat = [line for row in lines for line in row]
+    keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
+    found = _flatten([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat]).words
+    singles, doubles = run_words(found, size=1), run_words(found, size=2)
+    owners = np.concatenate((singles.owners(), doubles.owners()))
+    values = np.concatenate(
+        (singles.values & np.uint64(0xFFFFFFFE), doubles.values & np.uint64(0xFFFFFFFE) | np.uint64(1))
+    )
+    order = np.argsort(owners, kind="stable")
+    runs = as_sets(Ragged(values[order], singles.offsets + doubles.offsets))
+    of_rows = _offsets(len(row) for row in lines)
+    return {
+        "lines": (np.array(keys, dtype=np.uint64), of_rows),
+        "line_sizes": (np.diff(runs.offsets).astype(np.uint32), of_rows),
+        "line_runs": (runs.values, runs.offsets[of_rows]),
+    }
+
+
+def _choose_grams(turns: Ragged) -> Ragged:
+    """Keep the 13-grams of each turn that are the smallest of GRAM_WINDOW consecutive ones (winnowing)."""
+    long = np.diff(turns.offsets) >= GRAM_WORDS
+    grams = run_words(_only(turns, long), size=GRAM_WORDS)
+    lengths = np.diff(grams.offsets)
+    ends = np.repeat(grams.offsets[1:], lengths)
+    here = np.arange(len(grams.values))
+    none = np.uint64(2**64 - 1)
+    padded = np.concatenate((grams.values, np.full(GRAM_WINDOW, none)))
+    smallest = grams.values.copy()
+    for step in range(1, GRAM_WINDOW):
+        ahead = np.where(here + step < ends, padded[step : step + len(here)], none)
+        smallest = np.minimum(smallest, ahead)
+    chosen = np.zeros(len(here), dtype=bool)
+    starts = np.repeat(grams.offsets[:-1], lengths)
+    # Windows that reach beyond the end of a turn count only where the turn has no full one.
+    begins = here <= np.maximum(starts, ends - GRAM_WINDOW)
+    for step in range(GRAM_WINDOW):
+        behind = here - step
+        inside = behind >= starts
+        window = np.where(inside, behind, 0)
+        chosen |= inside & begins[window] & (smallest[window] == grams.values)
+    counts = np.bincount(grams.owners()[chosen], minlength=len(lengths))
+    return Ragged(grams.values[chosen], _offsets(counts))

@@ -1,0 +1,388 @@
+"""What each row asks: the line of its turns that is not boilerplate, and rows that ask nearly the same.
+
+In: fingerprints of the lines of each row. Out: window by window, the question line of each row and pairs of
+rows with similar questions. Two lines can only reach the similarity threshold if they share one of their
+rarest runs of words, so only such pairs are measured. In a conversation of several turns the question
+counts together with what the user says later. The system prompt is ignored.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.boilerplate import (
+    IS_QUESTION,
+    Window,
+    learn_boilerplate,
+    learn_weights,
+    mark_boilerplate,
+    open_windows,
+    sample_before,
+)
+from graftwork.data.dedup.lsh import (
+    CANDIDATES_PER_ROW,
+    NO_PAIRS,
+    CorpusColumns,
+    ExternalSort,
+    SortedEntries,
+    ValueLookup,
+    find_first,
+    is_worth_looking_up,
+    join_ragged,
+    merge_pairs,
+    only_fresh,
+    pack,
+    unpack,
+)
+from graftwork.text.similarity import (
+    NO_WEIGHTS,
+    TOLERANCE,
+    Array,
+    Ragged,
+    RunWeights,
+    distinct,
+    measure_pairs,
+    spread,
+)
+
+# "Please look up X" contains "X": a line contained in another to this degree asks the same.
+CONTAINED = 0.9
+# Marks of a run in the index: among the rarest of its line, for similarity and for containment.
+_RARE = np.uint8(1)
+_RAREST = np.uint8(2)
+# A run in this many earlier lines is no longer rare: the few lines it would be compared with are hardly ever
+# the right ones.
+_RARE_ROWS = 64
+_ROWS_AT_ONCE = 25_000
+_ENTRIES_AT_ONCE = 1_000_000
+_HALF = np.uint64(32)
+
+
+def propose_all_pairs(
+    sets: Ragged, places: Array, *, weighed: Array, threshold: float, is_probe: Array
+) -> Iterator[Array]:
+    """Yield pairs of a probe and an earlier row, partition by partition."""
+    with ExternalSort(len(sets.values)) as spill:
+        for start in range(0, len(places), _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, len(places))
+            part = sets.take(np.arange(start, stop))
+            weights = weighed[sets.offsets[start] : sets.offsets[stop]]
+            marks = _mark_rare(part, weights, threshold=threshold)
+            spill.add(part.values.astype(np.uint64), places[start:stop][part.owners()], marks)
+        for entries in spill.partitions():
+            parts, ranks = [], entries.ranks()
+            for step in range(1, CANDIDATES_PER_ROW + 1):
+                later, earlier = entries.pair(step)
+                rare = entries.marks[later] | (entries.marks[earlier] & _RAREST)
+                proposed = (rare > 0) & is_probe[entries.places[later]] & (ranks[later] < _RARE_ROWS)
+                parts.append(pack(entries.places[later[proposed]], entries.places[earlier[proposed]]))
+            yield merge_pairs(parts)
+
+
+class MarkedRuns(NamedTuple):
+    """The runs of some rows' lines, and whether each is among the rarest of its line."""
+
+    places: Array
+    keys: Array
+    marks: Array
+
+    @classmethod
+    def of(cls, sets: Ragged, places: Array, *, weighed: Array, threshold: float) -> "MarkedRuns":
+        keys = sets.owners().astype(np.uint64) << _HALF | sets.values.astype(np.uint64)
+        return cls(places, keys, _mark_rare(sets, weighed, threshold=threshold))
+
+    def marks_of(self, rows: Array, values: Array) -> Array:
+        """Return the marks of runs that occur in the lines of these rows."""
+        owners = np.searchsorted(self.places, rows).astype(np.uint64)
+        found: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
+        return found
+
+
+class SharedRuns(NamedTuple):
+    """Pairs of rows, with a run that both have and that is rare up to the later row."""
+
+    value: Array
+    later: Array
+    earlier: Array
+
+    def only(self, which: Array) -> "SharedRuns":
+        return SharedRuns(self.value[which], self.later[which], self.earlier[which])
+
+    def rows(self) -> Array:
+        return distinct(np.concatenate((self.later, self.earlier)))
+
+
+def find_shared_runs(
+    lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array, is_probe: Array
+) -> SharedRuns:
+    """Pair probes with earlier rows where one of the two is fresh.
+
+    `runs` are those of all fresh lines; `lines` yields the lines of all rows in order.
+    """
+    runs = distinct(runs)
+    entries = _find_entries(lines, runs, fresh=fresh)
+    ranks, found = entries.ranks(), []
+    for later, earlier in map(entries.pair, range(1, CANDIDATES_PER_ROW + 1)):
+        pairs = SharedRuns(runs[entries.values[later]], entries.places[later], entries.places[earlier])
+        pairs = pairs.only(ranks[later] < _RARE_ROWS)
+        found.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
+    return SharedRuns(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> SortedEntries:
+    """Find the runs that are still rare when the first fresh row with them comes."""
+    seen, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
+    number, place = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+    waiting: list[tuple[Array, Array]] = []
+    for some, sets in lines:
+        open_runs = np.flatnonzero(seen < _RARE_ROWS).astype(np.int32)
+        there, which = ValueLookup(runs[open_runs]).find(sets.values)
+        numbers, places = open_runs[which], some[sets.owners()[there]]
+        seen += np.bincount(numbers, minlength=len(runs))
+        concerned[numbers[fresh[places]]] = True
+        waiting.append((numbers, places.astype(np.int32)))
+        # Most runs are no longer rare long before a fresh row comes.
+        if sum(len(part) for part, _ in waiting) > _ENTRIES_AT_ONCE:
+            number, place = _gather(number, place, waiting, useful=concerned | (seen < _RARE_ROWS))
+            waiting = []
+    number, place = _gather(number, place, waiting, useful=concerned)
+    order = np.argsort(number, kind="stable")
+    return SortedEntries(number[order], place[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8))
+
+
+def _gather(
+    number: Array, place: Array, waiting: list[tuple[Array, Array]], *, useful: Array
+) -> tuple[Array, Array]:
+    number = np.concatenate([number, *(numbers for numbers, _ in waiting)])
+    place = np.concatenate([place, *(places for _, places in waiting)])
+    kept = useful[number]
+    return number[kept], place[kept]
+
+
+def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
+    """Drop runs of two words that are not among the rarest of the later line, where its marks are known."""
+    known = np.isin(sharing.later, lines.places)
+    hopeless = known & ((sharing.value & np.uint32(1)) == 1)
+    hopeless[hopeless] = lines.marks_of(sharing.later[hopeless], sharing.value[hopeless]) == 0
+    return sharing.only(~hopeless)
+
+
+def propose_pairs(sharing: SharedRuns, lines: MarkedRuns) -> Array:
+    """Keep pairs whose shared run is among the rarest of one of the two lines."""
+    rare = lines.marks_of(sharing.later, sharing.value)
+    rare |= lines.marks_of(sharing.earlier, sharing.value) & _RAREST
+    return merge_pairs([pack(sharing.later[rare > 0], sharing.earlier[rare > 0])])
+
+
+def _mark_rare(sets: Ragged, weighed: Array, *, threshold: float) -> Array:
+    """Mark for each run whether it is among the rarest of its line."""
+    owners = sets.owners()
+    # Sorted by line, then from the heaviest run to the lightest. Positive floats sort like the integers of
+    # their bits, and one key sorts ten times as fast as several.
+    lighter = np.uint32(2**32 - 1) - weighed.astype(np.float32).view(np.uint32)
+    order = np.argsort(owners.astype(np.uint64) << _HALF | lighter.astype(np.uint64), kind="stable")
+    weights = weighed[order].astype(np.float64)
+    is_word = (sets.values[order] & np.uint32(1)) == 0
+    rare = _share_before(weights, sets, owners) < 1 - threshold + 1e-6
+    rarest = _share_before(np.where(is_word, weights, 0.0), sets, owners) < 1 - CONTAINED + 1e-6
+    marks = np.empty(len(order), dtype=np.uint8)
+    marks[order] = rare.astype(np.uint8) * _RARE | (rarest & is_word).astype(np.uint8) * _RAREST
+    return marks
+
+
+def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
+    """Return, for each value, the share of its set's weight that comes before it."""
+    behind = np.cumsum(weighed) - weighed
+    bases = np.append(behind, 0.0)[sets.offsets[:-1]]
+    totals = np.bincount(owners, weighed, minlength=len(bases))
+    share: Array = (behind - bases[owners]) / totals[owners]
+    return share
+
+
+# A line contained in another asks the same, unless it has only this share of the other's words.
+CONTAINED_PART = 0.4
+
+PairFilter = Callable[[Array, Array], Array]
+"""Selects the pairs (later rows, earlier rows) that have to be compared."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The question lines of all rows before `window.high`, given the boilerplate known in that window.
+
+    `key` is 0 where a row asks nothing; `first` is the first row with the same line; `boilerplate` are
+    sorted keys of lines that ask nothing; `number` counts the lines after the question.
+    """
+
+    window: Window
+    key: Array
+    first: Array
+    weights: RunWeights
+    boilerplate: Array
+    number: Array
+    _corpus: CorpusColumns
+    _passed: Array
+
+    def runs_of(self, places: Array) -> Ragged:
+        """Return the runs of words of the question lines of these rows, whose positions ascend."""
+        return _read_runs(self._corpus, places, self.number)
+
+    def firsts(self) -> Array:
+        """Return the rows that are the first of all rows with their line."""
+        rows = np.arange(len(self.key))
+        return np.flatnonzero(self._passed & (self.key != 0) & (self.first == rows))
+
+    def probes(self) -> Array:
+        """Return the rows of the window that are the first in it with their line."""
+        rows = np.arange(len(self.key))
+        inside = self._passed & (rows >= self.window.low) & (self.key != 0)
+        return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
+
+    def pair_alike(
+        self, *, threshold: float, wanted: PairFilter | None = None, fresh: Array | None = None
+    ) -> Array:
+        """Pair rows of the window with earlier rows that ask the same in nearly the same words.
+
+        With `fresh`, return only pairs that contain a row marked there.
+        """
+        probes = self.probes()
+        is_probe = np.zeros(len(self.key), dtype=bool)
+        is_probe[probes] = True
+        places = np.union1d(probes, self.firsts())
+        if not len(probes) or (fresh is not None and not fresh[places].any()):
+            return NO_PAIRS
+        if fresh is not None and is_worth_looking_up(fresh):
+            return self._look_up(places, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
+        sets = self.runs_of(places)
+        weighed = self.weights.of(sets.values)
+        found = []
+        for pairs in propose_all_pairs(sets, places, weighed=weighed, threshold=threshold, is_probe=is_probe):
+            proposed = only_fresh(pairs, fresh)
+            if wanted is not None:
+                proposed = proposed[wanted(*unpack(proposed))]
+            found.append(proposed[_are_alike(proposed, places, sets, weighed=weighed, threshold=threshold)])
+        return merge_pairs(found)
+
+    def _look_up(
+        self, places: Array, is_probe: Array, *, threshold: float, wanted: PairFilter | None, fresh: Array
+    ) -> Array:
+        own = places[fresh[places]]
+        runs = self.runs_of(own)
+        lines = _stream_runs(self._corpus, places, self.number)
+        sharing = find_shared_runs(lines, runs.values, fresh=fresh, is_probe=is_probe)
+        if wanted is not None:
+            sharing = sharing.only(wanted(sharing.later, sharing.earlier))
+        marked = MarkedRuns.of(runs, own, weighed=self.weights.of(runs.values), threshold=threshold)
+        sharing = drop_common_runs(sharing, marked)
+        places = sharing.rows()
+        sets = self.runs_of(places)
+        weighed = self.weights.of(sets.values)
+        marked = MarkedRuns.of(sets, places, weighed=weighed, threshold=threshold)
+        pairs = propose_pairs(sharing, marked)
+        return pairs[_are_alike(pairs, places, sets, weighed=weighed, threshold=threshold)]
+
+
+def find_questions(
+    corpus: CorpusColumns, *, passed: Array, turns: Array, since: int = 0
+) -> Iterator[Questions]:
+    """Yield the question lines window by window. `turns` are the keys of the turns.
+
+    Windows without a row from `since` on are skipped.
+    """
+    marked: Array | None = None
+    for window in open_windows(corpus.rows):
+        if window.high <= since:
+            continue
+        if marked is None:
+            marked = mark_boilerplate(corpus, passed=passed, turns=turns)
+        sample = sample_before(window, passed=passed, turns=turns)
+        boilerplate = learn_boilerplate(corpus, sample)
+        key, numbers = _choose_lines(corpus, window.high, boilerplate, marked)
+        weights = NO_WEIGHTS
+        if len(sample):
+            weights = learn_weights(_read_runs(corpus, sample, numbers), key[sample])
+        inside = passed[: window.high]
+        yield Questions(
+            window=window,
+            key=key,
+            first=find_first(key, among=inside),
+            weights=weights,
+            boilerplate=boilerplate,
+            number=numbers,
+            _corpus=corpus,
+            _passed=inside,
+        )
+
+
+def _are_alike(pairs: Array, places: Array, sets: Ragged, *, weighed: Array, threshold: float) -> Array:
+    later, earlier = (np.searchsorted(places, side) for side in unpack(pairs))
+    measures = measure_pairs(sets, later, earlier, weighed=weighed)
+    held = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
+    one, other = (_count_words(sets, side[held]) for side in (later, earlier))
+    alike: Array = measures.likeness >= threshold - TOLERANCE
+    alike[held] |= np.minimum(one, other) >= CONTAINED_PART * np.maximum(one, other)
+    return alike
+
+
+def _count_words(sets: Ragged, items: Array) -> Array:
+    taken = sets.take(items)
+    return np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(items))
+
+
+def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: Array) -> tuple[Array, Array]:
+    """Return, for each row, the key of its question line and which of its last lines that is.
+
+    The last line that is not boilerplate is the question; if all are, the last line. `marked` holds the
+    lines that were already boilerplate when their row came.
+    """
+    chosen_keys = np.zeros(rows, dtype=np.uint64)
+    numbers = np.zeros(rows, dtype=np.uint8)
+    behind = 0
+    for first, flat, offsets in corpus.ragged("lines"):
+        if first >= rows:
+            break
+        keys = flat & ~IS_QUESTION
+        at = np.arange(len(keys))
+        asks = ~np.isin(keys, boilerplate) & ~marked[behind : behind + len(keys)]
+        behind += len(keys)
+        full = np.flatnonzero(offsets[1:] > offsets[:-1])
+        if not len(full):
+            continue
+        starts = offsets[:-1][full]
+        chosen = np.minimum.reduceat(np.where(asks, at, len(keys)), starts)
+        chosen = np.where(chosen < offsets[1:][full], chosen, starts)
+        inside = full + first < rows
+        places = full[inside] + first
+        chosen_keys[places] = keys[chosen[inside]]
+        numbers[places] = (chosen - starts)[inside]
+    # The same line asks something else in another conversation.
+    later = corpus.column("later")[:rows]
+    chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~IS_QUESTION)
+    return chosen_keys, numbers
+
+
+def _read_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Ragged:
+    """Read the runs of one line of each of these rows."""
+    parts = [sets for _, sets in _stream_runs(corpus, places, numbers)]
+    if not parts:
+        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
+    return join_ragged(parts)
+
+
+def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
+    """As `_read_runs`, some rows at a time, with their positions."""
+    sizes_of, runs_of = corpus.ragged("line_sizes"), corpus.ragged("line_runs")
+    for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):
+        low, high = np.searchsorted(places, [first, first + len(line_offsets) - 1])
+        if low < high:
+            some = places[low:high]
+            local = some - first
+            empty = line_offsets[local] == line_offsets[local + 1]
+            lines = Ragged(runs, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64), [len(runs)])))
+            # A row without lines takes the empty line after the last.
+            which = np.where(empty, len(sizes), line_offsets[local] + numbers[some])
+            yield some, lines.take(which)
+        if high == len(places):
+            break

@@ -1,0 +1,285 @@
+"""Duplicates, near-duplicates and contradictions.
+
+In: the corpus. Out: for each row to drop, the step that drops it and the row that stays instead. Conflicts
+come first: of a reply that was given, corrected and given again, the last one stays. LSH proposes
+near-duplicates; the weighted Jaccard similarity over runs of three words of the whole text decides. The
+system prompt counts only where prompts must be identical.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.boilerplate import Window, sample_before
+from graftwork.data.dedup.fingerprints import NEAR
+from graftwork.data.dedup.lsh import (
+    NO_PAIRS,
+    CorpusColumns,
+    find_first,
+    join_ragged,
+    merge_pairs,
+    pair_neighbours,
+    unpack,
+)
+from graftwork.data.dedup.questions import Questions, find_questions
+from graftwork.data.settings import DataSettings
+from graftwork.records.interaction import Interaction
+from graftwork.text.similarity import (
+    NO_WEIGHTS,
+    TOLERANCE,
+    Array,
+    Clusters,
+    Ragged,
+    RunWeights,
+    as_sets,
+    measure_pairs,
+    number_words,
+    run_words,
+    spread,
+    weigh,
+    words,
+)
+
+# Whole texts are large: their weights are learned from fewer rows than those of lines.
+TEXT_SAMPLE_ROWS = 4096
+_ROWS_AT_ONCE = 2000
+# Characters of the pairs that are compared at once; their runs take about as many bytes.
+_CHARACTERS_AT_ONCE = 40_000_000
+
+
+def turns_text(row: Interaction) -> str:
+    """Return everything before the reply except the system prompt."""
+    return "\n".join(message.content for message in row.messages if message.role != "system")
+
+
+class _Sets(NamedTuple):
+    """The runs of some rows: turns and reply together, and the reply alone."""
+
+    whole: Ragged
+    reply: Ragged
+
+
+class TextComparer:
+    """Compares pairs window by window; windows must come in order."""
+
+    def __init__(self, corpus: CorpusColumns, *, passed: Array, turns: Array) -> None:
+        self._corpus = corpus
+        self._passed = passed
+        self._turns = turns
+        self._lengths = corpus.column("length").astype(np.int64)
+        self._held: dict[int, Array] = {}
+
+    def choose(self, pairs: Array, *, window: Window, threshold: float) -> Array:
+        """Return the pairs that are similar. All have their later row in the window."""
+        weights = self._learn(window)
+        later, earlier = unpack(pairs)
+        sizes = np.cumsum(self._lengths[later] + self._lengths[earlier]) // _CHARACTERS_AT_ONCE
+        chosen = []
+        for batch in np.unique(sizes):
+            part = pairs[sizes == batch]
+            chosen.append(part[self._are_alike(part, weights=weights, threshold=threshold)])
+        return np.concatenate(chosen)
+
+    def _are_alike(self, pairs: Array, *, weights: RunWeights, threshold: float) -> Array:
+        later, earlier = unpack(pairs)
+        places = np.unique(np.concatenate((later, earlier)))
+        sets = _join([part for _, part in _read_sets(self._corpus, places)])
+        one, other = np.searchsorted(places, later), np.searchsorted(places, earlier)
+        least = threshold - TOLERANCE
+        alike = np.ones(len(pairs), dtype=bool)
+        for part in sets:
+            alike &= measure_pairs(part, one, other, weighed=weights.of(part.values)).likeness >= least
+        return alike
+
+    def _learn(self, window: Window) -> RunWeights:
+        places = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
+        if not len(places):
+            return NO_WEIGHTS
+        wanted = set(places.tolist())
+        self._held = {place: values for place, values in self._held.items() if place in wanted}
+        missing = np.array(sorted(wanted - self._held.keys()), dtype=np.int64)
+        for some, sets in _read_sets(self._corpus, missing):
+            for at, place in enumerate(some.tolist()):
+                self._held[place] = sets.whole.values[sets.whole.offsets[at] : sets.whole.offsets[at + 1]]
+        held = [self._held[place] for place in places.tolist()]
+        offsets = np.concatenate(([0], np.cumsum([len(values) for values in held])))
+        return weigh(Ragged(np.concatenate(held), offsets))
+
+
+def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, _Sets]]:
+    for start in range(0, len(places), _ROWS_AT_ONCE):
+        some = places[start : start + _ROWS_AT_ONCE]
+        wholes, replies = [], []
+        for _, row in corpus.rows_at(some.tolist()):
+            reply = words(row.reply)
+            wholes.append(words(turns_text(row)) + reply)
+            replies.append(reply)
+        yield some, _Sets(_as_sets(wholes), _as_sets(replies))
+
+
+def _as_sets(texts: list[list[str]]) -> Ragged:
+    offsets = np.concatenate(([0], np.cumsum([len(text) for text in texts])))
+    return as_sets(
+        run_words(Ragged(number_words([word for text in texts for word in text]), offsets), size=3)
+    )
+
+
+def _join(parts: list[_Sets]) -> _Sets:
+    return _Sets(join_ragged([part.whole for part in parts]), join_ragged([part.reply for part in parts]))
+
+
+CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
+
+
+class Repeats(NamedTuple):
+    """For each row, the row that stays instead (-1: it stays) and the step: conflict 1, duplicate 2,
+    near-duplicate 3.
+
+    Where all replies to a prompt are dropped because they contradict each other, `instead` names the last
+    of them, which is dropped too.
+    """
+
+    instead: Array
+    step: Array
+
+
+def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
+    """Find conflicts, then exact duplicates, then near-duplicates."""
+    passed = corpus.column("passed").astype(bool)
+    repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
+    prompt, reply = corpus.column("prompt"), corpus.column("reply")
+    unconfirmed = corpus.column("unconfirmed") != 0
+    _drop_conflicts(repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, rule=settings.conflicts)
+    said = spread(prompt) + reply
+    del prompt, reply
+    # An unconfirmed reply of a model never replaces another row.
+    ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
+    alive = passed & (repeats.instead < 0)
+    stays = _choose_one(find_first(said, among=alive), ranks)
+    _drop(repeats, np.flatnonzero(alive & (stays != np.arange(corpus.rows))), stays, DUPLICATE)
+    first = find_first(said, among=passed)
+    del said
+    # Near-duplicates are searched among the first rows of each content, whichever of its rows stays: the
+    # pairs compared must not depend on later rows.
+    standing = np.full(corpus.rows, -1, dtype=np.int64)
+    left = np.flatnonzero(passed & (repeats.instead < 0))
+    standing[first[left]] = left
+    pairs = find_near_pairs(corpus, first=first, passed=passed, standing=standing >= 0, settings=settings)
+    clusters = Clusters(corpus.rows)
+    for later, earlier in zip(*(standing[side].tolist() for side in unpack(pairs)), strict=True):
+        clusters.join(later, earlier)
+    stays = _choose_one(clusters.names(), ranks)
+    _drop(repeats, left[stays[left] != left], stays, NEAR_DUPLICATE)
+    _follow(repeats.instead)
+    return repeats
+
+
+def find_near_pairs(
+    corpus: CorpusColumns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
+) -> Array:
+    """Find rows whose whole text, question and reply are all similar.
+
+    Long sources that two questions share would make the whole text similar, and a refusal is the same reply
+    to everything. Paraphrased questions are kept; they are grouped later, so that they stay in one split.
+    """
+    own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
+    pairs = NO_PAIRS
+    for name in NEAR:
+        proposed = pair_neighbours(corpus.column(name)[own], own)
+        later, earlier = unpack(proposed)
+        pairs = merge_pairs([pairs, proposed[standing[later] & standing[earlier]]])
+    if not len(pairs):
+        return pairs
+    turns = corpus.column("turn")
+    judge = TextComparer(corpus, passed=passed, turns=turns)
+    found = []
+    for asked in find_questions(corpus, passed=passed, turns=turns):
+        here = pairs[slice(*np.searchsorted(unpack(pairs).later, asked.window[:2]))]
+        here = here[_ask_alike(asked, here, threshold=settings.near_duplicate)]
+        if len(here):
+            found.append(judge.choose(here, window=asked.window, threshold=settings.near_duplicate))
+    return merge_pairs(found)
+
+
+def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:
+    later, earlier = unpack(pairs)
+    if not len(pairs):
+        return np.zeros(0, dtype=bool)
+    places = np.unique(np.concatenate((later, earlier)))
+    sets = asked.runs_of(places)
+    measures = measure_pairs(
+        sets,
+        np.searchsorted(places, later),
+        np.searchsorted(places, earlier),
+        weighed=asked.weights.of(sets.values),
+    )
+    alike: Array = measures.likeness >= threshold - TOLERANCE
+    return alike
+
+
+def _drop_conflicts(
+    repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, unconfirmed: Array, rule: str
+) -> None:
+    """Of different replies to the same prompt, keep the last one logged, or none.
+
+    Unconfirmed replies of a model contradict no other reply: they are dropped where they differ.
+    """
+    if rule == "keep_all":
+        return
+    places = np.flatnonzero(passed)
+    order = places[np.lexsort((places, ~unconfirmed[places], prompt[places]))]
+    starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
+    lengths = np.diff(np.append(starts, len(order)))
+    last = np.repeat(order[starts + lengths - 1], lengths)
+    gone = reply[order] != reply[last]
+    if rule == "drop_all" and len(starts):
+        among_equals = gone & (unconfirmed[order] == unconfirmed[last])
+        gone = gone | np.repeat(np.logical_or.reduceat(among_equals, starts), lengths)
+    repeats.instead[order[gone]] = last[gone]
+    repeats.step[order[gone]] = CONFLICT
+
+
+def _rank(corpus: CorpusColumns, rule: str) -> Array:
+    """Rank the rows: the lowest rank of a cluster stays."""
+    places = np.arange(corpus.rows, dtype=np.int64)
+    if rule == "first":
+        return places
+    if rule == "last":
+        return -places
+    order = np.lexsort((places, -corpus.column("length").astype(np.int64)))
+    ranks = np.empty(corpus.rows, dtype=np.int64)
+    ranks[order] = places
+    return ranks
+
+
+def _choose_one(members_of: Array, ranks: Array) -> Array:
+    """Return, for each row, the row of its cluster that stays."""
+    rows = len(members_of)
+    best = np.full(rows, np.iinfo(np.int64).max)
+    np.minimum.at(best, members_of, ranks)
+    chosen = np.arange(rows, dtype=np.int64)
+    is_best = ranks == best[members_of]
+    chosen[members_of[is_best]] = np.flatnonzero(is_best)
+    return chosen[members_of]
+
+
+def _drop(repeats: Repeats, gone: Array, stays: Array, step: int) -> None:
+    repeats.instead[gone] = stays[gone]
+    repeats.step[gone] = step
+
+
+def _follow(instead: Array) -> None:
+    """Resolve chains: the row that stays may itself be dropped in a later step."""
+    for gone in _chains(instead):
+        instead[gone] = instead[instead[gone]]
+
+
+def _chains(instead: Array) -> Iterator[Array]:
+    while True:
+        gone = np.flatnonzero(instead >= 0)
+        onward = instead[instead[gone]]
+        gone = gone[(onward >= 0) & (onward != instead[gone])]
+        if not len(gone):
+            return
+        yield gone

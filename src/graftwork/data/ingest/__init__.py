@@ -1,0 +1,1 @@
+"""From files to interactions: find files, cut them into blocks, split containers, read formats."""

@@ -1,0 +1,406 @@
+"""Blocks: a few MiB of JSON lines of one file, identified by their content.
+
+In: the bytes of a file or of standard input, compressed or not. Out: decompressed UTF-8 chunks, lines, and
+blocks that are cut by content alone, so that appending to a file changes only its last block. A line beyond
+the limit is measured and reported, never held. Where a stream is damaged the chunks end, and `damage` says
+why. Does not parse rows.
+"""
+
+import codecs
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Literal, NamedTuple
+
+from graftwork.records.base import Record
+from graftwork.records.interaction import Origin
+
+FaultCode = Literal["parse_error", "schema", "encoding"]
+
+
+class ReadFault(Record):
+    """A row that could not be read: where, and why. Never quotes the row."""
+
+    origin: Origin
+    code: FaultCode
+    message: str
+
+
+class Flaw(NamedTuple):
+    """A fault as a container reports it, without the name of the file."""
+
+    line: int
+    code: FaultCode
+    message: str
+
+
+def name_size(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size} bytes"
+
+
+def too_long(line: int, size: int, *, longest: int) -> Flaw:
+    return Flaw(
+        line, "parse_error", f"the row has {name_size(size)}, and one row may have {name_size(longest)}"
+    )
+
+
+BLOCK_SIZE = 4 << 20
+MAX_LINE = 32 << 20
+MOST_LINES = 1 << 16
+"""The most lines of one block. Features of a row take hundreds of bytes, and the shortest rows have two."""
+_LEAST_WEIGHT, _WEIGHT_OF_FLAW = 64, 512
+"""The least weight of a row and of a fault, for the same reason."""
+Kind = Literal["lines", "records"]
+
+
+class LogBlock(NamedTuple):
+    """JSON lines of one file. The same `key` means the same rows, whatever the file is called.
+
+    `first_line` counts from 1. `offsets` is the line of each record relative to it; None where every line
+    is a record, blank lines included.
+    """
+
+    file: str
+    index: int  # type: ignore[assignment]  # the number of the block, not the method of tuples
+    key: str
+    first_line: int
+    data: bytes
+    offsets: tuple[int, ...] | None
+    faults: tuple[ReadFault, ...] = ()
+
+
+class Entry(NamedTuple):
+    """One record of a container that is not made of lines: its JSON on one line."""
+
+    line: int
+    data: bytes
+
+
+def make_block(
+    file: str,
+    *,
+    kind: Kind,
+    first_line: int,
+    data: bytes,
+    offsets: tuple[int, ...] | None = None,
+    flaws: Iterable[Flaw] = (),
+) -> LogBlock:
+    """Make a block with its key. The caller sets its index."""
+    digest = hashlib.sha256(f"graftwork block 1 {kind} {offsets}".encode())
+    faults = []
+    for flaw in flaws:
+        digest.update(f"\0{flaw.line - first_line} {flaw.code} {flaw.message}".encode())
+        origin = Origin(file=file, line=flaw.line)
+        faults.append(ReadFault(origin=origin, code=flaw.code, message=flaw.message))
+    digest.update(b"\n")
+    digest.update(data)
+    return LogBlock(file, 0, digest.hexdigest(), first_line, data, offsets, tuple(faults))
+
+
+def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[LogBlock]:
+    """Gather records into blocks; a block ends before the record that would exceed `size`."""
+    # One bytearray: a short row as an object of its own takes up to four kilobytes, because the JSON library
+    # allocates a large buffer for each and shrinks it.
+    data = bytearray()
+    lines: list[int] = []
+    flaws: list[Flaw] = []
+    weight = 0
+    for record in records:
+        cost = max(_LEAST_WEIGHT, len(record.data) + 1) if isinstance(record, Entry) else _WEIGHT_OF_FLAW
+        if weight and weight + cost > size:
+            yield _gather(file, bytes(data), lines, flaws)
+            data, lines, flaws, weight = bytearray(), [], [], 0
+        weight += cost
+        if isinstance(record, Entry):
+            data += record.data
+            data += b"\n"
+            lines.append(record.line)
+        else:
+            flaws.append(record)
+    if weight:
+        yield _gather(file, bytes(data), lines, flaws)
+
+
+def _gather(file: str, data: bytes, lines: list[int], flaws: list[Flaw]) -> LogBlock:
+    first_line = min([*lines, *(flaw.line for flaw in flaws)])
+    offsets = tuple(line - first_line for line in lines)
+    return make_block(
+        file,
+        kind="records",
+        first_line=first_line,
+        data=data,
+        offsets=None if offsets == tuple(range(len(lines))) else offsets,
+        flaws=flaws,
+    )
+
+
+CHUNK = 1 << 20
+BOM = b"\xef\xbb\xbf"
+_WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# One slice of zstd can decompress to 32,768 times its size: small slices keep a hostile file harmless.
+_ZSTD_SLICE = 1024
+_GZIP_SLICE = 1 << 16
+MOST_GROWTH = 1000
+"""Compressed data may decompress to at most this many times its size. Logs reach 10 to 20, bombs 32,768."""
+ALWAYS_UNPACKED = 64 << 20
+"""This much is always decompressed, whatever its compressed size."""
+
+
+class _Damage(Exception):
+    """The compressed stream cannot be decompressed any further."""
+
+
+class _UnpackedSlice(NamedTuple):
+    data: bytes
+    damage: str | None
+
+
+class ByteStream:
+    """Iterate to get the chunks. `head` is the beginning of the decompressed bytes."""
+
+    def __init__(self, handle: IO[bytes], *, size: int | None) -> None:
+        """`size` is where reading ends, so that a file that grows meanwhile is read as it was."""
+        self.damage: str | None = None
+        self._chunks = _to_utf8(self._unpack(_read(handle, size)))
+        first = next(self._chunks, b"")
+        # A pipe may deliver its first bytes one by one.
+        while len(first) < 4096 and (more := next(self._chunks, b"")):
+            first += more
+        self._first = first.removeprefix(BOM)
+        self.head = self._first[:65536]
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._first:
+            first, self._first = self._first, b""
+            yield first
+        yield from self._chunks
+
+    def _unpack(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        first = next(chunks, b"")
+        while len(first) < 4 and (more := next(chunks, b"")):
+            first += more
+        packed = _chain(first, chunks)
+        try:
+            if first.startswith(_GZIP):
+                yield from _bound_growth(packed, _unpack_gzip)
+            elif first.startswith(_ZSTD) or (first[1:4] == b"\x2a\x4d\x18" and first[0] >> 4 == 5):
+                yield from _bound_growth(packed, _unpack_zstd)
+            else:
+                yield from packed
+        except _Damage as damage:
+            self.damage = str(damage)
+
+
+def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
+    left = size
+    while left is None or left > 0:
+        chunk = handle.read(CHUNK if left is None else min(CHUNK, left))
+        if not chunk:
+            return
+        if left is not None:
+            left -= len(chunk)
+        yield chunk
+
+
+def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Convert UTF-16, recognized by its first two bytes, to UTF-8."""
+    first = next(chunks, b"")
+    while len(first) < 2 and (more := next(chunks, b"")):
+        first += more
+    encoding = _WIDE.get(first[:2])
+    if encoding is None:
+        yield from _chain(first, chunks)
+        return
+    # Half a character becomes the replacement character.
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    for chunk in _chain(first[2:], chunks):
+        text = decoder.decode(chunk)
+        if text:
+            yield text.encode()
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest.encode()
+
+
+def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from chunks
+
+
+def _bound_growth(
+    packed: Iterator[bytes], unpack: Callable[[Iterator[bytes]], Iterator[bytes]]
+) -> Iterator[bytes]:
+    """Decompress the chunks, up to a ratio that no log reaches."""
+    taken = given = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal taken
+        for chunk in packed:
+            taken += len(chunk)
+            yield chunk
+
+    for data in unpack(counted()):
+        given += len(data)
+        if given > ALWAYS_UNPACKED + MOST_GROWTH * taken:
+            raise _Damage(f"the packed stream unpacks to more than {MOST_GROWTH:,} times its size")
+        yield data
+
+
+def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(wbits=31)
+    for chunk in chunks:
+        for place in range(0, len(chunk), _GZIP_SLICE):
+            left = chunk[place : place + _GZIP_SLICE]
+            while left:
+                if unpacker.eof:
+                    # Members may follow each other, with padding between them.
+                    left = left.lstrip(b"\0")
+                    unpacker = zlib.decompressobj(wbits=31) if left else unpacker
+                    continue
+                done = _unpack_slice(unpacker, left)
+                if done.data:
+                    yield done.data
+                if done.damage:
+                    raise _Damage(done.damage)
+                left = unpacker.unconsumed_tail or unpacker.unused_data
+    if not unpacker.eof:
+        raise _Damage("the gzip stream ends too early")
+
+
+def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> _UnpackedSlice:
+    """Decompress one slice; before a damaged position, everything that can be recovered."""
+    before = unpacker.copy()
+    try:
+        return _UnpackedSlice(unpacker.decompress(data, CHUNK), None)
+    except zlib.error:
+        pass
+    saved = bytearray()
+    try:
+        for place in range(len(data)):
+            saved += before.decompress(data[place : place + 1])
+    except zlib.error:
+        pass
+    return _UnpackedSlice(bytes(saved), "the gzip stream is damaged")
+
+
+def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    for chunk in chunks:
+        for place in range(0, len(chunk), _ZSTD_SLICE):
+            left = chunk[place : place + _ZSTD_SLICE]
+            while left:
+                if unpacker.eof:
+                    unpacker = zstandard.ZstdDecompressor().decompressobj()
+                try:
+                    data = unpacker.decompress(left)
+                except zstandard.ZstdError:
+                    raise _Damage("the zstd stream is damaged") from None
+                if data:
+                    yield data
+                left = unpacker.unused_data if unpacker.eof else b""
+    if not unpacker.eof:
+        raise _Damage("the zstd stream ends too early")
+
+
+_FEW_LINES = 64
+
+
+def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iterator[LogBlock]:
+    """Yield blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
+
+    A block of very short lines ends after MOST_LINES. So a block depends on nothing after it. A line longer
+    than `longest` is a block by itself, with a fault in place of data.
+    """
+    size = min(size, longest)
+    line = 1
+    held, start = b"", 0
+    chunks = iter(stream)
+    for chunk in chunks:
+        held, start = held[start:] + chunk, 0
+        while len(held) - start >= size:
+            within = start + size
+            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", within) + 1
+            if not end and len(held) - start <= longest:
+                break
+            if not end or end - start - 1 > longest:
+                skipped = _skip_line(held[start:], chunks)
+                yield _name_long_line(file, line, skipped.size, longest=longest)
+                held, start, line = skipped.rest, 0, line + 1
+                continue
+            end = _end_of_lines(held, start, end)
+            data, start = held[start:end], end
+            yield make_block(file, kind="lines", first_line=line, data=data)
+            line += data.count(b"\n")
+    held = held[start:]
+    while (end := _end_of_lines(held, 0, len(held))) < len(held):
+        yield make_block(file, kind="lines", first_line=line, data=held[:end])
+        held, line = held[end:], line + MOST_LINES
+    if stream.damage:
+        held = held[: held.rfind(b"\n") + 1]
+        broken = Flaw(line + held.count(b"\n"), "parse_error", f"{stream.damage}; the rows before are read")
+        yield make_block(file, kind="lines", first_line=line, data=held, flaws=[broken])
+    elif held:
+        yield make_block(file, kind="lines", first_line=line, data=held)
+
+
+def _end_of_lines(data: bytes, start: int, end: int) -> int:
+    """Return `end`, or the end of the last line that a block starting at `start` may have."""
+    place, left = start, MOST_LINES
+    while left > _FEW_LINES and place < end:
+        # This many bytes hold at most this many line ends: the last one is not skipped.
+        step = min(place + left, end)
+        left -= data.count(b"\n", place, step)
+        place = step
+    while left and place < end:
+        place = data.find(b"\n", place, end) + 1 or end
+        left -= 1
+    return place
+
+
+def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator[Entry | Flaw]:
+    """Yield lines with their line ends; a line beyond the limit is a flaw."""
+    source = iter(chunks)
+    held = b""
+    for chunk in source:
+        *whole, held = (held + chunk).split(b"\n")
+        while whole or len(held) > longest:
+            for data in whole:
+                fits = len(data) <= longest
+                yield Entry(line, data + b"\n") if fits else too_long(line, len(data), longest=longest)
+                line += 1
+            whole = []
+            if len(held) > longest:
+                skipped = _skip_line(held, source)
+                yield too_long(line, skipped.size, longest=longest)
+                *whole, held = skipped.rest.split(b"\n")
+                line += 1
+    if held:
+        yield Entry(line, held)
+
+
+class _Skipped(NamedTuple):
+    size: int
+    rest: bytes
+
+
+def _skip_line(held: bytes, chunks: Iterator[bytes]) -> _Skipped:
+    """Read to the end of a line without holding it."""
+    size = 0
+    data: bytes | None = held
+    while data is not None:
+        end = data.find(b"\n")
+        if end >= 0:
+            return _Skipped(size + end, data[end + 1 :])
+        size += len(data)
+        data = next(chunks, None)
+    return _Skipped(size, b"")
+
+
+def _name_long_line(file: str, line: int, size: int, *, longest: int) -> LogBlock:
+    flaw = too_long(line, size, longest=longest)
+    return make_block(file, kind="lines", first_line=line, data=b"", flaws=[flaw])

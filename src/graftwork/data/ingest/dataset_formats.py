@@ -1,0 +1,307 @@
+"""Formats of datasets: chat messages, ShareGPT, prompt and completion, Alpaca, preference pairs, mapped
+rows.
+
+In: a parsed row that fits. Out: an interaction. In preference pairs the prompt is separate, or both sides
+are conversations whose last turns differ (as text: paragraphs that begin with `Human:` and `Assistant:`). A
+mapping gives dotted paths; a number in a path is a list index.
+"""
+
+import re
+from typing import Any
+
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    say_status,
+    says_error,
+    take_extra,
+    take_fact,
+    take_facts,
+    take_figure,
+    take_list,
+    take_object,
+    take_optional_text,
+    take_stage,
+    take_text,
+    write_json,
+)
+from graftwork.data.ingest.turns import (
+    ROLES,
+    LogTurn,
+    cut_after_reply,
+    require_user,
+    take_message,
+    take_turns,
+    to_exchange,
+    to_messages,
+    write_call,
+    write_reply,
+)
+from graftwork.data.settings import Mapping
+from graftwork.records.interaction import Interaction, Origin
+
+
+def fits_chat(row: dict[str, Any]) -> bool:
+    return row.get("messages") is not None
+
+
+def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
+    turns = take_turns(row["messages"], "messages")
+    exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
+    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+
+
+def fits_sharegpt(row: dict[str, Any]) -> bool:
+    return first_of(row, "conversations", "conversation") is not None
+
+
+def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
+    listed = open_json(first_of(row, "conversations", "conversation"))
+    if not isinstance(listed, list) or not listed:
+        raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")
+    turns: list[LogTurn] = []
+    for place, item in enumerate(listed):
+        turns += _take_turn(item, f"conversations[{place}]")
+    system = take_optional_text(first_of(row, "system", "system_prompt"), "system")
+    if system and turns and turns[0].role != "system":
+        turns.insert(0, LogTurn("system", system))
+    exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
+    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+
+
+def _take_turn(value: Any, key: str) -> list[LogTurn]:
+    turn = take_object(value, key)
+    if "from" not in turn:
+        return take_message(turn, key)  # some hold messages under this name
+    speaker = turn["from"]
+    if not isinstance(speaker, str) or speaker.lower() not in ROLES:
+        raise BadRow(f"`{key}.from` must be one of system, human, gpt, tool, function_call, observation")
+    said = turn.get("value")
+    if speaker.lower() == "function_call":
+        call = open_json(said)
+        calls = call if isinstance(call, list) else [call]
+        return [LogTurn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
+    return [LogTurn(ROLES[speaker.lower()], take_text(said, f"{key}.value"))]
+
+
+def _write_call(value: Any, key: str) -> str:
+    if isinstance(value, str):
+        return f"<tool_call>\n{take_text(value, key)}\n</tool_call>"
+    call = take_object(value, key)
+    return write_call(call.get("name"), first_of(call, "arguments", "parameters"), key)
+
+
+_PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+)
+
+
+def fits_completion(row: dict[str, Any]) -> bool:
+    return any(row.get(asked) is not None and said in row for asked, said in _PAIRS)
+
+
+def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
+    asked, said = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
+    turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
+    tools = first_of(row, "tools", "functions")
+    reply = row[said]
+    if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
+        exchange = to_exchange([*turns, *take_turns(reply, said)], said, tools=tools)
+        return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+    require_user(turns, asked)
+    reasoning = (
+        take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
+    )
+    answer = LogTurn("assistant", "" if reply is None else take_text(reply, said), reasoning)
+    return Interaction(
+        messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
+    )
+
+
+def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
+    """Return what was asked: non-empty text, or the turns so far, after the system prompt."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        turns = take_turns(value, key)
+    else:
+        text = take_text(value, key)
+        if not text.strip():
+            raise BadRow(f"`{key}` is empty")
+        turns = [LogTurn("user", text)]
+    led = take_optional_text(system, "system")
+    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
+
+
+def fits_alpaca(row: dict[str, Any]) -> bool:
+    return row.get("instruction") is not None and ("output" in row or "response" in row)
+
+
+def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
+    said = "output" if "output" in row else "response"
+    *system, asked = take_prompt(
+        row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")
+    )
+    added = take_optional_text(row.get("input"), "input")
+    question = LogTurn("user", f"{asked.content}\n\n{added}") if added else asked
+    turns = [*system, *_take_history(row.get("history")), question]
+    return Interaction(
+        messages=to_messages(turns, tools=row.get("tools")),
+        reply="" if row.get(said) is None else take_text(row[said], said),
+        **take_facts(row, origin),
+    )
+
+
+def _take_history(value: Any) -> list[LogTurn]:
+    turns: list[LogTurn] = []
+    for place, pair in enumerate(take_list(open_json(value), "history")):
+        key = f"history[{place}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow(f"`{key}` must be a pair of question and answer")
+        turns.append(LogTurn("user", take_text(pair[0], key)))
+        turns.append(LogTurn("assistant", take_text(pair[1], key)))
+    return turns
+
+
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+
+
+def fits_preference(row: dict[str, Any]) -> bool:
+    return row.get("chosen") is not None and row.get("rejected") is not None
+
+
+def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
+    chosen = _take_side(row["chosen"], "chosen")
+    rejected = _take_side(row["rejected"], "rejected")
+    asked = first_of(row, "prompt", "question", "instruction", "messages")
+    if len(chosen) > 1:
+        if chosen[:-1] != rejected[:-1]:
+            raise BadRow("`chosen` and `rejected` do not answer the same conversation")
+        turns = chosen[:-1]
+    elif asked is not None:
+        turns = take_prompt(asked, "prompt", system=first_of(row, "system", "system_prompt"))
+    else:
+        raise BadRow("`prompt` is missing, and `chosen` holds only the reply")
+    require_user(turns, "prompt")
+    reply, lost = write_reply(chosen[-1]), write_reply(rejected[-1])
+    if reply == lost:
+        raise BadRow("`chosen` and `rejected` are the same")
+    messages = to_messages(turns, tools=first_of(row, "tools", "functions"))
+    return Interaction(messages=messages, reply=reply, rejected=lost, **take_facts(row, origin))
+
+
+def _take_side(value: Any, key: str) -> list[LogTurn]:
+    """Return the conversation of one side; its last turn is the reply."""
+    opened = open_json(value)
+    if isinstance(opened, dict) and "role" in opened:
+        opened = [opened]
+    if isinstance(opened, list) and opened and isinstance(opened[0], dict) and "role" in opened[0]:
+        turns = take_turns(opened, key)
+    else:
+        turns = _split_transcript(take_text(value, key))
+    return cut_after_reply(turns, key)
+
+
+def _split_transcript(text: str) -> list[LogTurn]:
+    before, *rest = _SPEAKER.split(text)
+    if before or len(rest) < 4:
+        return [LogTurn("assistant", text)]
+    return [
+        LogTurn("user" if speaker == "Human" else "assistant", said)
+        for speaker, said in zip(rest[::2], rest[1::2], strict=True)
+    ]
+
+
+def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
+    turns = _take_question(row, mapping)
+    return Interaction(
+        id=_take(row, mapping.id) or str(origin),
+        origin=origin,
+        messages=to_messages(turns),
+        reply=_take_reply(row, mapping.reply),
+        group=_take(row, mapping.role),
+        domain=_take(row, mapping.domain),
+        session=_take(row, mapping.session),
+        stage=take_stage(follow(row, mapping.stage)) if mapping.stage else None,
+        status=_take_status(row, mapping.status),
+        finish_reason=_take(row, mapping.finish_reason),
+        model=_take(row, mapping.model),
+        reward=take_figure(follow(row, mapping.reward)) if mapping.reward else None,
+        split=_take(row, mapping.split),
+        extra=_take_extra(row, mapping),
+    )
+
+
+def follow(row: Any, path: str) -> Any:
+    """Return the value at a dotted path; None if there is none."""
+    found = _walk(row, path)
+    return None if found is _NOWHERE else found
+
+
+_NOWHERE = object()
+
+
+def _walk(row: Any, path: str) -> Any:
+    """As `follow`, but None only where the log itself has a null at the end or on the way."""
+    value = row
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        value = open_json(value)
+        if isinstance(value, dict):
+            rest = ".".join(parts[place:])
+            if rest in value:  # a key may have dots in it
+                return value[rest]
+            value = value.get(part, _NOWHERE)
+        elif isinstance(value, list) and part.removeprefix("-").isdecimal():
+            number = int(part) if len(part) < 10 else len(value)
+            value = value[number] if -len(value) <= number < len(value) else _NOWHERE
+        else:
+            return None if value is None else _NOWHERE
+    return value
+
+
+def _take_question(row: dict[str, Any], mapping: Mapping) -> list[LogTurn]:
+    system = follow(row, mapping.system) if mapping.system else None
+    if mapping.question:
+        asked = follow(row, mapping.question)
+        if asked is None:
+            raise BadRow(f"`{mapping.question}` is missing")
+        return take_prompt(asked, mapping.question, system=system)
+    path = mapping.messages or ""
+    turns = take_turns(follow(row, path), path)
+    spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+    if spoken and turns[spoken[-1]].content == follow(row, mapping.reply):
+        turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
+    require_user(turns, path)
+    led = take_optional_text(system, mapping.system or "")
+    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
+
+
+def _take_reply(row: dict[str, Any], path: str) -> str:
+    value = _walk(row, path)
+    if value is None:
+        return ""  # a failed call has no reply; that is seen by its rule
+    if value is _NOWHERE:
+        raise BadRow(f"`{path}` is missing")
+    if isinstance(value, dict):
+        if "role" in value and "content" in value:
+            return write_reply(take_turns([value], path)[-1])
+        return write_json(value, path)
+    return take_text(value, path)
+
+
+def _take_extra(row: dict[str, Any], mapping: Mapping) -> dict[str, Any]:
+    texts = (mapping.question, mapping.messages, mapping.reply, mapping.system)
+    return {key: value for key, value in take_extra(row).items() if key not in texts}
+
+
+def _take_status(row: dict[str, Any], path: str | None) -> str | None:
+    stated = say_status(follow(row, path)) if path else None
+    return "failed" if stated is None and says_error(row) else stated
+
+
+def _take(row: dict[str, Any], path: str | None) -> str | None:
+    return take_fact(follow(row, path)) if path else None

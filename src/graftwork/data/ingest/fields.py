@@ -1,0 +1,322 @@
+"""Typed values and metadata from parsed JSON.
+
+In: a row. Out: values, and the fields of an `Interaction` other than its text, under the keys that most
+logs use. A required value raises `BadRow` that names the key and the type found. An optional value that
+cannot be used is None: no row is lost over its model's name. Short values under other keys go to `extra`.
+"""
+
+import json
+import math
+import re
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+
+from graftwork.records.interaction import Origin
+from graftwork.text.shape import has_too_many_values
+
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_LARGEST_COUNT = 1 << 53
+_DURATION = re.compile(
+    r"\s*(\d{1,15}(?:\.\d{0,15})?)\s*(ms|s|m|min|[a-z]{3,12})\.?\s*", re.ASCII | re.IGNORECASE
+)
+_MILLISECONDS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1.0),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1e3),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 6e4),
+}
+_NAMES_OF_OBJECTS = ("name", "id", "role", "value", "code")
+
+
+class BadRow(ValueError):
+    """A row whose content does not match its format. The message names keys, never values."""
+
+
+def take_text(value: Any, key: str) -> str:
+    """Return text, or the text parts of a list of content parts."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise BadRow(f"`{key}` holds a NUL character")
+        return value
+    if isinstance(value, list):
+        return "".join(_take_part(part, f"{key}[{place}]") for place, part in enumerate(value))
+    raise BadRow(f"`{key}` must be text, and is {name_type(value)}")
+
+
+def take_optional_text(value: Any, key: str) -> str | None:
+    """Return text or None; an integer becomes its digits, since logs write ids both ways."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return take_text(value, key)
+
+
+def take_fact(value: Any) -> str | None:
+    """Return short metadata as text: a string, the digits of a number, the name of an object; else None."""
+    if isinstance(value, dict):
+        value = first_of(value, *_NAMES_OF_OBJECTS)
+    if isinstance(value, str):
+        return value if value and "\0" not in value else None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def take_figure(value: Any) -> float | None:
+    """Return a number, also from text (tables only have text); None for anything else."""
+    if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def take_duration(value: Any) -> float | None:
+    """Return milliseconds; text may name its unit, as in `12.5ms` or `3 s`."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return take_figure(value)
+    unit = _MILLISECONDS.get(match[2].lower())
+    return None if unit is None else float(match[1]) * unit
+
+
+def take_count(value: Any) -> int | None:
+    number = take_figure(value)
+    return None if number is None or abs(number) > _LARGEST_COUNT else int(number)
+
+
+def take_object(value: Any, key: str) -> dict[str, Any]:
+    """Return an object; empty if it is missing."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRow(f"`{key}` must be an object, and is {name_type(value)}")
+    return cast("dict[str, Any]", value)
+
+
+def take_list(value: Any, key: str) -> list[Any]:
+    """Return a list; empty if it is missing."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadRow(f"`{key}` must be a list, and is {name_type(value)}")
+    return value
+
+
+def open_json(value: Any) -> Any:
+    """Parse JSON that a log wrote as text; return other values unchanged."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and not has_too_many_values(value):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def write_json(value: Any, key: str) -> str:
+    """Write JSON as chat templates do: keys in order, a space after each separator."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (RecursionError, ValueError):
+        raise BadRow(f"`{key}` is nested too deeply") from None
+
+
+def first_of(row: dict[str, Any], *keys: str) -> Any:
+    """Return the value of the first of these keys that the row has."""
+    for key in keys:
+        value = row.get(key)
+        if value is not None:
+            return value
+    return None
+
+
+def name_type(value: Any) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, list | dict) and not value:
+        return "empty"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def _take_part(part: Any, key: str) -> str:
+    if isinstance(part, str):
+        return take_text(part, key)
+    if isinstance(part, dict) and part.get("type", "text") in (
+        "text",
+        "input_text",
+        "output_text",
+        "refusal",
+    ):
+        return take_text(first_of(part, "text", "content", "refusal"), f"{key}.text")
+    raise BadRow(f"`{key}` is no text, and only text is read")
+
+
+_STAGE = re.compile(
+    r"\s*(?:(?:tank|training|curriculum)?[ _-]*stage[ _-]*)?(\d{1,4})\s*", re.IGNORECASE | re.ASCII
+)
+_HTTP = re.compile(
+    r"\s*(HTTP(?:/[\d.]{1,3})?\s{1,2})?([1-5]\d\d)(?:\s([\w '-]{0,40}))?", re.IGNORECASE | re.ASCII
+)
+_PHRASES = frozenset(("", "success", "error", "failed", *(code.phrase.casefold() for code in HTTPStatus)))
+_SUCCESS = frozenset(("done", "finished", "complete", "passed", "pass", "resolved", "true", "yes"))
+_FAILED = frozenset(("false", "no"))
+_NO_ERROR = frozenset(("", "0", "none", "null", "nil", "no", "false", "n/a", "-", "ok", "[]", "{}"))
+_LONGEST_EXTRA = 200
+_MOST_NESTED = 30
+# Objects that the formats read themselves.
+_READ_ELSEWHERE = frozenset(
+    (
+        *("execution", "llm", "task", "request", "response", "body", "conversation", "exchanges"),
+        *("interactions", "episodes", "decisions", "code_patterns", "patterns", "reward_signals"),
+        *("rewards", "feedback", "reviewer_feedback", "reviews"),
+    )
+)
+_TAKEN = frozenset(
+    (
+        *("id", "uid", "uuid", "status", "success", "ok", "finish_reason", "stop_reason", "agent"),
+        *("agent_role", "role", "group", "domain", "category", "topic", "session", "session_id"),
+        *("conversation_id", "thread_id", "stage", "model", "model_name", "duration_ms"),
+        *("latency_ms", "max_tokens", "reward", "score", "split", "messages", "prompt", "completion"),
+        *("response", "question", "answer", "instruction", "input", "output", "system", "history"),
+        *("chosen", "rejected", "conversations", "tools", "functions", "errors", "text", "content"),
+        *("reply", "reasoning_content", "reasoning", "thinking", "system_prompt"),
+    )
+)
+
+
+def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
+    """Return the keyword arguments of an `Interaction` except `messages`, `reply` and `rejected`."""
+    return {
+        "id": take_fact(first_of(row, "id", "uid", "uuid")) or str(origin),
+        "origin": origin,
+        "status": take_status(row),
+        "finish_reason": take_fact(first_of(row, "finish_reason", "stop_reason")),
+        "group": take_group(row),
+        "domain": _take_name(first_of(row, "domain", "category", "topic")),
+        "session": take_session(row),
+        "stage": take_stage(row.get("stage")),
+        "model": take_fact(first_of(row, "model", "model_name")),
+        "duration_ms": take_duration(first_of(row, "duration_ms", "latency_ms")),
+        "max_tokens": take_count(row.get("max_tokens")),
+        "reward": take_reward(row),
+        "split": _take_name(row.get("split")),
+        "extra": take_extra(row),
+    }
+
+
+def take_status(row: dict[str, Any]) -> str | None:
+    """Return the outcome. Without a status, an error or `ok: false` means `failed`."""
+    stated = say_status(row.get("status"))
+    if stated is not None:
+        return stated
+    if says_error(row):
+        return "failed"
+    claimed = say_status(first_of(row, "success", "ok"))
+    return claimed if claimed in ("success", "failed") else None
+
+
+def say_status(value: Any) -> str | None:
+    """Normalize a status: booleans, HTTP codes and common words become `success` or `failed`."""
+    if isinstance(value, bool):
+        return "success" if value else "failed"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    word = take_fact(value)
+    if word is None or not word.strip():
+        return None
+    code = _HTTP.fullmatch(word)
+    if code and (code[1] or (code[3] or "").strip().casefold() in _PHRASES):
+        return "success" if code[2].startswith("2") else "failed"
+    folded = word.strip().casefold()
+    return "success" if folded in _SUCCESS else "failed" if folded in _FAILED else word
+
+
+def says_error(row: dict[str, Any]) -> bool:
+    """Whether the log states an error for the row. A fraction is a metric, not an error."""
+    for key in ("error", "exception"):
+        value = row.get(key)
+        if isinstance(value, str):
+            if value.strip().casefold() not in _NO_ERROR:
+                return True
+        elif value and not isinstance(value, float):
+            return True
+    return False
+
+
+def take_group(row: dict[str, Any]) -> str | None:
+    """Return the role of the agent, which some logs name and others describe."""
+    agent = row.get("agent")
+    if agent is None:
+        return _take_name(first_of(row, "agent_role", "role", "group"))
+    return take_fact(first_of(agent, "role", "name", "id") if isinstance(agent, dict) else agent)
+
+
+def take_session(row: dict[str, Any]) -> str | None:
+    session = first_of(row, "session", "session_id", "conversation_id", "thread_id")
+    if isinstance(session, dict):
+        session = first_of(session, "id", "session_id")
+    return take_fact(session)
+
+
+def take_stage(value: Any) -> int | None:
+    """Return the stage of a curriculum: 2, "2", "stage 2". A named stage has no number."""
+    if isinstance(value, str):
+        match = _STAGE.fullmatch(value)
+        return int(match.group(1)) if match else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 9999:
+        return None
+    return int(value)
+
+
+def take_reward(row: dict[str, Any]) -> float | None:
+    return take_figure(first_of(row, "reward", "score"))
+
+
+def take_extra(row: dict[str, Any]) -> dict[str, Any]:
+    """Return short values under unknown keys; nested ones under dotted names."""
+    extra: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
+    for key, value in row.items():
+        if key in _TAKEN:
+            continue
+        if isinstance(value, str | int | float):
+            _keep(extra, key, value)
+        elif isinstance(value, dict) and key not in _READ_ELSEWHERE:
+            _keep_nested(nested, key, value, depth=2)
+    extra = {**nested, **extra}  # a key may have dots in it
+    stage = row.get("stage")
+    if isinstance(stage, str) and take_stage(stage) is None:
+        _keep(extra, "stage", stage)
+    errors = row.get("errors")
+    if isinstance(errors, list) and errors:
+        extra["errors"] = len(errors)
+    return extra
+
+
+def _keep(extra: dict[str, Any], key: str, value: str | float) -> None:
+    if not isinstance(value, str) or (len(value) <= _LONGEST_EXTRA and "\0" not in value):
+        extra[key] = value
+
+
+def _keep_nested(extra: dict[str, Any], name: str, value: dict[str, Any], *, depth: int) -> None:
+    """Keep the values of an object, down to `depth`, as long as there is room."""
+    for key, inner in value.items():
+        if len(extra) >= _MOST_NESTED:
+            return
+        dotted = f"{name}.{key}"
+        if isinstance(inner, str | int | float) and len(dotted) <= _LONGEST_EXTRA:
+            _keep(extra, dotted, inner)
+        elif isinstance(inner, dict) and depth > 1:
+            _keep_nested(extra, dotted, inner, depth=depth - 1)
+
+
+def _take_name(value: Any) -> str | None:
+    """Return a name if there is one; other values under such common keys are ignored."""
+    if isinstance(value, str) and value and len(value) <= _LONGEST_EXTRA and "\0" not in value:
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,237 @@
+"""Finds log files and cuts each into blocks of JSON lines, whatever its container.
+
+In: files, folders, globs or `-` as the user named them. Out: file names in order, and blocks; a damaged
+container is a fault of the block where it broke. Does not parse rows.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from graftwork.data.ingest.blocks import BLOCK_SIZE, MAX_LINE, ByteStream, LogBlock, cut_lines, gather_blocks
+from graftwork.data.ingest.containers import (
+    MAGIC,
+    guess_delimiter,
+    split_array,
+    split_parquet,
+    split_table,
+)
+from graftwork.files.disk import explain_os_error
+from graftwork.records.errors import UserMistake
+
+log = logging.getLogger(__name__)
+
+STANDARD_INPUT = "-"
+# Where the shell puts the output of a command given as a file: `<(zcat old.gz)`.
+_SHELL_PIPES = ("/dev/", "/proc/")
+_CONTAINERS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", ".gz", ".zst"))
+
+
+def find_sources(paths: Iterable[str], *, root: Path) -> tuple[str, ...]:
+    """Return every file that `paths` name, each once. A path that names nothing is an error."""
+    # `./log.jsonl` is `log.jsonl`: the first name is kept.
+    found: dict[str, str] = {}
+    for path in paths:
+        for name in _find(path, root=root):
+            found.setdefault(os.path.normpath(root / name), name)
+    if not found:
+        raise UserMistake(
+            "no log file is named",
+            why="a dataset is made from logs",
+            fix="name files, folders or globs under data.logs in graft.yaml, or give a path",
+        )
+    return tuple(found.values())
+
+
+def _find(path: str, *, root: Path) -> list[str]:
+    if path == STANDARD_INPUT:
+        return [path]
+    whole = root / path
+    try:
+        mode = whole.stat().st_mode
+    except OSError as error:
+        if any(mark in path for mark in "*?[") and error.errno != errno.ELOOP:
+            return _find_by_pattern(path, root=root)
+        raise _explain(error, whole) from error
+    except ValueError:
+        raise UserMistake("this is no path", why="it holds a NUL character", fix="check data.logs") from None
+    if stat.S_ISDIR(mode):
+        return _walk(path, root=root)
+    if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.startswith(_SHELL_PIPES)):
+        raise UserMistake(
+            "this is no file",
+            why="it is a pipe, a socket or a device, and logs are read more than once",
+            fix="write it to a file first, or give it to standard input and name `-`",
+            where=path,
+        )
+    return [path]
+
+
+def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
+    # `**` at the end matches only folders in Python before 3.13.
+    wanted = f"{pattern}/*" if pattern.endswith("**") else pattern
+    path = Path(wanted)
+    base = Path(path.anchor) if path.is_absolute() else root
+    try:
+        matches = list(base.glob(str(path.relative_to(path.anchor)) if path.is_absolute() else wanted))
+    except (ValueError, NotImplementedError, re.error) as error:
+        raise UserMistake(
+            f"this pattern cannot be read: {error}", fix="check data.logs", where=pattern
+        ) from None
+    files = [match for match in matches if match.is_file()]
+    names = [str(file if path.is_absolute() else file.relative_to(root)) for file in files]
+    hidden_wanted = "/." in f"/{pattern}"
+    names = sorted(name for name in names if hidden_wanted or "/." not in f"/{name}")
+    if not names:
+        raise UserMistake("no file matches this pattern", fix="check data.logs", where=pattern)
+    return names
+
+
+def _walk(folder: str, *, root: Path) -> list[str]:
+    """Return the logs below a folder. Links to folders are not followed, so there are no loops."""
+    names: list[str] = []
+
+    def refuse(error: OSError) -> None:
+        raise _explain(error, Path(error.filename or root / folder)) from error
+
+    for parent, folders, files in os.walk(root / folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [str(Path(parent, name)) for name in files if _is_log(name) and _is_file(Path(parent, name))]
+    if not names:
+        raise UserMistake(
+            "the folder holds no log",
+            why=f"no file in it ends in {', '.join(_CONTAINERS)}, packed with gzip or zstd or not",
+            fix="name another folder, or its files one by one",
+            where=folder,
+        )
+    return sorted(_name_as_user(name, folder=folder, root=root) for name in names)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether this is a file, or a link to one. A broken link is skipped."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise _explain(error, path) from error
+        log.warning("%s is passed over: the link leads to no file", path)
+        return False
+
+
+def _is_log(name: str) -> bool:
+    return not name.startswith(".") and name.lower().endswith(ENDINGS)
+
+
+def _name_as_user(path: str, *, folder: str, root: Path) -> str:
+    return str(Path(folder) / Path(path).relative_to(root / folder))
+
+
+def _explain(error: OSError, path: Path) -> Exception:
+    if error.errno == errno.ELOOP:
+        return UserMistake(
+            "this is a symbolic link that leads to itself",
+            why="there is no file at its end",
+            fix="fix the link or remove it from data.logs",
+            where=str(path),
+        )
+    return explain_os_error(error, path)
+
+
+__all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "LogBlock", "cut_blocks"]
+
+_JSON = (".jsonl", ".ndjson", ".json")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def cut_blocks(
+    name: str, *, root: Path, size: int = BLOCK_SIZE, longest: int = MAX_LINE
+) -> Iterator[LogBlock]:
+    """Yield the blocks of one source. A row longer than `longest` is a fault and never held in memory."""
+    path = root / name
+    is_empty = True
+    try:
+        for index, block in enumerate(_cut(name, path, size=size, longest=longest)):
+            is_empty = is_empty and not block.faults and not block.data.strip()
+            yield block._replace(index=index)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    if is_empty:
+        raise UserMistake(
+            "the file is empty",
+            why="there is nothing to learn from",
+            fix="name a file with one JSON object a line",
+            where=name,
+        )
+
+
+def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock]:
+    if name == STANDARD_INPUT:
+        stream = ByteStream(sys.stdin.buffer, size=None)
+        delimiter = guess_delimiter(stream.head)
+        yield from _cut_stream(stream, file="stdin", delimiter=delimiter, size=size, longest=longest)
+        return
+    with path.open("rb") as handle:
+        stream = ByteStream(handle, size=_size_now(handle))
+        if stream.head.startswith(MAGIC) and _is_plain(handle):
+            yield from gather_blocks(split_parquet(path, longest=longest), file=name, size=size)
+        else:
+            ending = inner_ending(name)
+            delimiter = None if ending in _JSON else _DELIMITERS.get(ending) or guess_delimiter(stream.head)
+            yield from _cut_stream(stream, file=name, delimiter=delimiter, size=size, longest=longest)
+
+
+def inner_ending(name: str) -> str:
+    """Return the suffix of the container: `.csv` for `log.csv.gz`."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+def _cut_stream(
+    stream: ByteStream, *, file: str, delimiter: str | None, size: int, longest: int
+) -> Iterator[LogBlock]:
+    if stream.head.startswith(MAGIC):
+        raise UserMistake(
+            "Parquet must be read from a file",
+            why="its table of contents stands at its end",
+            fix="save it as a file, not packed, and name that",
+            where=file,
+        )
+    elif delimiter:
+        rows = split_table(stream, delimiter=delimiter, longest=longest)
+        yield from gather_blocks(rows, file=file, size=size)
+    elif _looks_like_array(stream.head):
+        yield from gather_blocks(split_array(stream, longest=longest), file=file, size=size)
+    elif _looks_like_objects(stream.head):
+        rows = split_array(stream, longest=longest, has_brackets=False)
+        yield from gather_blocks(rows, file=file, size=size)
+    else:
+        yield from cut_lines(stream, file=file, size=size, longest=longest)
+
+
+def _looks_like_array(head: bytes) -> bool:
+    """Whether the file is one array of objects."""
+    rest = head.lstrip()
+    return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"{", b"]", b"")
+
+
+def _looks_like_objects(head: bytes) -> bool:
+    """Whether the file is one object or more spread over several lines: its first line only opens it."""
+    return head.lstrip().partition(b"\n")[0].rstrip() == b"{" and b"\n" in head.lstrip()
+
+
+def _size_now(handle: IO[bytes]) -> int | None:
+    """Where to stop reading a file that may grow meanwhile; None for a pipe."""
+    state = os.fstat(handle.fileno())
+    return state.st_size if stat.S_ISREG(state.st_mode) else None
+
+
+def _is_plain(handle: IO[bytes]) -> bool:
+    """Whether the file itself is Parquet, rather than what is compressed in it."""
+    return handle.seekable() and os.pread(handle.fileno(), len(MAGIC), 0) == MAGIC

@@ -1,0 +1,477 @@
+"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures, multi-agent
+executions, agent sessions.
+
+In: a parsed row that fits. Out: its interactions. An error in place of a response becomes an empty reply
+with the status `failed`. The result file of a batch has no questions: join it with its requests by
+`custom_id` first.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.data.ingest.dataset_formats import (
+    fits_alpaca,
+    fits_chat,
+    fits_completion,
+    fits_sharegpt,
+    read_alpaca,
+    read_chat,
+    read_completion,
+    read_sharegpt,
+    take_prompt,
+)
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    open_json,
+    says_error,
+    take_count,
+    take_duration,
+    take_fact,
+    take_facts,
+    take_figure,
+    take_list,
+    take_object,
+    take_optional_text,
+    take_status,
+    take_text,
+)
+from graftwork.data.ingest.turns import (
+    LogTurn,
+    require_user,
+    take_assistant_parts,
+    take_message,
+    take_turns,
+    to_messages,
+    write_call,
+    write_reply,
+    write_result,
+)
+from graftwork.records.interaction import Capture, CaptureOrigin, Interaction, Message, Origin
+
+_FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
+
+
+class _Answer(NamedTuple):
+    turn: LogTurn
+    finish_reason: str | None = None
+
+
+def fits_openai_log(row: dict[str, Any]) -> bool:
+    if not ("response" in row or "error" in row):
+        return False
+    asked = first_of(row, "request", "body")
+    answered = open_json(row.get("response"))
+    return isinstance(open_json(asked), dict) or ("custom_id" in row and isinstance(answered, dict))
+
+
+def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
+    request = _unwrap(first_of(row, "request", "body"), "request")
+    if not request:
+        raise BadRow("the response stands without its request; join the two by `custom_id`")
+    outer = take_object(open_json(row.get("response")), "response")
+    response = _unwrap(outer, "response")
+    turns = _take_question(request)
+    require_user(turns, "request")
+    failed = _find_error(row, outer, response)
+    answer = _Answer(LogTurn("assistant", "")) if failed else _take_answer(response)
+    facts = take_facts(row, origin)
+    facts["id"] = take_fact(first_of(row, "id", "custom_id") or response.get("id")) or str(origin)
+    facts["model"] = take_fact(response.get("model")) or take_fact(request.get("model"))
+    facts["finish_reason"] = answer.finish_reason or facts["finish_reason"]
+    limit = first_of(request, "max_completion_tokens", "max_output_tokens", "max_tokens")
+    facts["max_tokens"] = take_count(limit)
+    if failed:
+        facts["status"] = "failed"
+    facts["extra"] = {**_take_usage(response), **facts["extra"]}
+    facts["extra"].pop("custom_id", None)
+    tools = first_of(request, "tools", "functions")
+    return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
+
+
+def _unwrap(value: Any, key: str) -> dict[str, Any]:
+    """Return the body of a request or response, however the log wraps it."""
+    opened = take_object(open_json(value), key)
+    inner = open_json(first_of(opened, "body", "json"))
+    return inner if isinstance(inner, dict) else opened
+
+
+def _find_error(row: dict[str, Any], outer: dict[str, Any], response: dict[str, Any]) -> bool:
+    code = first_of(outer, "status_code", "status")
+    refused = isinstance(code, int) and code >= 400
+    failed = response.get("status") in ("failed", "cancelled")
+    return bool(refused or failed or row.get("error") or response.get("error"))
+
+
+def _take_question(request: dict[str, Any]) -> list[LogTurn]:
+    system = first_of(request, "instructions", "system")
+    if request.get("messages") is not None:
+        turns = take_turns(request["messages"], "request.messages")
+    elif request.get("input") is not None:
+        asked = request["input"]
+        if not isinstance(asked, list):
+            return take_prompt(asked, "request.input", system=system)
+        turns = _take_items(asked, "request.input")
+    else:
+        return take_prompt(request.get("prompt"), "request.prompt", system=system)
+    led = None if system is None else take_text(system, "request.system")
+    return [LogTurn("system", led), *turns] if led and turns and turns[0].role != "system" else turns
+
+
+def _take_items(items: list[Any], key: str) -> list[LogTurn]:
+    """Read the input of the Responses API: messages, tool calls and their results."""
+    turns: list[LogTurn] = []
+    for place, item in enumerate(items):
+        name = f"{key}[{place}]"
+        kind = take_object(item, name).get("type", "message")
+        if kind == "function_call":
+            turns.append(LogTurn("assistant", write_call(item.get("name"), item.get("arguments"), name)))
+        elif kind == "function_call_output":
+            turns.append(LogTurn("tool", write_result(item.get("output"), f"{name}.output")))
+        elif kind != "reasoning":
+            turns += take_message(item, name)
+    return turns
+
+
+def _take_answer(response: dict[str, Any]) -> _Answer:
+    if response.get("choices") is not None:
+        return _take_choice(response["choices"])
+    if response.get("output") is not None:
+        return _take_output(response)
+    content = response.get("content")
+    if isinstance(content, list):
+        reason = take_fact(response.get("stop_reason"))
+        turn = take_assistant_parts(content, "response.content")
+        return _Answer(turn, _FINISHED.get(reason or "", reason))
+    raise BadRow("`response` holds neither choices nor output nor content")
+
+
+def _take_choice(value: Any) -> _Answer:
+    choices = take_list(value, "response.choices")
+    if not choices:
+        raise BadRow("`response.choices` is empty")
+    choice = take_object(choices[0], "response.choices[0]")
+    reason = take_fact(choice.get("finish_reason"))
+    if "message" not in choice:
+        return _Answer(
+            LogTurn("assistant", take_text(choice.get("text"), "response.choices[0].text")), reason
+        )
+    message = take_object(choice["message"], "response.choices[0].message")
+    [turn] = take_message({**message, "role": "assistant"}, "response.choices[0].message")
+    return _Answer(turn, reason)
+
+
+def _take_output(response: dict[str, Any]) -> _Answer:
+    """Read the output of the Responses API: reasoning, messages and tool calls in order."""
+    parts: list[Any] = []
+    for place, item in enumerate(take_list(response["output"], "response.output")):
+        name = f"response.output[{place}]"
+        kind = take_object(item, name).get("type")
+        if kind == "message":
+            content = item.get("content")
+            parts += content if isinstance(content, list) else [take_text(content, f"{name}.content")]
+        elif kind == "function_call":
+            opened = open_json(item.get("arguments"))
+            parts.append({"type": "tool_use", "name": item.get("name"), "input": opened})
+        elif kind == "reasoning":
+            parts.append(item)
+        else:
+            raise BadRow(f"`{name}` is neither a message, reasoning nor a call of a function")
+    turn = take_assistant_parts(parts, "response.output")
+    details = response.get("incomplete_details")
+    reason = take_fact(details.get("reason")) if isinstance(details, dict) else None
+    finished = "stop" if response.get("status") == "completed" else None
+    return _Answer(turn, _FINISHED.get(reason, reason) if reason else finished)
+
+
+def _take_usage(response: dict[str, Any]) -> dict[str, Any]:
+    usage = response.get("usage")
+    if not isinstance(usage, dict):
+        return {}
+    counts = {
+        "prompt_tokens": first_of(usage, "prompt_tokens", "input_tokens"),
+        "reply_tokens": first_of(usage, "completion_tokens", "output_tokens"),
+    }
+    return {key: value for key, value in counts.items() if isinstance(value, int)}
+
+
+def fits_captured(row: dict[str, Any]) -> bool:
+    request = row.get("request")
+    return isinstance(request, dict) and "messages" in request and "reply" in row
+
+
+def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
+    """Read a request and the reply we served; a correction becomes the reply, the served one the rejected."""
+    try:
+        capture = Capture.model_validate(row)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise BadRow(f"`{key}`: {first['msg']}") from None
+    request = capture.request
+    turns = take_turns(request["messages"], "request.messages")
+    require_user(turns, "request.messages")
+    limit = first_of(request, "max_completion_tokens", "max_tokens")
+    served = take_text(capture.reply, "reply")
+    reply = capture.correction if capture.correction is not None else served
+    was_wrong = reply != served
+    return Interaction(
+        id=capture.id,
+        origin=origin,
+        messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
+        reply=reply,
+        # A client that disconnected got a part of the reply: nobody has seen whether it was good.
+        status="disconnected" if capture.disconnected and not was_wrong else None,
+        finish_reason=None if was_wrong else capture.finish_reason,
+        group=capture.model,
+        session=capture.session,
+        model=capture.release,
+        duration_ms=capture.total_ms,
+        max_tokens=None if was_wrong else take_count(limit),
+        rejected=served if was_wrong and served.strip() else None,
+        reward=None if was_wrong else capture.feedback,
+        capture=CaptureOrigin(
+            id=capture.id,
+            release=capture.release,
+            at=capture.at,
+            feedback=capture.feedback,
+            corrected=capture.correction is not None,
+        ),
+        extra={"timestamp": capture.at},
+    )
+
+
+def fits_execution(row: dict[str, Any]) -> bool:
+    execution = row.get("execution")
+    return isinstance(execution, dict) and "output" in execution
+
+
+def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
+    execution = take_object(row["execution"], "execution")
+    llm = row.get("llm")
+    if not isinstance(llm, dict):
+        llm = {"model": llm}
+    config = llm.get("config")
+    facts = take_facts(row, origin)
+    errors = execution.get("errors")
+    if isinstance(errors, list) and errors:
+        facts["extra"]["errors"] = len(errors)
+    facts["status"] = take_status(execution) or ("failed" if says_error(row) else None)
+    facts["finish_reason"] = take_fact(execution.get("finish_reason"))
+    facts["model"] = take_fact(first_of(llm, "model", "provider"))
+    facts["duration_ms"] = take_duration(execution.get("duration_ms"))
+    facts["max_tokens"] = take_count(config.get("max_tokens")) if isinstance(config, dict) else None
+    turns = _take_prompt(row, execution)
+    tools = first_of(execution, "tools", "functions")
+    return Interaction(
+        messages=to_messages(turns, tools=tools), reply=_take_execution_output(execution["output"]), **facts
+    )
+
+
+def _take_execution_output(output: Any) -> str:
+    if output is None:
+        # A failed call has no output; its status says so, and the empty reply is reported by its check.
+        return ""
+    if isinstance(output, list):
+        return write_reply(take_assistant_parts(output, "execution.output"))
+    return take_text(output, "execution.output")
+
+
+def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[LogTurn]:
+    if execution.get("input_messages"):
+        turns = take_turns(execution["input_messages"], "execution.input_messages")
+        require_user(turns, "execution.input_messages")
+        return turns
+    task = take_object(row.get("task"), "task")
+    return [LogTurn("user", take_text(task.get("description"), "task.description"))]
+
+
+_EXCHANGES = ("exchanges", "interactions", "episodes")
+_DECISIONS = ("decisions",)
+_PATTERNS = ("code_patterns", "patterns")
+SESSION_LISTS = frozenset((*_EXCHANGES, *_DECISIONS, *_PATTERNS))
+_FEEDBACK = ("feedback", "reviewer_feedback", "reviews")
+_REWARDS = ("reward_signals", "rewards", "reward")
+_TOTALS = ("total", "total_reward", "overall", "final", "reward")
+_SITUATION = ("situation", "question", "prompt", "context", "task")
+_DECISION = ("decision", "action", "answer", "choice", "response")
+_TASK = ("task", "description", "purpose", "name", "pattern")
+_CODE = ("code", "implementation", "snippet")
+_REJECTED = (
+    "rejected",
+    "reject",
+    "denied",
+    "declined",
+    "failed",
+    "fail",
+    "changes_requested",
+    "request_changes",
+)
+_APPROVED = ("approved", "approve", "accepted", "accept", "passed", "pass", "lgtm")
+_SINGLE: tuple[
+    tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], Origin], Interaction]], ...
+] = (
+    (fits_openai_log, read_openai_log),
+    (fits_chat, read_chat),
+    (fits_sharegpt, read_sharegpt),
+    (fits_alpaca, read_alpaca),
+    (fits_completion, read_completion),
+)
+
+
+def fits_session(row: dict[str, Any]) -> bool:
+    session = row.get("session")
+    held = session if isinstance(session, dict) and not _has_list(row) else row
+    return _has_list(held)
+
+
+def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
+    """Read a session that holds several exchanges. Every key is optional except one of the lists.
+
+        session_id | id         the session
+        agent | role | manager, domain, stage, model, status        as in other logs
+        exchanges | interactions | episodes
+                                a list of rows of any single format: messages, prompt and completion …
+        messages                one conversation, whose last turn is the reply
+        decisions               a list of {situation | question | prompt | context | task,
+                                decision | action | answer | choice | response, reasoning | rationale,
+                                reward, feedback}
+        code_patterns | patterns
+                                a list of {task | description | purpose | name, code | implementation,
+                                language, reward, feedback}
+        feedback | reviewer_feedback | reviews
+                                one or a list of {reviewer, comment, verdict | approved}
+        reward_signals | rewards | reward
+                                a number, numbers, numbers by name, or a list of {name, value}
+
+    Each exchange, decision and pattern becomes an interaction with the id of the session and its number.
+    What a reviewer rejected has the status `rejected`; the last verdict counts. The reward is the signal
+    named total, overall, final or reward, else the mean; that of an exchange precedes that of the session.
+    """
+    inner = row.get("session")
+    if isinstance(inner, dict) and not _has_list(row):
+        row = {**{key: value for key, value in row.items() if key != "session"}, **inner}
+    facts = _take_session_facts(row, origin)
+    found: list[Interaction] = []
+    for keys, read in _READERS:
+        name = next((key for key in keys if row.get(key) is not None), keys[0])
+        for place, item in enumerate(take_list(open_json(row.get(name)), name)):
+            key = f"{name}[{place}]"
+            try:
+                found.append(_own(read(take_object(open_json(item), key), origin, key), item, facts))
+            except BadRow as error:
+                raise BadRow(str(error) if key in str(error) else f"in `{key}`: {error}") from None
+    if row.get("messages") is not None:
+        found.append(_own(read_chat(row, origin), {}, facts))
+    if not found:
+        raise BadRow("the session holds no exchange")
+    base = facts["id"]
+    return [row.model_copy(update={"id": f"{base}#{number}"}) for number, row in enumerate(found, start=1)]
+
+
+def _has_list(row: dict[str, Any]) -> bool:
+    return any(isinstance(open_json(row[key]), list) for key in SESSION_LISTS & row.keys())
+
+
+def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
+    facts = take_facts({key: value for key, value in row.items() if key not in _REWARDS}, origin)
+    session = take_fact(first_of(row, "session_id", "id"))
+    facts["session"] = facts["session"] or session
+    facts["id"] = take_fact(row.get("id")) or facts["session"] or str(origin)
+    facts["group"] = facts["group"] or take_fact(row.get("manager"))
+    facts["reward"] = _take_rewards(row)
+    facts["status"] = _take_verdict(row) or facts["status"]
+    return facts
+
+
+def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
+    """Return an exchange with its own values, and those of its session where it has none."""
+    own = {
+        key: getattr(found, key) if getattr(found, key) is not None else session[key]
+        for key in ("group", "domain", "stage", "model", "status", "split", "duration_ms", "max_tokens")
+    }
+    reward = _take_rewards(item)
+    verdict = _take_verdict(item)
+    if session["status"] == "rejected" and verdict is None:
+        verdict = "rejected"
+    return found.model_copy(
+        update={
+            **own,
+            "session": session["session"],
+            "reward": session["reward"] if reward is None else reward,
+            "status": verdict or own["status"],
+            "extra": {**session["extra"], **found.extra},
+        }
+    )
+
+
+def _read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+    read = next((read for fits, read in _SINGLE if fits(item)), None)
+    if read is None:
+        raise BadRow(f"`{key}` must hold messages, or prompt and completion")
+    return read({name: value for name, value in item.items() if name not in _REWARDS}, origin)
+
+
+def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+    asked = take_text(first_of(item, *_SITUATION), f"{key}.situation")
+    decided = take_text(first_of(item, *_DECISION), f"{key}.decision")
+    reasoning = take_optional_text(first_of(item, "reasoning", "rationale"), f"{key}.reasoning") or ""
+    return _make(origin, asked, write_reply(LogTurn("assistant", decided, reasoning)), kind="decision")
+
+
+def _read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
+    task = take_text(first_of(item, *_TASK), f"{key}.task")
+    code = take_text(first_of(item, *_CODE), f"{key}.code")
+    language = take_fact(item.get("language"))
+    fenced = f"```{language}\n{code}\n```" if language and "```" not in code else code
+    return _make(origin, task, fenced, kind="code_pattern")
+
+
+def _make(origin: Origin, asked: str, reply: str, *, kind: str) -> Interaction:
+    messages = (Message(role="user", content=asked),)
+    return Interaction(id=str(origin), origin=origin, messages=messages, reply=reply, extra={"kind": kind})
+
+
+def _take_rewards(row: dict[str, Any]) -> float | None:
+    name = next((key for key in _REWARDS if row.get(key) is not None), None)
+    if name is None:
+        return None
+    value = open_json(row[name])
+    if isinstance(value, list):
+        named = [item for item in value if isinstance(item, dict)]
+        value = {str(item.get("name", place)): item.get("value") for place, item in enumerate(named)} or {
+            str(place): item for place, item in enumerate(value)
+        }
+    if not isinstance(value, dict):
+        return take_figure(value)
+    numbers = {key: take_figure(item) for key, item in value.items()}
+    stated = {key: number for key, number in numbers.items() if number is not None}
+    total = next((stated[key] for key in _TOTALS if key in stated), None)
+    if total is not None or not stated:
+        return total
+    return sum(stated.values()) / len(stated)
+
+
+def _take_verdict(row: dict[str, Any]) -> str | None:
+    """Return the status given by the last verdict of a reviewer, if there is one."""
+    given = open_json(first_of(row, *_FEEDBACK))
+    verdict: str | None = None
+    for item in given if isinstance(given, list) else [given]:
+        if not isinstance(item, dict):
+            continue  # a bare comment is no verdict
+        said = first_of(item, "approved", "verdict", "decision", "outcome")
+        word = said.strip().lower().replace(" ", "_") if isinstance(said, str) else said
+        if word is False or word in _REJECTED:
+            verdict = "rejected"
+        elif word is True or word in _APPROVED:
+            verdict = "success"
+    return verdict
+
+
+_READERS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any], Origin, str], Interaction]], ...] = (
+    (_EXCHANGES, _read_exchange),
+    (_DECISIONS, _read_decision),
+    (_PATTERNS, _read_pattern),
+)

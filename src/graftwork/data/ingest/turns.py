@@ -1,0 +1,263 @@
+"""Turns of a conversation as text, with tool calls and reasoning in the tags that models are trained on.
+
+In: a list of messages as common APIs log them. Out: turns whose `content` is what the model saw or wrote.
+Tool calls are in <tool_call> tags, tool definitions in a `# Tools` block of the system turn (both as in
+Qwen's template), the reply's reasoning in <think> tags before the answer. Reasoning of earlier turns is
+left out, as models are served without it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    take_list,
+    take_object,
+    take_optional_text,
+    take_text,
+    write_json,
+)
+from graftwork.records.interaction import Message, Role
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+}
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+_TOOLS_BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+_TOOLS_BEHIND = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+class LogTurn(NamedTuple):
+    role: Role
+    content: str
+    reasoning: str = ""
+
+
+class PromptAndReply(NamedTuple):
+    """A conversation up to the reply, and the reply."""
+
+    messages: tuple[Message, ...]
+    reply: str
+
+
+def take_turns(value: Any, key: str) -> list[LogTurn]:
+    """Read a list of messages with `role` and `content`."""
+    value = open_json(value)
+    if not isinstance(value, list) or not value:
+        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
+    turns: list[LogTurn] = []
+    for place, item in enumerate(value):
+        turns += take_message(item, f"{key}[{place}]")
+    return turns
+
+
+def take_message(value: Any, key: str) -> list[LogTurn]:
+    """Read one message; tool results in a user's message become turns of their own."""
+    if not isinstance(value, dict):
+        raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
+    role = value.get("role")
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        raise BadRow(f"`{key}.role` must be one of system, user, assistant, tool")
+    known = ROLES[role.lower()]
+    content = value.get("content")
+    if type(content) is str and len(value) == 2 and "\0" not in content:
+        return [LogTurn(known, content)]  # as nearly all are: spares the search for calls and reasoning
+    if known == "assistant":
+        return [_take_assistant(value, key)]
+    if known == "tool":
+        return [LogTurn(known, write_result(content, f"{key}.content"))]
+    results, rest = _split_results(content, key)
+    return [*results, LogTurn(known, take_text(rest, f"{key}.content"))] if rest or not results else results
+
+
+def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
+    if not any(message.role == "user" for message in messages):
+        raise BadRow(f"`{key}` holds no turn of the user")
+
+
+def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message, ...]:
+    """Return the messages as the model sees them: without reasoning, with the tools it may call."""
+    messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
+    block = write_tools(tools)
+    if block:
+        is_led = bool(messages) and messages[0].role == "system"
+        system = messages[0].content if is_led else ""
+        if "<tools>" not in system:
+            text = f"{system}\n\n{block}" if system else block
+            messages[: int(is_led)] = [Message(role="system", content=text)]
+    return tuple(messages)
+
+
+def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
+    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped."""
+    *before, last = cut_after_reply(turns, key)
+    require_user(before, key)
+    return PromptAndReply(to_messages(before, tools=tools), write_reply(last))
+
+
+def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
+    """Return the turns up to the assistant's last one."""
+    end = len(turns)
+    while end and turns[end - 1].role != "assistant":
+        end -= 1
+    if not end:
+        raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
+    return turns[:end]
+
+
+def write_reply(turn: LogTurn) -> str:
+    """Return a reply with its reasoning before it."""
+    if not turn.reasoning or turn.content.lstrip().startswith("<think>"):
+        return turn.content
+    return f"<think>\n{turn.reasoning}\n</think>\n\n{turn.content}"
+
+
+def drop_reasoning(reply: str) -> str:
+    """Remove the reasoning before a reply. Reasoning that was cut off stays: it is a fault to report."""
+    thought = _THOUGHT.match(reply) if "<think>" in reply else None
+    return reply[thought.end() :] if thought else reply
+
+
+def write_call(name: Any, arguments: Any, key: str) -> str:
+    """Write a tool call; arguments that were logged as text are parsed."""
+    call = {
+        "name": take_text(name, f"{key}.name"),
+        "arguments": {} if arguments is None else open_json(arguments),
+    }
+    return f"<tool_call>\n{write_json(call, key)}\n</tool_call>"
+
+
+def write_result(content: Any, key: str) -> str:
+    """Write the result of a tool: text, text parts, or any JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return take_text(content, key)
+    is_parts = isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
+    return take_text(content, key) if is_parts else write_json(content, key)
+
+
+def write_tools(tools: Any) -> str:
+    """Write tool definitions as Qwen's template does; empty if there are none.
+
+    The bare name of a tool is not a definition.
+    """
+    opened = open_json(tools)
+    listed = opened if isinstance(opened, list) else [opened]
+    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
+    if not defined:
+        return ""
+    lines = [write_json(tool, "tools") for tool in defined]
+    return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
+
+
+def take_assistant_parts(content: Any, key: str) -> LogTurn:
+    """Read the content parts of an assistant: text, reasoning and tool calls in order."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[str] = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        name = f"{key}[{place}]"
+        if kind in _REASONING_PARTS:
+            thoughts.append(_take_reasoning(part, name))
+        elif kind == "tool_use":
+            calls.append(write_call(part.get("name"), part.get("input"), name))
+        else:
+            texts.append(_take_text_part(part, name))
+    return LogTurn("assistant", _join("".join(texts), calls), "\n".join(filter(None, thoughts)))
+
+
+def _take_text_part(part: Any, key: str) -> str:
+    """Read a text part under its own index, so that an error names the right one."""
+    try:
+        return take_text([part], key)
+    except BadRow as error:
+        raise BadRow(str(error).replace(f"{key}[0]", key)) from None
+
+
+def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
+    content = value.get("content")
+    calls = _take_calls(value, key)
+    if isinstance(content, list):
+        turn = take_assistant_parts(content, f"{key}.content")
+    elif content is None and (calls or value.get("refusal")):
+        turn = LogTurn("assistant", take_optional_text(value.get("refusal"), f"{key}.refusal") or "")
+    else:
+        turn = LogTurn("assistant", take_text(content, f"{key}.content"))
+    reasoning = turn.reasoning or _take_reasoning(value, key)
+    return LogTurn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
+
+
+def _take_calls(value: dict[str, Any], key: str) -> list[str]:
+    listed = take_list(open_json(value.get("tool_calls")), f"{key}.tool_calls")
+    calls = []
+    for place, item in enumerate(listed):
+        name = f"{key}.tool_calls[{place}]"
+        call = take_object(item, name)
+        function = take_object(call["function"], f"{name}.function") if "function" in call else call
+        calls.append(write_call(function.get("name"), first_of(function, "arguments", "args", "input"), name))
+    if value.get("function_call") is not None:
+        call = take_object(value["function_call"], f"{key}.function_call")
+        calls.append(write_call(call.get("name"), call.get("arguments"), f"{key}.function_call"))
+    return calls
+
+
+def _take_reasoning(value: dict[str, Any], key: str) -> str:
+    """Return reasoning by any of its names; encrypted reasoning has none."""
+    for name in (*_REASONING_KEYS, *(("text", "summary", "content") if "type" in value else ())):
+        found = value.get(name)
+        if isinstance(found, str) and found:
+            return take_text(found, f"{key}.{name}")
+        if isinstance(found, list) and found:
+            texts = [part if isinstance(part, str) else take_object(part, f"{key}.{name}") for part in found]
+            return "\n".join(
+                text if isinstance(text, str) else take_text(text.get("text"), f"{key}.{name}")
+                for text in texts
+            )
+    return ""
+
+
+def _split_results(content: Any, key: str) -> tuple[list[LogTurn], Any]:
+    if not isinstance(content, list):
+        return [], content
+    results = [part for part in content if isinstance(part, dict) and part.get("type") == "tool_result"]
+    if not results:
+        return [], content
+    rest = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_result")]
+    return [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results], rest
+
+
+def _join(text: str, calls: list[str]) -> str:
+    return "\n".join([text, *calls] if text else calls)
+
+
+def _without_thoughts(turn: LogTurn) -> str:
+    return drop_reasoning(turn.content) if turn.role == "assistant" else turn.content

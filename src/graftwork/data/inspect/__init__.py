@@ -1,0 +1,1 @@
+"""Show, trace and compare datasets."""

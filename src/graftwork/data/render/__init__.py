@@ -1,0 +1,1 @@
+"""From kept rows to token shards and dataset folders."""

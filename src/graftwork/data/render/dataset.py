@@ -1,0 +1,487 @@
+"""From kept rows to dataset folders: rendered shards, packed sequences, the list of dropped rows, the
+manifest.
+
+In: the corpus, the kept rows and each model's subset. Out: `out/<content_hash>` per model, which appears
+whole or not at all. Shards are named by everything they depend on and are reused; datasets link to them.
+`content_hash` covers the manifest, and through the hashes in it every row. Packing is best fit decreasing:
+the longest row first, each into the fullest sequence with room.
+"""
+
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graftwork.data.corpus.build import Progress
+from graftwork.data.corpus.store import Corpus, Segment
+from graftwork.data.dedup.repeats import Repeats
+from graftwork.data.render.rows import (
+    RenderedBlock,
+    RenderedShard,
+    Renderer,
+    RenderTask,
+    SubsetRows,
+    find_rendered,
+    init_worker,
+    render_block,
+)
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import SplitAssignment
+from graftwork.data.split.model_subsets import ModelSubset
+from graftwork.files.dataset import (
+    DROPS,
+    MANIFEST,
+    drops_table,
+    hash_manifest,
+    list_files,
+    read_manifest,
+    write_table,
+)
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    require_digest,
+    write_atomic,
+)
+from graftwork.process.pool import work_in_order
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
+from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.interaction import Origin
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Lengths = Sequence[int] | NDArray[np.integer]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PackedRows(NamedTuple):
+    """Sequence k holds the rows `order[boundaries[k] : boundaries[k + 1]]`, the longest first."""
+
+    order: "NDArray[np.int64]"
+    boundaries: "NDArray[np.int64]"
+
+    @property
+    def sequences(self) -> int:
+        return len(self.boundaries) - 1
+
+
+def pack_rows(lengths: "Lengths", *, length: int) -> PackedRows:
+    """Pack every row once into sequences of at most `length` tokens. Deterministic."""
+    import numpy as np
+
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= length):
+        raise ValueError(f"every row must have 1 to {length} tokens, not {sizes.min()} to {sizes.max()}")
+    longest_first = np.argsort(-sizes, kind="stable")
+    sequence_of = _fit(sizes[longest_first].tolist(), length=length)
+    order = longest_first[np.argsort(sequence_of, kind="stable")]
+    return PackedRows(order=order, boundaries=boundaries(np.bincount(sequence_of)).astype(np.int64))
+
+
+def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
+    """Return the sequence of each row, for rows sorted by length in descending order."""
+    import numpy as np
+
+    bits = [1 << room for room in range(length + 1)]
+    buckets: list[list[int]] = [[] for _ in range(length + 1)]
+    open_rooms = 0  # bit r is set while a sequence with room for r tokens is open
+    sequence_of: list[int] = []
+    sequences = 0
+    for size in sizes:
+        fitting = open_rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            bucket = buckets[room]
+            sequence = bucket.pop()
+            if not bucket:
+                open_rooms ^= bits[room]
+        else:
+            room, sequence = length, sequences
+            sequences += 1
+        sequence_of.append(sequence)
+        left = room - size
+        if left:
+            buckets[left].append(sequence)
+            open_rooms |= bits[left]
+    return np.array(sequence_of, dtype=np.int64)
+
+
+def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
+    """Return where the documents of a sequence begin, and where the last one ends (`cu_seqlens`)."""
+    import numpy as np
+
+    return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
+
+
+def positions(lengths: "Lengths") -> "NDArray[np.int64]":
+    """Return the position of each token in its own document."""
+    import numpy as np
+
+    sizes = np.asarray(lengths, dtype=np.int64)
+    begins = np.cumsum(sizes) - sizes
+    return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(begins, sizes)
+
+
+PACKS = "packs.parquet"
+
+
+class PlacedShard(NamedTuple):
+    """A shard, the folder it was rendered into, and the question group of each of its rows."""
+
+    shard: RenderedShard
+    folder: Path
+    groups: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+def assemble(
+    head: Dataset, placed: Sequence[PlacedShard], *, drops: Path, scratch: Path, out: Path, pack_tokens: int
+) -> tuple[Dataset, Path]:
+    """Write the dataset folder. `head` is the manifest without splits, packing and name."""
+    by_split: dict[Split, list[PlacedShard]] = {split: [] for split in SPLITS}
+    for one in placed:
+        by_split.setdefault(one.shard.split, []).append(one)
+    names = {
+        one.folder / one.shard.file: f"{split}/{number:05d}.parquet"
+        for split, members in by_split.items()
+        for number, one in enumerate(members)
+    }
+    packs, packing = _pack([one.shard for one in by_split["train"]], length=pack_tokens)
+    packed = scratch / f"{head.model}.{PACKS}"
+    write_table(packed, packs, durable=False)
+    unnamed = head.model_copy(
+        update={
+            "splits": {split: _summarise(members, names) for split, members in by_split.items()},
+            "packing": packing.model_copy(update={"sha256": file_digest(packed)}),
+        }
+    )
+    dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
+    folder = out / dataset.content_hash
+    _put_away_if_damaged(folder, dataset)
+    with atomic_folder(folder) as whole:
+        for source, name in {**names, drops: DROPS, packed: PACKS}.items():
+            _link(source, whole / name)
+        write_atomic(whole / MANIFEST, dataset.to_json())
+    return dataset, folder
+
+
+def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
+    """Remove a folder of this name whose content does not match its name."""
+    if not folder.exists():
+        return
+    try:
+        if read_manifest(folder) != dataset:
+            raise Damaged("its manifest is another one")
+        for shard in list_files(dataset):
+            require_digest(folder / shard.file, shard.sha256)
+    except GraftError:
+        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.damaged")
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[str, int]]:
+    """Write all dropped rows to one file. Returns the shard and the number of drops per step."""
+    import pyarrow.parquet as pq
+
+    counts: Counter[str] = Counter()
+    writer = None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+            counts.update(table.column("step").to_pylist())
+        if writer is not None:
+            writer.close()
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    return Shard(file=DROPS, rows=counts.total(), sha256=file_digest(path)), dict(counts)
+
+
+def _summarise(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> SplitSummary:
+    lengths: Counter[int] = Counter()
+    for one in placed:
+        lengths.update(one.shard.lengths.tolist())
+    groups = np.unique(np.concatenate([one.groups for one in placed])) if placed else ()
+    return SplitSummary(
+        rows=lengths.total(),
+        groups=len(groups),
+        tokens=sum(length * rows for length, rows in lengths.items()),
+        trained_tokens=sum(one.shard.trained_tokens for one in placed),
+        longest=max(lengths, default=0),
+        shards=tuple(
+            Shard(
+                file=names[one.folder / one.shard.file],
+                rows=len(one.shard.lengths),
+                sha256=one.shard.sha256,
+            )
+            for one in placed
+        ),
+        lengths=dict(sorted(lengths.items())),
+    )
+
+
+def _pack(shards: Sequence[RenderedShard], *, length: int) -> tuple["pa.Table", Packing]:
+    """Pack the training rows, by their numbers in the split."""
+    import pyarrow as pa
+
+    lengths = np.concatenate([shard.lengths for shard in shards] or [np.zeros(0, dtype=np.int32)])
+    packed = pack_rows(lengths, length=length)
+    rows = pa.ListArray.from_arrays(
+        pa.array(packed.boundaries, pa.int32()), pa.array(packed.order, pa.int32())
+    )
+    sequences = packed.sequences
+    room = sequences * length
+    fill = round(int(lengths.sum()) / room, 4) if room else 0.0
+    packing = Packing(length=length, sequences=sequences, fill=fill, file=PACKS, sha256="")
+    return pa.table({"rows": rows}), packing
+
+
+def _link(source: Path, target: Path) -> None:
+    """Hard-link the file; copy it where the file system has no links."""
+    make_folder(target.parent)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+REPEAT_STEPS = ("", "conflicting_answers", "duplicate", "near_duplicate")
+"""The steps by their numbers in `Repeats.step`."""
+
+_WORDS = {
+    "conflicting_answers": "other reply to the same prompt in",
+    "duplicate": "the same as",
+    "near_duplicate": "nearly the same as",
+}
+
+
+UNFIT_REFERENCE = (
+    "no reference for a test: a model wrote this reply to a held-out question and nobody confirmed it"
+)
+
+
+class RowOutcomes(NamedTuple):
+    """What each step decided, by row position."""
+
+    repeats: Repeats
+    assignment: SplitAssignment
+    refused: Mapping[int, str]
+    shortened: Mapping[int, str]
+    unwanted: Collection[int]
+    unfit_references: Collection[int] = ()
+
+
+def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
+    """List unreadable rows first, then the others in row order."""
+    unread = [
+        Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
+        for line_hash, fault in corpus.faults()
+    ]
+    yield drops_table(unread)
+    for first, segment in corpus.by_segment():
+        yield drops_table(_of_segment(corpus, first, segment, decided))
+
+
+def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: RowOutcomes) -> Iterator[Drop]:
+    columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
+    for number in range(segment.stop - segment.start):
+        place = first + number
+        drop = _judge(corpus, place, number, columns, decided)
+        if drop is not None:
+            step, reason = drop
+            origin = Origin(file=segment.file, line=segment.first_line + columns["line"][number])
+            yield Drop(origin=origin, step=step, reason=reason, input_hash=columns["input_hash"][number])
+
+
+def _judge(
+    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
+) -> tuple[str, str] | None:
+    repeats, assignment = decided.repeats, decided.assignment
+    if place in corpus.withdrawn or not columns["passed"][number]:
+        fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
+        return "filter", corpus.withdrawn.get(place, fault)
+    if repeats.instead[place] >= 0:
+        step = REPEAT_STEPS[repeats.step[place]]
+        return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
+    if place in assignment.excluded or place in decided.unfit_references:
+        pair = assignment.excluded.get(place)
+        return "split", UNFIT_REFERENCE if pair is None else _explain_exclusion(corpus, place, *pair)
+    if place in decided.unwanted:
+        return "models", "no model under models: is made of it"
+    if place in decided.refused or place in decided.shortened:
+        # A shortened row is in a shard too, without the part that was left out.
+        step = "render" if place in decided.refused else "render_part"
+        return step, decided.refused.get(place) or decided.shortened[place]
+    return None
+
+
+def _explain_exclusion(corpus: Corpus, place: int, one: int, other: int) -> str:
+    if other == place:
+        return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
+    return (
+        f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, "
+        "which stand in different splits"
+    )
+
+
+def count_kept(
+    *,
+    passed: "np.ndarray[Any, Any]",
+    repeats: Repeats,
+    assignment: SplitAssignment,
+    refused: int,
+    unfit_references: Collection[int] = (),
+) -> dict[str, int]:
+    """Count the rows left after each step."""
+    left = int(passed.sum())
+    after = {"read": len(passed), "filter": left, "redact": left}
+    for number, step in enumerate(REPEAT_STEPS[1:], start=1):
+        left -= int(((repeats.step == number) & passed).sum())
+        after[step] = left
+    after["split"] = left - sum(
+        1
+        for places in (assignment.excluded, unfit_references)
+        for place in places
+        if repeats.instead[place] < 0
+    )
+    after["render"] = after["split"] - refused
+    return after
+
+
+SHARDS_FORM = 3
+"""Incremented when the format of shards changes: older shards are then rendered again."""
+
+RENDER_SETTINGS = (
+    *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
+)
+"""The settings that a rendered row depends on; the rows themselves are hashed separately."""
+
+
+class RenderedSegment(NamedTuple):
+    """A rendered segment: the folder of its shards, and the offset from row numbers to positions."""
+
+    block: RenderedBlock
+    folder: Path
+    offset: int
+
+    @property
+    def refused(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.refused.items()}
+
+    @property
+    def shortened(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.shortened.items()}
+
+    def placed(self, model: str, assignment: SplitAssignment) -> Iterator[PlacedShard]:
+        for shard in self.block.shards:
+            if shard.model == model:
+                yield PlacedShard(shard, self.folder, assignment.group[shard.numbers + self.offset])
+
+
+class _Task(NamedTuple):
+    render: RenderTask
+    offset: int
+
+
+class RenderOptions(NamedTuple):
+    """How rows are rendered, and into which folder. `staged` names the models whose rows keep their stage."""
+
+    renderer: Renderer
+    settings: DataSettings
+    folder: Path
+    staged: frozenset[str] = frozenset()
+
+
+def render_corpus(
+    corpus: Corpus,
+    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    subsets: Sequence[ModelSubset],
+    *,
+    options: RenderOptions,
+    report: Progress,
+    processes: int | None,
+) -> list[RenderedSegment]:
+    """Render every segment in order."""
+    renderer, settings, folder, staged = options
+    render_key = fingerprint(
+        [
+            renderer.template_fingerprint,
+            renderer.tokenizer_fingerprint,
+            settings.model_dump(mode="json", include=set(RENDER_SETTINGS)),
+            SHARDS_FORM,
+        ]
+    )
+    tasks = list(_list_tasks(corpus, places, subsets, staged=staged, render_key=render_key, folder=folder))
+    known = {task.render.out: find_rendered(task.render.out) for task in tasks}
+    done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
+    new = [task.render for task in tasks if known[task.render.out] is None]
+    blocks = work_in_order(
+        new, render_block, prepare=init_worker, with_arguments=(renderer, settings), processes=processes
+    )
+    report("render", done, len(places))
+    for render, rendered in zip(new, blocks, strict=True):
+        known[render.out] = rendered
+        done += len(render.numbers)
+        report("render", done, len(places))
+    _remove_stale_shards(folder, keep=set(known))
+    return [
+        RenderedSegment(block, task.render.out, task.offset)
+        for task in tasks
+        if (block := known[task.render.out]) is not None
+    ]
+
+
+def _list_tasks(
+    corpus: Corpus,
+    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    subsets: Sequence[ModelSubset],
+    *,
+    staged: Collection[str],
+    render_key: str,
+    folder: Path,
+) -> Iterator[_Task]:
+    for first, segment in corpus.by_segment():
+        low, high = np.searchsorted(places, [first, first + segment.stop - segment.start])
+        if low == high:
+            continue
+        offset = first - segment.start
+        numbers = places[low:high] - offset
+        rows = {
+            subset.name: SubsetRows(subset.split[low:high], subset.weight[low:high], subset.name in staged)
+            for subset in subsets
+        }
+        decided = [
+            [name, subset.split.tobytes().hex(), subset.weight.tobytes().hex(), subset.staged]
+            for name, subset in rows.items()
+        ]
+        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex()]
+        task = RenderTask(
+            features=corpus.path_of(segment),
+            numbers=numbers,
+            file=segment.file,
+            first_line=segment.first_line,
+            subsets=rows,
+            out=folder / fingerprint([render_key, place, decided])[:40],
+        )
+        yield _Task(task, offset)
+
+
+def _remove_stale_shards(folder: Path, *, keep: set[Path]) -> None:
+    for path in folder.iterdir() if folder.exists() else ():
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)

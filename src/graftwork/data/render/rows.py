@@ -1,0 +1,464 @@
+"""Renders the kept rows of one block to shards of tokens, for every model that they belong to.
+
+In: a feature file, the numbers of the kept rows, and each model's split and weight for them. Out: one
+Parquet file per model and split, and a summary, written last. Rows longer than `max_tokens` are dropped,
+split by turn, or lose their oldest turns; text is never cut. Runs in worker processes.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from graftwork.data.corpus.store import read_interactions, read_table
+from graftwork.data.settings import DataSettings
+from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.dataset import Split
+from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.interaction import Interaction, Message
+from graftwork.text.redact import publish_text
+
+Count = Callable[[Sequence[Message], str], int]
+
+
+class Answer(NamedTuple):
+    """The messages before an answer, and the answer to learn."""
+
+    messages: tuple[Message, ...]
+    reply: str
+
+
+class Fitted(NamedTuple):
+    """The rows made of one row. `reason` says what was left out; empty if nothing was."""
+
+    rows: list[Answer]
+    reason: str = ""
+
+
+def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
+    """Return the row if it fits, otherwise what `data.overlong` makes of it."""
+    whole = Answer(tuple(messages), reply)
+    tokens, most = count(whole.messages, reply), settings.max_tokens
+    if tokens <= most:
+        return Fitted([whole])
+    too_long = f"{tokens} tokens, more than max_tokens {most}"
+    if settings.overlong == "drop":
+        return Fitted([], too_long)
+    if settings.overlong == "truncate":
+        return _truncate(whole, count=count, most=most, too_long=too_long)
+    return _split_by_turn(whole, count=count, most=most, too_long=too_long)
+
+
+def _truncate(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
+    kept = _leave_out_oldest(whole, count=count, most=most)
+    if kept is None:
+        return Fitted([], f"{too_long}, and its last question and reply alone do not fit")
+    left_out = len(whole.messages) - len(kept.messages)
+    return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
+
+
+def list_answers(messages: Sequence[Message], reply: str) -> list[Answer]:
+    """Return a row for each assistant turn after the first question, with all turns before it."""
+    turns = (*messages, Message(role="assistant", content=reply))
+    asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
+    return [
+        Answer(turns[:at], turn.content)
+        for at, turn in enumerate(turns)
+        if at > asked and turn.role == "assistant" and turn.content.strip()
+    ]
+
+
+def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
+    """Return a row for each answer, with as many earlier turns as fit."""
+    answers = list_answers(*whole)
+    fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
+    rows = [row for row in fitting if row is not None]
+    if not rows:
+        return Fitted([], f"{too_long}, and none of its turns fits with its question alone")
+    alone = len(answers) - len(rows)
+    lost = f"; {alone} too long with their question alone" if alone else ""
+    return Fitted(rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}")
+
+
+def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
+    """Return the longest end of the conversation that fits, after the system turns; None if none does.
+
+    An end is the whole conversation or begins with a user turn: no reply without its question, and no tool
+    result without its call.
+    """
+    questions = [at for at, message in enumerate(row.messages) if message.role == "user"]
+    if not questions:
+        return None
+    begins = sorted({0, *questions})
+
+    def end(place: int) -> Answer:
+        kept = (m for at, m in enumerate(row.messages) if at >= begins[place] or m.role == "system")
+        return Answer(tuple(kept), row.reply)
+
+    def does_fit(place: int) -> bool:
+        return count(*end(place)) <= most
+
+    fits = len(begins) - 1
+    if not does_fit(fits):
+        return None
+    # Searches backwards in growing strides, so that a long conversation is not counted for each of its turns.
+    first, stride = 0, 1
+    while first < fits:
+        probe = max(fits - stride, first)
+        if does_fit(probe):
+            fits, stride = probe, 2 * stride
+        else:
+            first = probe + 1
+            stride = max((fits - first + 1) // 2, 1)
+    return end(fits)
+
+
+# Tool definitions as the formats write them after the system prompt.
+_TOOLS = re.compile(
+    r"# Tools\n\n[^\n]*\n\n[^\n]*\n<tools>\n.*?\n</tools>\n\n[^\n]*\n<tool_call>.*?</tool_call>", re.DOTALL
+)
+
+
+@lru_cache(maxsize=256)
+def _without_secrets(prompt: str) -> str:
+    """Cached: many rows have the same prompt."""
+    return publish_text(prompt)
+
+
+def apply_system_prompt(
+    messages: Sequence[Message], *, role: str | None, settings: DataSettings
+) -> tuple[Message, ...]:
+    """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
+
+    An empty prompt removes the logged one.
+    """
+    given = settings.system_prompts.get(role) if role is not None else None
+    if given is None:
+        given = settings.system_prompt
+    if given is None:
+        return tuple(messages)
+    # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
+    parts = [_without_secrets(given) if settings.redact else given]
+    if settings.logged_system_prompt == "keep_behind":
+        parts += [message.content for message in messages if message.role == "system"]
+    else:
+        # Tool definitions stay: without them the calls make no sense.
+        parts += [
+            block for turn in messages if turn.role == "system" for block in _TOOLS.findall(turn.content)
+        ]
+    text = "\n\n".join(part for part in parts if part)
+    rest = tuple(message for message in messages if message.role != "system")
+    return (Message(role="system", content=text), *rest) if text else rest
+
+
+SUMMARY = "summary.json"
+SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
+"""The splits of a model subset are indexes into this list."""
+
+
+class TokenizedRow(Protocol):
+    """`tokens[trained_from:]` is the reply and the token that ends its turn."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def trained_from(self) -> int: ...
+
+
+class Renderer(Protocol):
+    """The base model's chat template and tokenizer, with their fingerprints.
+
+    It can be pickled, so that each worker process has its own.
+    """
+
+    @property
+    def template_fingerprint(self) -> str: ...
+
+    @property
+    def tokenizer_fingerprint(self) -> str: ...
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """Tokens that only the template may write: in a message they would forge a turn."""
+        ...
+
+    @property
+    def writes_reasoning(self) -> bool:
+        """Whether the template has its own tags for reasoning."""
+        ...
+
+    def render(self, messages: Sequence[Message], reply: str) -> TokenizedRow:
+        """Render one row. Raises UserMistake if its loss mask cannot be proven."""
+        ...
+
+    def render_batch(
+        self, conversations: Sequence[tuple[Sequence[Message], str]]
+    ) -> Sequence[TokenizedRow | UserMistake]:
+        """Render many rows at once; a refused row yields its UserMistake.
+
+        Tokens may support the buffer protocol as 32-bit integers, which is faster than tuples.
+        """
+        ...
+
+    def count_tokens(self, messages: Sequence[Message], reply: str) -> int: ...
+
+
+class SubsetRows(NamedTuple):
+    """One model's split and weight for each kept row of a block."""
+
+    split: "np.ndarray[Any, np.dtype[np.uint8]]"
+    weight: "np.ndarray[Any, np.dtype[np.float64]]"
+    staged: bool
+
+
+class RenderTask(NamedTuple):
+    features: Path
+    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+    file: str
+    first_line: int
+    subsets: Mapping[str, SubsetRows]
+    out: Path
+
+
+class RenderedShard(NamedTuple):
+    """A shard, with the length and the number in the block of each of its rows."""
+
+    model: str
+    split: Split
+    file: str
+    sha256: str
+    trained_tokens: int
+    lengths: "np.ndarray[Any, np.dtype[np.int32]]"
+    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class RenderedBlock(NamedTuple):
+    """The shards of a block, the rows that are in none, and the rows that are there only in part."""
+
+    shards: list[RenderedShard]
+    refused: dict[int, str]
+    shortened: dict[int, str]
+
+
+class _RenderedPart(NamedTuple):
+    """A rendered row; `position` is its index among the kept rows of the block."""
+
+    position: int
+    row: Interaction
+    part: int
+    messages: tuple[Message, ...]
+    reply: str
+    rendered: TokenizedRow
+
+
+_tools: tuple[Renderer, DataSettings] | None = None
+
+
+def init_worker(renderer: Renderer, settings: DataSettings) -> None:
+    """Set what every process needs before its first block."""
+    global _tools  # noqa: PLW0603  a worker process has one renderer for its whole life
+    _tools = (renderer, settings)
+
+
+def render_block(task: RenderTask) -> RenderedBlock:
+    """Render the rows, check their loss masks, write the shards."""
+    if _tools is None:
+        raise RuntimeError("`begin` has not been called in this process")
+    renderer, settings = _tools
+    rows = list(
+        read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
+    )
+    ready, refused = _render(rows, renderer=renderer, settings=settings)
+    placed = {one.position for one in ready}
+    keys = _read_keys(task)
+    shards = []
+    for model, subset in task.subsets.items():
+        for number, split in enumerate(SUBSET_SPLITS):
+            chosen = [one for one in ready if subset.split[one.position] == number]
+            if chosen:
+                shards.append(_write_shard(task, chosen, keys, model=model, split=split))
+    reasons = {place: (int(task.numbers[place]), reason) for place, reason in sorted(refused.items())}
+    made = RenderedBlock(
+        shards,
+        refused=dict(named for place, named in reasons.items() if place not in placed),
+        shortened=dict(named for place, named in reasons.items() if place in placed),
+    )
+    write_atomic(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
+    return made
+
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def _to_json(value: Any) -> Any:
+    return value._asdict()
+
+
+def find_rendered(folder: Path) -> RenderedBlock | None:
+    """Return what an earlier run rendered into this folder, if it is complete and intact."""
+    try:
+        said = orjson.loads((folder / SUMMARY).read_bytes())
+        for shard in said["shards"]:
+            require_digest(folder / shard["file"], shard["sha256"])
+    except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
+        return None
+    shards = [
+        RenderedShard(
+            **{
+                **shard,
+                "lengths": np.array(shard["lengths"], dtype=np.int32),
+                "numbers": np.array(shard["numbers"], dtype=np.int64),
+            }
+        )
+        for shard in said["shards"]
+    ]
+    refused, shortened = (
+        {int(number): reason for number, reason in said[name].items()} for name in ("refused", "shortened")
+    )
+    return RenderedBlock(shards, refused, shortened)
+
+
+class _RenderRequest(NamedTuple):
+    """A conversation to render; `part` counts the answers of one row."""
+
+    position: int
+    part: int
+    messages: tuple[Message, ...]
+    reply: str
+
+
+def _render(
+    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
+) -> tuple[list[_RenderedPart], dict[int, str]]:
+    asked = [one for place, row in enumerate(rows) for one in _list_requests(place, row, settings=settings)]
+    ready: list[_RenderedPart] = []
+    refused: dict[int, str] = {}
+    for one, rendered in zip(asked, renderer.render_batch([one[2:] for one in asked]), strict=True):
+        row = rows[one.position]
+        if isinstance(rendered, UserMistake):
+            refused[one.position] = f"refused by the template: {rendered.what}"
+        elif rendered.trained_from >= len(rendered.tokens):
+            refused[one.position] = "nothing to train on: the template leaves no token of the reply"
+        elif len(rendered.tokens) <= settings.max_tokens:
+            ready.append(_RenderedPart(one.position, row, one.part, one.messages, one.reply, rendered))
+        else:
+            may_shorten = settings.overlong != "drop"
+            only_last = settings.train_on == "every" or row.capture is not None
+            pieces = (
+                _shorten(one, renderer=renderer, settings=settings, only_last=only_last)
+                if may_shorten
+                else []
+            )
+            ready += [
+                _RenderedPart(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)
+            ]
+            if not pieces:
+                length = len(rendered.tokens)
+                part = f"answer {one.part + 1}, " if one.part else ""
+                refused[one.position] = (
+                    f"overlong: {part}{length} tokens, data.max_tokens is {settings.max_tokens}"
+                )
+    return ready, refused
+
+
+def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
+    messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
+    answers = [(messages, row.reply)]
+    # Earlier replies of a captured conversation are captures of their own, with their own feedback.
+    if settings.train_on == "every" and row.capture is None:
+        answers = [*list_answers(messages, row.reply)] or answers
+    for part, (before, reply) in enumerate(answers):
+        yield _RenderRequest(position, part, before, reply)
+
+
+def _shorten(
+    one: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
+    def count(turns: Sequence[Message], said: str) -> int:
+        return renderer.count_tokens(turns, said)
+
+    shorter = fit_row(one.messages, one.reply, count=count, settings=settings).rows
+    if only_last:
+        # The answers before this one are rows of their own already.
+        shorter = shorter[-1:]
+    rendered = renderer.render_batch(shorter)
+    return [
+        (turns, said, one)
+        for (turns, said), one in zip(shorter, rendered, strict=True)
+        if not isinstance(one, UserMistake)
+    ]
+
+
+def _read_keys(task: RenderTask) -> dict[str, list[Any]]:
+    table = read_table(task.features, ["prompt", "reply", "input_hash"])
+    keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
+    return keys
+
+
+def _write_shard(
+    task: RenderTask,
+    chosen: Sequence[_RenderedPart],
+    keys: Mapping[str, list[Any]],
+    *,
+    model: str,
+    split: Split,
+) -> RenderedShard:
+    subset = task.subsets[model]
+    lengths = np.array([len(one.rendered.tokens) for one in chosen], dtype=np.int32)
+    trained = int(lengths.sum()) - sum(one.rendered.trained_from for one in chosen)
+    path = task.out / f"{model}.{split}.parquet"
+    write_table(path, _to_table(chosen, lengths, subset, keys), durable=False)
+    return RenderedShard(
+        model=model,
+        split=split,
+        file=path.name,
+        sha256=file_digest(path),
+        trained_tokens=trained,
+        lengths=lengths,
+        numbers=task.numbers[[one.position for one in chosen]],
+    )
+
+
+def _to_table(
+    chosen: Sequence[_RenderedPart],
+    lengths: "np.ndarray[Any, Any]",
+    subset: SubsetRows,
+    keys: Mapping[str, list[Any]],
+) -> "pa.Table":
+    tokens = np.concatenate([np.asarray(one.rendered.tokens, dtype=np.int32) for one in chosen])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns: dict[str, Any] = {
+        "id": [_name(one, keys) for one in chosen],
+        "file": [one.row.origin.file for one in chosen],
+        "line": [one.row.origin.line for one in chosen],
+        "input_hash": [keys["input_hash"][one.position] for one in chosen],
+        "messages": [
+            orjson.dumps([{"role": turn.role, "content": turn.content} for turn in one.messages]).decode()
+            for one in chosen
+        ],
+        "reply": [one.reply for one in chosen],
+        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
+        "trained_from": [one.rendered.trained_from for one in chosen],
+        "stage": [one.row.stage if subset.staged else None for one in chosen],
+        "weight": [float(subset.weight[one.position]) for one in chosen],
+        "rejected": [one.row.rejected if one.reply == one.row.reply else None for one in chosen],
+    }
+    for name in ("group", "domain", "session", "duration_ms", "reward"):
+        columns[name] = [getattr(one.row, name) for one in chosen]
+    captured = encode_captures([one.row.capture for one in chosen])
+    columns |= captured
+    schema = row_schema(captured=bool(captured))
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:
+    """Name a row by its content: logs repeat their own ids."""
+    mixed = (keys["prompt"][one.position] * 31 + keys["reply"][one.position]) % 2**64
+    return f"{mixed:016x}" + (f".{one.part}" if one.part else "")

@@ -1,0 +1,1 @@
+"""Groups, split assignment, split state, the proof against leakage, model subsets."""

@@ -1,0 +1,221 @@
+"""Rows whose turns are similar beyond the question line: as a whole, or by long runs of rare words.
+
+In: fingerprints of the turns. Out: pairs of rows that must be in the same split. Only the first row with a
+turn is compared; the others follow it. 13-grams that occur in many rows are boilerplate or shared sources
+and pair nothing.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.boilerplate import IS_QUESTION, learn_weights, open_windows, sample_before
+from graftwork.data.dedup.fingerprints import TURN, TURN_RUNS
+from graftwork.data.dedup.lsh import (
+    NO_PAIRS,
+    CorpusColumns,
+    ExternalSort,
+    ValueLookup,
+    find_first,
+    is_worth_looking_up,
+    merge_pairs,
+    only_fresh,
+    pack,
+    pair_neighbours,
+    read_rows,
+    stream_rows,
+    unpack,
+)
+from graftwork.data.dedup.questions import PairFilter, Questions
+from graftwork.text.similarity import TOLERANCE, Array, distinct, measure_pairs
+
+# A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.
+RARE_ROWS = 5
+# A line of four words has this many runs of one and two words, unless it repeats itself.
+QUESTION_RUNS = 7
+# Turns ask the same when they share this share of the 13-grams of the shorter one, and these are rare.
+RARE_SHARE = 0.5
+_PAIRS_AT_ONCE = 100_000
+# This many 13-grams of fresh rows may occur in every other row: boilerplate.
+_GRAMS_LOOKED_UP = 8
+
+
+class UserTurns(NamedTuple):
+    """The keys of the turns, the first row with each, and the rows that are the first with theirs."""
+
+    key: Array
+    first: Array
+    own: Array
+
+
+def read_turns(corpus: CorpusColumns, *, passed: Array) -> UserTurns:
+    key = corpus.column("turn")
+    first = find_first(key, among=passed)
+    own = np.flatnonzero(passed & (key != 0) & (first == np.arange(len(key))))
+    return UserTurns(key, first, own)
+
+
+def pair_turns(
+    corpus: CorpusColumns,
+    turns: UserTurns,
+    *,
+    passed: Array,
+    threshold: float,
+    wanted: PairFilter | None = None,
+    fresh: Array | None = None,
+) -> Array:
+    """Pair turns that are similar as a whole: LSH proposes, the weighted similarity decides.
+
+    With `fresh`, here and below, return only pairs that contain a row marked there.
+    """
+    pairs = NO_PAIRS
+    if fresh is not None and not fresh.any():
+        return pairs
+    for name in TURN:
+        proposed = pair_neighbours(corpus.column(name)[turns.own], turns.own, fresh=fresh)
+        if wanted is not None:
+            proposed = proposed[wanted(*unpack(proposed))]
+        pairs = merge_pairs([pairs, proposed])
+    found = []
+    for window in open_windows(corpus.rows):
+        low, high = np.searchsorted(unpack(pairs).later, [window.low, window.high])
+        if low == high:
+            continue
+        sample = sample_before(window, passed=passed, turns=turns.key)
+        weights = learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
+        for start in range(low, high, _PAIRS_AT_ONCE):
+            part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
+            later, earlier = unpack(part)
+            places = np.unique(np.concatenate((later, earlier)))
+            sets = read_rows(corpus, "turn_runs", places)
+            measures = measure_pairs(
+                sets,
+                np.searchsorted(places, later),
+                np.searchsorted(places, earlier),
+                weighed=weights.of(sets.values),
+                sampled=TURN_RUNS,
+            )
+            found.append(part[measures.likeness >= threshold - TOLERANCE])
+    return merge_pairs(found)
+
+
+def pair_rare_questions(
+    corpus: CorpusColumns, asked: Questions, *, passed: Array, fresh: Array | None = None
+) -> Array:
+    """Pair rows of the window with earlier rows that contain the same line ending as a question.
+
+    The question line is not always recognized, least among the first rows of a log. So every question near
+    the end of a turn counts if it is rare up to the later row.
+    """
+    low, high = asked.window.low, asked.window.high
+    few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
+    found = []
+    with ExternalSort(high) as spill:
+        lines_of, sizes_of = corpus.ragged("lines"), corpus.ragged("line_sizes")
+        for (first, lines, offsets), (_, sizes, _) in zip(lines_of, sizes_of, strict=True):
+            if first >= high:
+                break
+            places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
+            asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (places < high)
+            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.boilerplate)
+            chosen = _find_values(few, lines, asks)
+            spill.add(lines[chosen], places[chosen])
+        for entries in spill.partitions():
+            rare = (entries.ranks() < RARE_ROWS) & (entries.places >= low)
+            for later, earlier in map(entries.pair, range(1, RARE_ROWS)):
+                found.append(pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]]))
+    return only_fresh(merge_pairs(found), fresh)
+
+
+def pair_rare_grams(
+    corpus: CorpusColumns, turns: UserTurns, *, in_all: bool = False, fresh: Array | None = None
+) -> Array:
+    """Pair turns that share many rare 13-grams.
+
+    A 13-gram is rare for a row if it occurs in few rows up to that one; with `in_all`, in few of all rows.
+    """
+    if fresh is not None and not fresh.any():
+        return NO_PAIRS
+    is_own = np.zeros(corpus.rows, dtype=bool)
+    is_own[turns.own] = True
+    few = _fresh_values(corpus, "grams", turns.own, fresh)
+    shared: list[tuple[Array, Array]] = []
+    expected = _GRAMS_LOOKED_UP * corpus.rows if few is not None else _count_all(corpus, "grams")
+    with ExternalSort(expected) as spill:
+        for first, flat, offsets in corpus.ragged("grams"):
+            places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
+            inside = _find_values(few, flat, is_own[places])
+            spill.add(flat[inside], places[inside])
+        for entries in spill.partitions():
+            ranks = entries.ranks()
+            rare = ranks < RARE_ROWS
+            if in_all:
+                rare &= _run_lengths(ranks) <= RARE_ROWS
+            pairs = [
+                pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]])
+                for later, earlier in map(entries.pair, range(1, RARE_ROWS))
+            ]
+            shared.append(_count_pairs(only_fresh(np.concatenate(pairs), fresh), None))
+            if len(shared) > 16:
+                shared = [_join_counts(shared)]
+    if not shared:
+        return NO_PAIRS
+    pairs_found, times = _join_counts(shared)
+    later, earlier = unpack(pairs_found)
+    places = distinct(np.concatenate((later, earlier)))
+    counts = _count_grams(corpus, places)
+    fewer = np.minimum(*(counts[np.searchsorted(places, side)] for side in (later, earlier)))
+    enough: Array = pairs_found[times >= RARE_SHARE * fewer]
+    return enough
+
+
+def _count_all(corpus: CorpusColumns, name: str) -> int:
+    return sum(int(offsets[-1]) for _, _, offsets in corpus.ragged(name))
+
+
+def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array | None) -> ValueLookup | None:
+    """Return the values of the fresh ones of these rows; None where those of all rows are needed."""
+    if fresh is None or not is_worth_looking_up(fresh):
+        return None
+    return ValueLookup(distinct(read_rows(corpus, name, places[fresh[places]]).values))
+
+
+def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array:
+    """Return the positions of the values that are looked for."""
+    chosen: Array = np.flatnonzero(inside)
+    return chosen if few is None else chosen[few.find(values[chosen])[0]]
+
+
+def _count_grams(corpus: CorpusColumns, places: Array) -> Array:
+    """Count the distinct 13-grams of each of these rows."""
+    counts = [np.zeros(0, dtype=np.int64)]
+    for rows in stream_rows(corpus, "grams", places):
+        owners = rows.owners()
+        values = rows.values[np.lexsort((rows.values, owners))]
+        once = np.ones(len(values), dtype=bool)
+        once[1:] = (values[1:] != values[:-1]) | (owners[1:] != owners[:-1])
+        counts.append(np.bincount(owners[once], minlength=len(rows.offsets) - 1))
+    return np.concatenate(counts)
+
+
+def _count_pairs(pairs: Array, times: Array | None) -> tuple[Array, Array]:
+    """Return each pair once, with how often it occurs."""
+    order = np.argsort(pairs, kind="stable")
+    ordered = pairs[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
+    added = np.ones(len(pairs), dtype=np.int64) if times is None else times[order]
+    sums = np.add.reduceat(added, starts) if len(starts) else np.zeros(0, dtype=np.int64)
+    return ordered[starts], sums
+
+
+def _join_counts(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    return _count_pairs(
+        np.concatenate([pairs for pairs, _ in parts]), np.concatenate([times for _, times in parts])
+    )
+
+
+def _run_lengths(ranks: Array) -> Array:
+    """Return, for each entry, how many entries have its value."""
+    starts = np.flatnonzero(ranks == 0)
+    lengths = np.diff(np.append(starts, len(ranks)))
+    return np.repeat(lengths, lengths)

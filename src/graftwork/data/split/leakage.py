@@ -1,0 +1,228 @@
+"""Proves that held-out questions are not trained on.
+
+In: the split assignment and which rows are kept. Out: nothing, or an error that names two rows. Compares
+the rows again with the same measures instead of trusting the grouping, so that correctly grouped rows never
+fail.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.lsh import CorpusColumns, find_first, unpack
+from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
+from graftwork.data.dedup.questions import find_questions
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
+from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.records.dataset import SPLITS
+from graftwork.records.errors import AnswerIsNo
+from graftwork.text.similarity import Array
+
+Kind = Literal[
+    "same_turn",
+    "same_line",
+    "same_question",
+    "same_conversation",
+    "same_key",
+    "alike_line",
+    "paraphrase",
+    "alike_turn",
+    "rare_words",
+]
+
+_WHY: dict[Kind, str] = {
+    "same_turn": "ask the same",
+    "same_line": "ask the same in the line that asks",
+    "same_question": "hold the same question",
+    "same_conversation": "belong to one conversation",
+    "same_key": "have the same key under data.split_by",
+    "alike_line": "ask nearly the same",
+    "alike_turn": "ask nearly the same",
+    "paraphrase": "ask the same in other words",
+    "rare_words": "share long runs of words that hardly any other row has",
+}
+_NEVER = np.iinfo(np.int64).max
+
+
+class Leak(NamedTuple):
+    """A training row and a held-out row, and what they share."""
+
+    trained: int
+    held_out: int
+    kind: Kind
+
+
+def find_leaks(
+    corpus: CorpusColumns,
+    assignment: SplitAssignment,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: KnownAssignment | None = None,
+    most: int = 100,
+) -> list[Leak]:
+    """Find training and held-out rows that ask the same: at most `most` of each kind, in order.
+
+    `known` is an assignment of the first rows that was checked with the same settings: pairs of unchanged
+    rows are then skipped.
+    """
+    passed = corpus.column("passed").astype(bool)
+    moved = _find_moved(assignment, kept & passed, known)
+    since = int(np.argmax(moved)) if moved.any() else corpus.rows
+    if embedder is not None and known is not None and since < 2 * MOST_ROWS:
+        # Embeddings are not stored. All windows with embedded rows end before this row.
+        known, since = None, 0
+    sides = _Sides.of(assignment, kept & passed)
+    turns = read_turns(corpus, passed=passed)
+    threshold = settings.question_similarity
+    leaks: list[Leak] = []
+
+    def note(kind: Kind, found: Iterator[tuple[int, int]]) -> None:
+        new = sorted({Leak(trained, held_out, kind) for trained, held_out in found})
+        leaks.extend(new[:most])
+
+    row_sides = sides.by_class(np.arange(corpus.rows))
+    turn_sides = sides.by_class(turns.first)
+    note("same_turn", turn_sides.in_both())
+    for kind, name in _SHARED_KEYS:
+        note(kind, sides.by_class(find_first(corpus.column(name), among=passed)).in_both())
+    fresh = None if known is None else _spread_over(turns.first, moved)
+    alike = pair_turns(
+        corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
+    )
+    note("alike_turn", turn_sides.parted(alike))
+    note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
+    paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
+    for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
+        fresh = None if known is None else _spread_over(asked.first, moved)
+        line_sides = sides.by_class(asked.first, until=asked.window.high)
+        note("same_line", line_sides.in_both(since=asked.window.low))
+        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
+        note("alike_line", line_sides.parted(pairs))
+        if paraphrases is not None:
+            found = paraphrases.pair(asked, wanted=line_sides.are_parted)
+            note("paraphrase", line_sides.parted(found))
+        fresh = None if known is None else moved
+        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        note("same_question", row_sides.parted(questions))
+    return leaks
+
+
+def _find_moved(assignment: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
+    """Return the rows that are new, changed their split, or were not kept when the others were checked."""
+    moved = np.ones(len(kept), dtype=bool)
+    if known is not None:
+        before = slice(known.rows)
+        moved[before] = (assignment.split[before] != known.split) | (kept[before] & ~known.kept)
+    return moved
+
+
+def _spread_over(first: Array, moved: Array) -> Array:
+    """Return the rows that ask the same as a row that moved: they may be compared in its place."""
+    touched = np.zeros(len(first), dtype=bool)
+    touched[first[moved[: len(first)]]] = True
+    spread_over: Array = touched[first]
+    return spread_over
+
+
+_SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), ("same_key", "together"))
+
+
+def require_no_leak(
+    corpus: CorpusColumns,
+    assignment: SplitAssignment,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: KnownAssignment | None = None,
+) -> None:
+    """Refuse a dataset with the same or nearly the same question in train and in a held-out split."""
+    leaks = find_leaks(corpus, assignment, kept, settings=settings, embedder=embedder, known=known, most=1)
+    if leaks:
+        leak = leaks[0]
+        trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
+        split = SPLITS[assignment.split[leak.held_out]]
+        raise AnswerIsNo(
+            f"a question stands in train and in {split}",
+            why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
+            "not skill",
+            fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
+            "report it if it dealt these",
+            where=str(held_out),
+        )
+
+
+class _Sides(NamedTuple):
+    """The rows that are trained on, those that are held out, and all rows in any split, kept or not."""
+
+    trained: Array
+    held_out: Array
+    assigned: Array
+
+    @classmethod
+    def of(cls, assignment: SplitAssignment, kept: Array) -> "_Sides":
+        # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
+        held_out = (assignment.split == SPLITS.index("validation")) | (
+            assignment.split == SPLITS.index("test")
+        )
+        assigned = assignment.split != UNASSIGNED
+        return cls(kept & assigned & ~held_out, kept & held_out, assigned)
+
+    def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
+        rows = len(first) if until is None else until
+        marked = []
+        for side in self:
+            members = np.flatnonzero(side[:rows])
+            earliest, latest = np.full(rows, _NEVER), np.full(rows, -1)
+            earliest[first[members[::-1]]] = members[::-1]
+            latest[first[members]] = members
+            marked.append(_SideRange(earliest, latest))
+        return _ClassSides(first, *marked)
+
+
+class _SideRange(NamedTuple):
+    """For each class of rows (named by its first row), the earliest and the latest row on one side."""
+
+    earliest: Array
+    latest: Array
+
+
+class _ClassSides(NamedTuple):
+    first: Array
+    trained: _SideRange
+    held_out: _SideRange
+    assigned: _SideRange
+
+    def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield classes with rows on both sides, the later of them not before `since`."""
+        both = (self.trained.latest >= 0) & (self.held_out.latest >= 0)
+        both &= np.maximum(self.trained.latest, self.held_out.latest) >= since
+        for place in np.flatnonzero(both).tolist():
+            yield int(self.trained.earliest[place]), int(self.held_out.earliest[place])
+
+    def are_parted(self, later: Array, earlier: Array) -> Array:
+        """Whether rows of the two classes are on different sides."""
+        return self._is_parted(later, earlier, self.trained, self.held_out) | self._is_parted(
+            later, earlier, self.held_out, self.trained
+        )
+
+    def parted(self, pairs: Array) -> Iterator[tuple[int, int]]:
+        later, earlier = unpack(pairs)
+        one, other = self.first[later], self.first[earlier]
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.trained, self.held_out)).tolist():
+            yield int(self.trained.latest[one[at]]), int(self.held_out.earliest[other[at]])
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.held_out, self.trained)).tolist():
+            yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
+
+    def _is_parted(self, later: Array, earlier: Array, side: _SideRange, other_side: _SideRange) -> Array:
+        """Of the later row's class, count rows from that row on; of the other class, all rows if one came
+        before the later row.
+        """
+        one, other = self.first[later], self.first[earlier]
+        parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
+        parted &= self.assigned.earliest[other] < later
+        return parted

@@ -1,0 +1,285 @@
+"""Model subsets: the rows, splits and weights that each model under `models:` gets.
+
+In: columns of the kept rows, and the settings. Out: per model one value per row, and warnings about
+settings that match no row. Held-out rows are held out for every model. Draws use a hash and the seed, so
+rows that are logged later change little.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from graftwork.data.corpus.store import Corpus
+from graftwork.data.dedup.fingerprints import SPLIT_FIELDS
+from graftwork.data.settings import DataSettings, Keep, ModelSettings
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+"""Indexes into SPLITS."""
+RL = 3
+NOT_SELECTED = 255
+
+Mask = npt.NDArray[np.bool_]
+
+
+class KeptRows(NamedTuple):
+    """Columns of the rows that were assigned to a split.
+
+    `role` and `domain` index their lists of names, -1 for none, as for `stage`. `group` is a number that
+    rows of one question share; `key` is the row's content hash.
+    """
+
+    role: npt.NDArray[np.int32]
+    role_names: list[str]
+    domain: npt.NDArray[np.int32]
+    domain_names: list[str]
+    stage: npt.NDArray[np.int32]
+    split: npt.NDArray[np.uint8]
+    group: npt.NDArray[np.int64]
+    key: npt.NDArray[np.uint64]
+
+
+class ModelSubset(NamedTuple):
+    """One model's rows.
+
+    `split` indexes SPLITS, or is RL or NOT_SELECTED. `own` is False for replayed rows and for rows that are
+    not selected. `weight` is how often a row is trained on per epoch: 0 if not selected, 1 if held out.
+    """
+
+    name: str
+    split: npt.NDArray[np.uint8]
+    own: Mask
+    weight: npt.NDArray[np.float64]
+
+
+class SubsetSummary(Record):
+    """Row counts of one model. `stages` counts training rows, replayed ones included."""
+
+    model: str
+    own: int
+    replayed: int
+    rl: int
+    validation: int
+    test: int
+    stages: dict[int, int]
+    without_stage: int
+    rows_an_epoch: float
+    """Training rows, each counted by its weight."""
+
+
+class UnmatchedValue(NamedTuple):
+    """A value under `models:` that no row has, perhaps a typo."""
+
+    key: str
+    value: str
+
+
+def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: int) -> list[ModelSubset]:
+    return [_select_subset(facts, name, settings, seed=seed) for name, settings in models.items()]
+
+
+def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
+    return [_summarise(subset, facts) for subset in subsets]
+
+
+def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[UnmatchedValue]:
+    """List every value under `models:` that no row has."""
+    known = _values_that_occur(facts)
+    found: list[UnmatchedValue] = []
+    for name, settings in models.items():
+        for key, wanted in settings.keep:
+            found += [
+                UnmatchedValue(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]
+            ]
+        strangers = [role for role in settings.weights if role not in known["role"]]
+        found += [UnmatchedValue(f"models.{name}.weights", role) for role in strangers]
+    return found
+
+
+def _select_subset(facts: KeptRows, name: str, settings: ModelSettings, *, seed: int) -> ModelSubset:
+    own = _find_own(facts, name, settings.keep)
+    split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
+    learned = own & (facts.split == TRAIN)
+    apart = learned & _falls_below(settings.rl, facts.group, seed=seed)
+    split[apart] = RL
+    replayed = _draw_replay(facts, settings.replay, own=own, apart=apart, seed=seed)
+    split[replayed] = TRAIN
+    return ModelSubset(name, split, own, _weigh(facts, settings.weights, split))
+
+
+def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
+    """Select the rows that a model is trained and evaluated on, in every split."""
+    own = np.ones(len(facts.split), dtype=np.bool_)
+    known = _values_that_occur(facts)
+    for key, wanted in keep:
+        if not wanted:
+            continue
+        matches = _match(facts, key, wanted)
+        if not matches.any():
+            raise _nothing_matches(name, key, wanted, known[key])
+        own &= matches
+    if not own.any() and any(wanted for _, wanted in keep):
+        named = [key for key, wanted in keep if wanted]
+        raise UserMistake(
+            f"models.{name}.keep matches no row",
+            why=f"each of {', '.join(named)} matches some rows, and no row matches all of them",
+            fix="name fewer keys; `graft data audit` shows which roles and domains the logs have",
+            where=f"models.{name}.keep",
+        )
+    return own
+
+
+def _match(facts: KeptRows, key: str, wanted: tuple[str, ...] | tuple[int, ...]) -> Mask:
+    if key == "stage":
+        # -1 means none and cannot be selected.
+        return np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
+    column, names = (facts.role, facts.role_names) if key == "role" else (facts.domain, facts.domain_names)
+    return np.isin(column, [place for place, name in enumerate(names) if name in wanted])
+
+
+def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
+    """Return the values that occur, by key of `keep`."""
+    roles, domains, stages = (
+        np.unique(column).tolist() for column in (facts.role, facts.domain, facts.stage)
+    )
+    return {
+        "role": sorted(facts.role_names[place] for place in roles if place >= 0),
+        "domain": sorted(facts.domain_names[place] for place in domains if place >= 0),
+        "stage": [stage for stage in stages if stage >= 0],
+    }
+
+
+def _nothing_matches(
+    name: str, key: str, wanted: tuple[str, ...] | tuple[int, ...], known: list[str] | list[int]
+) -> UserMistake:
+    shown = ", ".join(str(value) for value in known[:20]) + (" …" if len(known) > 20 else "")
+    return UserMistake(
+        f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in wanted)}",
+        why=f"the {key}s of the kept rows are: {shown}" if known else f"no kept row states a {key}",
+        fix=f"name one of these, or leave {key!r} out" if known else f"leave {key!r} out",
+        where=f"models.{name}.keep.{key}",
+    )
+
+
+def _draw_replay(facts: KeptRows, share: float, *, own: Mask, apart: Mask, seed: int) -> Mask:
+    """Draw training rows of other models so that they make up `share` of this model's, or all there are.
+
+    Rows with the smallest hashes are drawn, so a row that is logged later replaces few. Rows that share a
+    question with an RL row are not drawn.
+    """
+    drawn = np.zeros(len(own), dtype=np.bool_)
+    candidates = np.flatnonzero((facts.split == TRAIN) & ~own)
+    if apart.any():
+        candidates = candidates[~np.isin(facts.group[candidates], np.unique(facts.group[apart]))]
+    learned = int(np.count_nonzero(own & ~apart & (facts.split == TRAIN)))
+    count = min(round(learned * share / (1 - share)), len(candidates))
+    if count == 0:
+        return drawn
+    hashes = _mix(facts.key[candidates], purpose="replay", seed=seed)
+    limit = np.partition(hashes, count - 1)[count - 1]
+    below = hashes < limit
+    ties = np.flatnonzero(hashes == limit)[: count - int(np.count_nonzero(below))]
+    drawn[candidates[below]] = True
+    drawn[candidates[ties]] = True
+    return drawn
+
+
+def _weigh(
+    facts: KeptRows, weights: dict[str, float], split: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.float64]:
+    # The last element is for rows without a role: index -1.
+    by_role = np.array([weights.get(name, 1.0) for name in facts.role_names] + [1.0])
+    held_out = (split == VALIDATION) | (split == TEST)
+    weight = np.where(held_out, 1.0, by_role[facts.role])
+    weight[split == NOT_SELECTED] = 0.0
+    return weight
+
+
+def _falls_below(share: float, values: npt.NDArray[np.int64], *, seed: int) -> Mask:
+    """Select about this share of the values, independently of which other values there are."""
+    hashes = _mix(values.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
+    return hashes < np.uint64(int(share * 2**64))
+
+
+def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDArray[np.uint64]:
+    """Hash each value to 64 bits, differently per purpose and seed (the finalizer of splitmix64)."""
+    salt = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8]
+    mixed = values ^ np.uint64(int.from_bytes(salt))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _summarise(subset: ModelSubset, facts: KeptRows) -> SubsetSummary:
+    trained = subset.split == TRAIN
+    stages, counts = np.unique(facts.stage[trained], return_counts=True)
+    by_stage = dict(zip(stages.tolist(), counts.tolist(), strict=True))
+    without = by_stage.pop(-1, 0)
+
+    def rows(mask: Mask) -> int:
+        return int(np.count_nonzero(mask))
+
+    return SubsetSummary(
+        model=subset.name,
+        own=rows(trained & subset.own),
+        replayed=rows(trained & ~subset.own),
+        rl=rows(subset.split == RL),
+        validation=rows(subset.split == VALIDATION),
+        test=rows(subset.split == TEST),
+        stages=by_stage,
+        without_stage=without,
+        rows_an_epoch=float(subset.weight[trained].sum()),
+    )
+
+
+SAMPLED_ROWS = 200
+
+
+def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, settings: DataSettings) -> list[str]:
+    """Refuse a `data.split_by` key that no row has; warn about rows that lack it."""
+    if settings.split_by == "question" or not passed.any():
+        return []
+    lacking = int((passed & (corpus.column("together") == 0)).sum())
+    if lacking == int(passed.sum()):
+        raise UserMistake(
+            f"no row has {settings.split_by!r}, which data.split_by names",
+            why="rows that belong together would be parted, and nobody would notice",
+            fix=f"name one of: {', '.join(_name_keys(corpus, passed))}; or `question`",
+            where="data.split_by",
+        )
+    if not lacking:
+        return []
+    return [f"data.split_by: {lacking:,} rows have no {settings.split_by!r}; they are split by question"]
+
+
+def find_setting_warnings(
+    facts: KeptRows, *, settings: DataSettings, models: Mapping[str, ModelSettings]
+) -> list[str]:
+    """Warn about settings that name something no kept row has."""
+    warnings = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
+    roles = {facts.role_names[place] for place in np.unique(facts.role).tolist() if place >= 0}
+    warnings += [
+        f"data.system_prompts: no kept row has the role {role!r}"
+        for role in settings.system_prompts
+        if role not in roles
+    ]
+    if not (facts.stage >= 0).any():
+        warnings += [
+            f"models.{name}.curriculum: no kept row has a stage"
+            for name, model in models.items()
+            if model.curriculum
+        ]
+    return warnings
+
+
+def _name_keys(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> list[str]:
+    """Return the keys that the first rows have."""
+    places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
+    rows = [row for _, row in islice(corpus.rows_at(places), SAMPLED_ROWS)]
+    fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
+    return sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]

@@ -1,0 +1,187 @@
+"""Split state: which split each row had in earlier preparations, so that it keeps it.
+
+In: the working folder, the corpus, the settings. Out: the previous split of each row wherever its line is
+now, and the full assignment of the first rows if they are unchanged. Settings that ask for another split
+start anew. Written only after the leakage check has passed. Missing or damaged files only cost time.
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork import __version__
+from graftwork.data.corpus import row_features
+from graftwork.data.corpus.build import Keys, find_places
+from graftwork.data.corpus.store import Corpus
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
+from graftwork.files.disk import write_atomic
+from graftwork.records.base import fingerprint
+from graftwork.text.similarity import Array
+
+SPLITS_FORM = 1
+SPLIT_SETTINGS = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
+
+
+class PreviousSplits(NamedTuple):
+    keys: Keys
+    split: Array
+    conversations: bool = True
+    """Whether conversations were grouped by all their turns when this was written."""
+
+
+def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
+    """Store these splits, and those of rows that are absent this time: they may come back."""
+    old = _read_splits(path, settings=settings)
+    stood = find_places(keys, old.keys)
+    before = np.where(stood >= 0, np.append(old.split, UNASSIGNED)[stood], UNASSIGNED)
+    now = np.where(split == UNASSIGNED, before, split)
+    away = find_places(old.keys, keys) < 0
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        dealt_by=np.array(_fingerprint_split_settings(settings)),
+        conversations=np.array(True),
+        keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
+        split=np.concatenate((now, old.split[away])).astype(np.uint8),
+    )
+    write_atomic(path, buffer.getvalue())
+
+
+def read_previous_splits(
+    path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None
+) -> Array:
+    """Return the previous split of each of these rows; 255 for none.
+
+    Older files grouped `conversations` (rows of several turns) by their last turn alone: their splits are
+    not kept for such rows.
+    """
+    known = _read_splits(path, settings=settings)
+    places = find_places(keys, known.keys)
+    previous: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
+    if conversations is not None and not known.conversations:
+        previous[conversations] = UNASSIGNED
+    return previous.astype(np.uint8)
+
+
+def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
+    """Read the splits stored under the same settings; none if the file is missing or damaged."""
+    none = PreviousSplits(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            same = str(file["dealt_by"]) == _fingerprint_split_settings(settings)
+            return PreviousSplits(file["keys"], file["split"], "conversations" in file) if same else none
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return none
+
+
+def _fingerprint_split_settings(settings: DataSettings) -> str:
+    return fingerprint([SPLITS_FORM, settings.model_dump(mode="json", include=set(SPLIT_SETTINGS))])
+
+
+ASSIGNMENT_FORM = 1
+
+
+Identify = Callable[[int], str]
+"""A digest of the first rows of the corpus: everything that was read of them."""
+
+
+def write_assignment(
+    path: Path, decided: KnownAssignment, *, settings: DataSettings, identify: Identify, embedded: bool
+) -> None:
+    """Store the assignment. `embedded` says whether an embedder was used."""
+    founded = np.zeros(decided.rows, dtype=bool)
+    founded[decided.founders] = True
+    excluded = [(place, *pair) for place, pair in decided.excluded.items()]
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        made_by=np.array(_fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))),
+        split=decided.split.astype(np.uint8),
+        group=decided.group.astype(np.int32),
+        aside=np.array(excluded, dtype=np.int64).reshape(-1, 3),
+        founded=np.packbits(founded),
+        kept=np.packbits(decided.kept.astype(bool)),
+    )
+    # Not durable: after a power cut it is computed again.
+    write_atomic(path, buffer.getvalue(), durable=False)
+
+
+def read_assignment(
+    path: Path, *, rows: int, settings: DataSettings, identify: Identify, embedded: bool
+) -> KnownAssignment | None:
+    """Read the assignment of the first of these `rows`, if it still holds."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            known = len(file["split"])
+            if known > rows or str(file["made_by"]) != _fingerprint_assignment(
+                settings, embedded=embedded, rows=identify(known)
+            ):
+                return None
+            return KnownAssignment(
+                split=file["split"],
+                group=file["group"].astype(np.int64),
+                excluded={place: (one, other) for place, one, other in file["aside"].tolist()},
+                founders=np.flatnonzero(np.unpackbits(file["founded"], count=known)),
+                kept=np.unpackbits(file["kept"], count=known).astype(bool),
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
+    # Log files may come and go: the rows themselves identify the input.
+    chosen = settings.model_dump(mode="json", exclude={"logs"})
+    return fingerprint([ASSIGNMENT_FORM, __version__, chosen, embedded, rows])
+
+
+ASSIGNMENT_FILE, SPLITS_FILE = "decided.npz", "pins.npz"
+
+
+class SplitState:
+    """`previous` is the previous split of each row; `known` the full assignment of the first rows."""
+
+    def __init__(self, folder: Path, corpus: Corpus, *, settings: DataSettings) -> None:
+        self._folder, self._settings = folder, settings
+        self._keys = corpus.column("line_key")
+        self._passed = corpus.column("passed").astype(bool)
+        self.previous: Array = read_previous_splits(
+            folder / SPLITS_FILE,
+            keys=self._keys,
+            settings=settings,
+            conversations=corpus.column("later") != 0,
+        )
+        self.known: KnownAssignment | None = read_assignment(
+            folder / ASSIGNMENT_FILE,
+            rows=corpus.rows,
+            settings=settings,
+            identify=self._identify,
+            embedded=self._embedded,
+        )
+
+    def store(self, assignment: SplitAssignment, kept: Array) -> None:
+        write_previous_splits(
+            self._folder / SPLITS_FILE, keys=self._keys, split=assignment.split, settings=self._settings
+        )
+        write_assignment(
+            self._folder / ASSIGNMENT_FILE,
+            KnownAssignment(*assignment, kept),
+            settings=self._settings,
+            identify=self._identify,
+            embedded=self._embedded,
+        )
+
+    @property
+    def _embedded(self) -> bool:
+        return self._settings.paraphrases != "off"
+
+    def _identify(self, rows: int) -> str:
+        told = hashlib.sha256(str(row_features.FEATURES_FORM).encode())
+        told.update(self._keys[:rows].tobytes())
+        told.update(self._passed[:rows].tobytes())
+        return told.hexdigest()

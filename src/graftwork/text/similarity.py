@@ -1,0 +1,320 @@
+"""Text similarity: normalization, hashes of words and runs of words, weighted Jaccard similarity.
+
+In: texts, or sets of 32-bit hashes of runs of words. Out: normalized text, keys that are equal for texts
+that differ only in case, spacing and punctuation, and the similarity of many pairs of sets at once. The
+numbers are the same in every process and on every machine. Scripts without spaces are split into
+characters.
+"""
+
+import hashlib
+import re
+import unicodedata
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Kana, CJK ideographs and Hangul are words by themselves; in other scripts a run of letters is.
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+# Lowercase letters and digits stay, capitals become lowercase, everything else separates words.
+_FOLD = bytes(
+    ord(chr(code).lower()) if code < 128 and chr(code).isalnum() else ord(" ") for code in range(256)
+)
+
+# Punctuation and quotes at the beginning or end of a word.
+_AROUND = re.compile(r"(?<!\S)[\"'“”‘’«»]+|[.,;:!?…\"'“”‘’«»。，！？]+(?!\S)")
+
+
+def words(text: str) -> list[str]:
+    """Return the words of `text`, NFKC-normalized and case-folded, without punctuation."""
+    plain = text if text.isascii() else _BEYOND_ASCII.sub(_part_words, text)
+    if plain.isascii():
+        return plain.encode("ascii").translate(_FOLD).decode("ascii").split()
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def normalise(text: str) -> str:
+    """Return `text` as its words with single spaces."""
+    return " ".join(words(text))
+
+
+def fold(text: str) -> str:
+    """Remove differences in case, spacing and punctuation around words.
+
+    Unlike `normalise`, keeps every character that may carry meaning: `C` is not `C++`, `a < b` not `a > b`,
+    `2.5` not `25`.
+    """
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(_AROUND.sub("", plain.casefold()).split())
+
+
+def last_lines(text: str) -> list[str]:
+    """Return the non-empty lines of `text`, from the last to the first."""
+    return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
+
+
+def _part_words(match: re.Match[str]) -> str:
+    run = match.group()
+    return " " if len(run) <= 16 and _only_parts_words(run) else run
+
+
+@lru_cache(maxsize=4096)
+def _only_parts_words(run: str) -> bool:
+    """Whether the run is only punctuation and symbols: quotes, dashes, bullets, most emoji.
+
+    A combining mark is not: it has to be normalized together with the letter before it.
+    """
+    parts = unicodedata.normalize("NFKD", run)
+    return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None
+
+
+Array = np.ndarray[Any, Any]
+
+# Odd constants of splitmix64, which spread neighbouring numbers over all bits.
+_SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MOST_WORDS = 400_000
+# Values that are processed at once: about 50 MB in total.
+_VALUES_AT_ONCE = 500_000
+# Rounding must not leave a pair just below a threshold that it reaches.
+TOLERANCE = 1e-6
+
+
+def content_key(*texts: str) -> str:
+    """Return the same key for texts that differ only in case, spacing and punctuation."""
+    return hashlib.sha256("\x1f".join(normalise(text) for text in texts).encode()).hexdigest()
+
+
+def number_text(text: str) -> int:
+    """Hash a text to 64 bits; never 0, which means no text."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class _WordNumbers(dict[str, int]):
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        number = self[word] = number_text(word)
+        return number
+
+
+_numbers = _WordNumbers()
+
+
+def number_words(words: Sequence[str]) -> Array:
+    """Hash each word to 64 bits."""
+    return np.fromiter(map(_numbers.__getitem__, words), dtype=np.uint64, count=len(words))
+
+
+def spread(numbers: Array) -> Array:
+    """Mix the bits of each number (a bijection)."""
+    mixed = numbers.astype(np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_SPREAD[1])
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SPREAD[2])
+    spread_out: Array = mixed ^ (mixed >> np.uint64(31))
+    return spread_out
+
+
+def distinct(values: Array) -> Array:
+    """Return sorted distinct values. Sorting is four times as fast as `np.unique`."""
+    ordered = np.sort(values)
+    fresh = np.ones(len(ordered), dtype=bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    once: Array = ordered[fresh]
+    return once
+
+
+class Ragged(NamedTuple):
+    """Runs of values of many items, concatenated, with the offset of each item."""
+
+    values: Array
+    offsets: Array
+
+    def take(self, items: Array) -> "Ragged":
+        """Return some of the items, in this order."""
+        lengths = self.offsets[items + 1] - self.offsets[items]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        at = np.repeat(self.offsets[items] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[at], offsets)
+
+    def owners(self) -> Array:
+        """Return, for each value, the item that it belongs to."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+def run_words(words: Ragged, *, size: int) -> Ragged:
+    """Hash the runs of `size` words of each item. A shorter item is one run."""
+    lengths = np.diff(words.offsets)
+    ends = np.repeat(words.offsets[1:], lengths)
+    here = np.arange(len(words.values))
+    padded = np.concatenate((words.values, np.zeros(size, dtype=np.uint64)))
+    total = np.zeros(len(here), dtype=np.uint64)
+    for step in range(size):
+        word = np.where(here + step < ends, padded[step : step + len(here)], np.uint64(0))
+        total = (total + word) * np.uint64(_SPREAD[0])
+    starts = np.repeat(words.offsets[:-1], lengths)
+    chosen = here <= np.maximum(starts, ends - size)
+    counts = np.where(lengths > 0, np.maximum(1, lengths - size + 1), 0)
+    return Ragged(spread(total[chosen]), np.concatenate(([0], np.cumsum(counts))))
+
+
+def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
+    """Return sorted distinct 32-bit values per item, at most the `lowest` ones.
+
+    The lowest values of two sets, up to the smaller of their maxima, are a fair sample of both.
+    """
+    items = len(runs.offsets) - 1
+    values = runs.values.astype(np.uint64) & np.uint64(0xFFFFFFFF)
+    joined = distinct(runs.owners().astype(np.uint64) << np.uint64(32) | values)
+    offsets = np.searchsorted(joined, np.arange(items + 1, dtype=np.uint64) << np.uint64(32))
+    sets = Ragged(joined.astype(np.uint32), offsets)
+    if lowest is None:
+        return sets
+    lengths = np.minimum(np.diff(offsets), lowest)
+    kept = np.concatenate(([0], np.cumsum(lengths)))
+    at = np.repeat(offsets[:-1] - kept[:-1], lengths) + np.arange(kept[-1])
+    return Ragged(sets.values[at], kept)
+
+
+class RunWeights(NamedTuple):
+    """Weights of values: the rarer among `total` sets, the higher; unseen values count as seen once."""
+
+    values: Array
+    counts: Array
+    total: int
+
+    def of(self, values: Array) -> Array:
+        """Return the weight of each value, in single precision."""
+        weighed = np.empty(len(values), dtype=np.float32)
+        for start in range(0, len(values), _VALUES_AT_ONCE):
+            part = values[start : start + _VALUES_AT_ONCE]
+            seen = np.ones(len(part))
+            if len(self.values):
+                at = np.minimum(np.searchsorted(self.values, part), len(self.values) - 1)
+                seen = np.where(self.values[at] == part, self.counts[at], 1.0)
+            weighed[start : start + len(part)] = np.log1p(max(self.total, 1) / seen)
+        return weighed
+
+
+NO_WEIGHTS = RunWeights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)
+"""Every value has the same weight."""
+
+
+def weigh(sets: Ragged) -> RunWeights:
+    """Count the values of distinct sets."""
+    ordered = np.sort(sets.values)
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
+    counts = np.diff(np.concatenate((starts, [len(ordered)])))
+    return RunWeights(ordered[starts], counts, int((np.diff(sets.offsets) > 0).sum()))
+
+
+class Measures(NamedTuple):
+    """For each pair: the shared weight relative to both together, and relative to the smaller one."""
+
+    likeness: Array
+    containment: Array
+
+
+def measure_pairs(
+    sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None = None
+) -> Measures:
+    """Measure pairs of items; `weighed` is the weight of each value of the sets.
+
+    Two empty sets have similarity 0. Containment counts even values only: in sets of lines these are single
+    words. With `sampled`, a set of that many values is only the lowest part of a larger set.
+    """
+    likeness, containment = np.zeros(len(one)), np.zeros(len(one))
+    lengths = np.diff(sets.offsets)
+    batches = np.cumsum(lengths[one] + lengths[other]) // _VALUES_AT_ONCE
+    bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(one) else np.zeros(0, dtype=int)
+    for start, stop in pairwise(bounds.tolist()):
+        part = slice(start, stop)
+        likeness[part], containment[part] = _measure(
+            sets, one[part], other[part], weighed=weighed, sampled=sampled
+        )
+    return Measures(likeness, containment)
+
+
+def _measure(sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None) -> Measures:
+    limits = None
+    if sampled is not None:
+        limits = np.minimum(_highest(sets, one, sampled), _highest(sets, other, sampled))
+    first, second = _side(sets, one, weighed, limits), _side(sets, other, weighed, limits)
+    at = np.minimum(np.searchsorted(second.keys, first.keys), max(len(second.keys) - 1, 0))
+    common = second.keys[at] == first.keys if len(second.keys) else np.zeros(len(first.keys), dtype=bool)
+    pairs = len(one)
+    both = first.add_up(pairs, common)
+    either = first.add_up(pairs) + second.add_up(pairs) - both
+    words = first.is_word()
+    smaller = np.minimum(first.add_up(pairs, words), second.add_up(pairs, second.is_word()))
+    return Measures(_divide(both, either), _divide(first.add_up(pairs, common & words), smaller))
+
+
+class _Side(NamedTuple):
+    """The values of one side of many pairs, prefixed by the pair's number, and their weights."""
+
+    keys: Array
+    weights: Array
+
+    def add_up(self, pairs: int, which: Array | None = None) -> Array:
+        # Summed in the order of the values, so that equal sets have equal sums to the last bit.
+        weights = self.weights if which is None else np.where(which, self.weights, 0.0)
+        return np.bincount((self.keys >> np.uint64(32)).astype(np.int64), weights, minlength=pairs)
+
+    def is_word(self) -> Array:
+        words: Array = (self.keys & np.uint64(1)) == 0
+        return words
+
+
+def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> _Side:
+    taken, weights = sets.take(items), Ragged(weighed, sets.offsets).take(items).values
+    owners = taken.owners()
+    keys = owners.astype(np.uint64) << np.uint64(32) | taken.values.astype(np.uint64)
+    if limits is None:
+        return _Side(keys, weights)
+    within = taken.values <= limits[owners]
+    return _Side(keys[within], weights[within])
+
+
+def _highest(sets: Ragged, items: Array, sampled: int) -> Array:
+    """Return up to which value an item is complete."""
+    ends = sets.offsets[items + 1]
+    cut = ends - sets.offsets[items] >= sampled
+    return np.where(cut, sets.values[np.maximum(ends - 1, 0)] if len(sets.values) else 0, 2**32 - 1)
+
+
+def _divide(part: Array, whole: Array) -> Array:
+    return np.minimum(1.0, np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0))
+
+
+class Clusters:
+    """Union-find over positions. A cluster is named by its smallest position."""
+
+    def __init__(self, size: int) -> None:
+        self._parent = array("q", range(size))
+
+    def find(self, item: int) -> int:
+        root = item
+        while self._parent[root] != root:
+            root = self._parent[root]
+        while self._parent[item] != root:
+            self._parent[item], item = root, self._parent[item]
+        return root
+
+    def join(self, one: int, other: int) -> None:
+        low, high = sorted((self.find(one), self.find(other)))
+        self._parent[high] = low
+
+    def names(self) -> Array:
+        """Return the cluster name of each position."""
+        names = np.array(self._parent, dtype=np.int64)
+        while True:
+            above = names[names]
+            if np.array_equal(above, names):
+                return names
+            names = above
