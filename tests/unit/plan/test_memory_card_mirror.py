@@ -111,11 +111,11 @@ def watched_peak(config, tuning):
     if config is MistralConfig:
         named.sliding_window = None
     model = AutoModelForCausalLM.from_config(named, dtype=torch.bfloat16).eval().requires_grad_(False)
-    furnished = load_quantized(model, tuning, device="cpu")
+    frozen = load_quantized(model, tuning, device="cpu")
     adapter = AdapterShape(rank=RANK, alpha=8, targets=ALL_LINEARS, layers=tuple(range(LAYERS)))
     learned = attach(model, adapter, seed=1)
     settings = TrainSettings(rank=RANK, alpha=8)
-    engine = GpuEngine(model, learned, settings=settings, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine = GpuEngine(model, learned, settings=settings, frozen=frozen, tuning=tuning, shape=SHAPE)
     message = (Message(role="user", content="x"),)
     row = Row(
         id="1",
