@@ -3,10 +3,14 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# Samples of releases and the in-memory index, which tests of all kinds use.
+sys.path.insert(0, str(Path(__file__).parent / "unit" / "registry"))
 
 import preloaded
 from skips import AllowedSkips

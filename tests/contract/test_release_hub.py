@@ -139,7 +139,7 @@ def test_the_token_is_needed_and_never_said(hub, store, monkeypatch, caplog, cap
 
 def test_without_rights_it_is_said(hub, store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(EnvironmentLacks, match="the Hub did not do it"):
+    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed"):
         open_hub(hub).push(store, make(store).id)
     assert hub.unauthorized
     assert hashlib.sha256(b"").hexdigest() not in hub.large
@@ -253,7 +253,7 @@ def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
         raise RuntimeError(f"{address}/api?key=1 of joe:pass-word refused {TOKEN}; tried pass%2Dword")
 
     client._api.create_repo = fail
-    with pytest.raises(EnvironmentLacks, match="the Hub did not do it") as told:
+    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as told:
         client.push(store, make(store).id)
     said = str(told.value.as_json())
     assert "refused" in said

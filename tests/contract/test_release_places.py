@@ -140,7 +140,7 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
         pull_release(far, RemoteStore(url), release.id)
     with pytest.raises(UserMistake, match="not there"):
         pull_release(far, RemoteStore(url), "0" * 64)
-    with pytest.raises(UserMistake, match="no release begins"):
+    with pytest.raises(UserMistake, match="no release starts"):
         RemoteStore(url).find("0" * 64)
     assert far.ids() == ()
 

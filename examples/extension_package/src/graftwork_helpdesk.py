@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Interaction, Message, Origin
 from graftwork.records.report import Case
 
@@ -29,6 +30,14 @@ class HelpdeskFormat:
 HELPDESK = HelpdeskFormat()
 
 
-def polite(case: Case, text: str) -> bool:
-    """Whether the answer thanks the user or says please."""
-    return any(word in text.lower() for word in ("please", "thank"))
+class Polite:
+    """Right if the answer thanks the user or says please."""
+
+    scored = False
+    against_reference = False
+
+    def grade(self, case: Case, answer: str, context: GradeContext) -> float:
+        return float(any(phrase in answer.lower() for phrase in ("please", "thank")))
+
+
+POLITE = Polite()

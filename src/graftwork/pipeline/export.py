@@ -1,7 +1,7 @@
-"""The process that merges and proves: `python -m graftwork.pipeline.export JOB_FILE`.
+"""Exports a trained adapter as it is, merged into its base, or as a GGUF file, with `graftwork_export.json`.
 
-In: an ExportJob. Out: the merged folder, whole or not at all, and `merged.json` beside the job. Holds
-one model at a time: first base and adapter for their logits, then the merged one for its own.
+The adapter is checked before, the base before and after. Merging runs in a process of its own, which loads
+one model at a time and compares the logits: `python -m graftwork.pipeline.export JOB_FILE`.
 """
 
 import shutil
@@ -98,12 +98,12 @@ def _require(found: Agreement) -> None:
     if found.holds:
         return
     raise AnswerIsNo(
-        "the merged model does not say what base and adapter say",
+        "the merged model does not answer like base and adapter",
         why=f"the logits of {found.positions} reply tokens differ by up to {found.largest_difference:.4g} "
         f"(largest logit {found.largest_logit:.4g}), the first choice agrees at {found.same_first:.1%}; "
         f"allowed in {found.dtype}: {found.allowed_difference * found.largest_logit:.4g} and "
         f"{found.allowed_first:.1%}",
-        fix="serve the adapter beside its base (`graft train export --format adapter`), or merge into a "
+        fix="serve the adapter with its base (`graft train export --format adapter`), or merge into a "
         "base in float32",
     )
 
@@ -182,7 +182,7 @@ def _require_whole(outcome: TrainOutcome) -> None:
     if not folder.is_dir() or folder_digest(folder) != outcome.adapter_hash:
         raise Damaged(
             "the adapter is not what the run left",
-            why="its files are gone or have other bytes than the outcome says",
+            why="its files are missing or have another hash than the run recorded",
             fix="`graft train` makes it again",
             where=str(folder),
         )
@@ -226,7 +226,7 @@ def _dataset_of(source: _Source) -> str:
 
 
 def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
-    return _exported(source, "merged", to, merged=merged, words=_words(merged))
+    return _exported(source, "merged", to, merged=merged, words=_notes(merged))
 
 
 def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
@@ -237,11 +237,11 @@ def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
     with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
         merged = _merge(work, source, Path(temporary) / "model")
         convert(Path(temporary) / "model", folder / name, converter=converter)
-        said = read_back(folder / name, Path(temporary) / "model")
-    return _exported(source, "gguf", to, merged=merged, words=_words(merged), gguf=said)
+        metadata = read_back(folder / name, Path(temporary) / "model")
+    return _exported(source, "gguf", to, merged=merged, words=_notes(merged), gguf=metadata)
 
 
-def _words(merged: MergeProof) -> tuple[str, ...]:
+def _notes(merged: MergeProof) -> tuple[str, ...]:
     if merged.to_four_bits is None:
         return ()
     far = merged.to_four_bits

@@ -1,8 +1,7 @@
-"""Follows a release down to the log lines that it learned from.
+"""Follows a verified release down to the log lines that it was trained on, as a graph.
 
-In: an open project and a release. Out: the graph of what it was made of: parent releases, run, plan,
-report, verdict, base, dataset, log files, lines. The release is verified first; what is no longer there is
-said to be so, and the rest is shown.
+Parent releases, run, plan, report, verdict, base, dataset, log files and lines. What no longer exists is
+marked as such.
 """
 
 import json
@@ -26,7 +25,7 @@ _SHAPES = {"release": "box", "file": "note", "lines": "plaintext", "dataset": "c
 
 
 class LineageNode(Record):
-    """`facts` are what can be said of it in few words."""
+    """`facts` are short labels."""
 
     id: str
     kind: NodeKind
@@ -66,7 +65,7 @@ def to_dot(graph: LineageGraph) -> str:
 
 
 def to_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in few words: 1-3, 7, 9-12."""
+    """Numbers as ranges: 1-3, 7, 9-12."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:

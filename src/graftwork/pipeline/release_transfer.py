@@ -1,6 +1,8 @@
-"""Tells how far a transfer is: MiB done of MiB in all, how fast, and the time left.
+"""Moves releases between this project and archives, PEFT folders, a store at a URL, the Hub, servers and
+trackers.
 
-In: a reporter. Out: a listener for `phase, bytes done, bytes in all`, as the registry calls it.
+Everything is verified before it leaves and after it has arrived. A release is in the index only when its
+files are in the store, and garbage collection cannot run in between.
 """
 
 import math
@@ -34,25 +36,25 @@ from graftwork.registry.transfer.trackers import (
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
 BETWEEN_SECONDS = 0.1
-"""Between two words of the same phase: a fast disk has a thousand pieces a second."""
+"""Between two reports of the same phase: a fast disk has a thousand chunks a second."""
 MIB = 2**20
 
 
 def report_bytes(
     reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
-    """A phase begins anew when fewer bytes are done than before."""
-    phase_now, began, last_told, last_done = "", 0.0, -math.inf, 0
+    """A progress callback with rate and remaining time. A phase starts over when fewer bytes are done."""
+    phase_now, began, last_report, last_done = "", 0.0, -math.inf, 0
 
-    def tell(phase: str, done: int, total: int) -> None:
-        nonlocal phase_now, began, last_told, last_done
+    def report(phase: str, done: int, total: int) -> None:
+        nonlocal phase_now, began, last_report, last_done
         now = clock()
         if phase != phase_now or done < last_done:
-            phase_now, began, last_told = phase, now, -math.inf
+            phase_now, began, last_report = phase, now, -math.inf
         last_done = done
-        if now - last_told < BETWEEN_SECONDS and done < total:
+        if now - last_report < BETWEEN_SECONDS and done < total:
             return
-        last_told = now
+        last_report = now
         seconds = now - began
         rate = done / seconds if seconds > 0 else 0.0
         known = rate > 0 and seconds >= ENOUGH_SECONDS
@@ -64,11 +66,11 @@ def report_bytes(
             detail={"MiB/s": round(rate / MIB, 1)} if known else {},
         )
 
-    return tell
+    return report
 
 
 class ImportedRelease(NamedTuple):
-    """`remarks` say what whoever imported it should know."""
+    """`remarks` are notes for the user."""
 
     release: Release
     version: str | None
@@ -77,7 +79,7 @@ class ImportedRelease(NamedTuple):
 
 
 def export_release(work: OpenProject, name: str, *, target: Path | None = None) -> ArchiveFile:
-    """Write a release as an archive; by default beside the project's own files."""
+    """Write a release as an archive; by default to the project folder."""
     release = find_release(work.releases, name)
     path = target or work.project.root
     if path.is_dir():
@@ -106,7 +108,7 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
 def add_to_index(
     work: OpenProject, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
 ) -> ImportedRelease:
-    """Enter what lies in the store; hold the store's `adding()` around both."""
+    """Index a release of the store. Hold its `shared_lock()` around both."""
     work.releases.add(release)
     return ImportedRelease(release, work.releases.entry(release.id).version, new, remarks)
 
@@ -151,9 +153,7 @@ def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
     if taken.release.decision != "not_enough_evidence":
         remarks.insert(0, f"the same weights were judged here before: {taken.release.decision}")
     if taken.named_base and taken.named_base not in (base.name, loadable_name(base.name)):
-        remarks.append(
-            f"the adapter says that it is for {taken.named_base}; it is taken to be for {base.name}"
-        )
+        remarks.append(f"its config names the base {taken.named_base}; it is imported for {base.name}")
     if taken.left:
         remarks.append(f"left out: {', '.join(taken.left)}")
     with store.shared_lock():
@@ -233,7 +233,7 @@ def _address(work: OpenProject, url: str | None) -> str:
     found = url or getattr(work.settings.release, "store", None)
     if not found:
         raise UserMistake(
-            "it is not said where the other store is",
+            "no address for the other store",
             why="neither the command nor graft.yaml names one",
             fix="give --to or --from with a URL, or set release.store: s3://bucket/folder",
             where="release.store",

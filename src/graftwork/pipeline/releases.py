@@ -1,8 +1,8 @@
-"""The project's store of releases, and the moves of its aliases: proven first, then moved.
+"""The release store of a project: promote and roll back, garbage collection, verdicts and queries.
 
-In: an open project, a release by any of its names, an alias. Out: the move. A release is verified byte by
-byte, and its signature where the project trusts a key, before an alias may point at it; meanwhile nobody
-can collect it as garbage.
+A release is verified byte by byte, and its signature if the project trusts a key, before an alias may point
+at it. Garbage collection keeps what an alias or a running server needs, and adds unindexed releases that
+verify to the index.
 """
 
 import hashlib
@@ -92,8 +92,8 @@ def _require_own(work: OpenProject, release: Release, alias: str) -> None:
         )
 
 
-DOUBTFUL = "it cannot be found out whether a server holds it"
-HELD_LATE = "a server came to hold it while garbage was collected"
+DOUBTFUL = "it is not known whether a server uses it"
+HELD_LATE = "a server started to use it during garbage collection"
 
 
 def collect_garbage(
@@ -107,8 +107,8 @@ def collect_garbage(
     adopted: list[str] = []
     refused: list[str] = []
 
-    def in_use(stock: StoreContents) -> set[str]:
-        found = _find_unindexed(work, stock)
+    def in_use(contents: StoreContents) -> set[str]:
+        found = _find_unindexed(work, contents)
         adopted.extend(release.id for release in found.whole)
         refused.extend(found.refused)
         if not dry_run:
@@ -119,23 +119,23 @@ def collect_garbage(
             select_retained(
                 entries,
                 reachable=reachable_releases(work.releases.alias_logs().values()),
-                leased=stock.leased,
+                leased=contents.leased,
                 keep_last=rules.keep_last if keep_last is None else keep_last,
                 young_since=young_since,
             )
         )
-        reasons.update({one: DOUBTFUL for one in stock.doubtful if one not in reasons})
+        reasons.update({id_: DOUBTFUL for id_ in contents.doubtful if id_ not in reasons})
         known = {entry.id for entry in entries}
-        doomed = {one for one in stock.ids if one in known and one not in reasons}
+        unused = {id_ for id_ in contents.ids if id_ in known and id_ not in reasons}
         if not dry_run:
             # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
-            doomed = set(work.releases.collect(doomed, when=timestamp()))
-        return set(stock.ids) - doomed
+            unused = set(work.releases.collect(unused, when=timestamp()))
+        return set(contents.ids) - unused
 
     def stays(there: frozenset[str]) -> None:
         for entry in work.releases.entries():
             if entry.collected_at is not None and entry.id in there:
-                # Marked above or by a collection that was killed, and held since.
+                # Marked above or by a collection that was killed, and in use since.
                 work.releases.add(work.releases.get(entry.id))
                 reasons.setdefault(entry.id, HELD_LATE)
 
@@ -146,20 +146,20 @@ def collect_garbage(
 
 
 class _Unindexed(NamedTuple):
-    """What lies in the store and is not in the index: whole releases, and the ids of what does not verify."""
+    """Releases in the store but not in the index: whole ones, and the ids of those that do not verify."""
 
     whole: list[Release]
     refused: list[str]
 
 
-def _find_unindexed(work: OpenProject, stock: StoreContents) -> _Unindexed:
+def _find_unindexed(work: OpenProject, contents: StoreContents) -> _Unindexed:
     """The index is a new one, or a killed writer left a release; what is not whole was never let in.
 
     Every byte is read: one that counts among the newest may cost an older one its place.
     """
     store, found = open_store(work), _Unindexed([], [])
     known = {entry.id for entry in work.releases.entries()}
-    for release_id in stock.ids:
+    for release_id in contents.ids:
         if release_id in known:
             continue
         try:

@@ -1,8 +1,7 @@
-"""Which run a plan is, and which adapter it goes on from.
+"""The id of the run of a plan, and the adapter that a training run continues from.
 
-In: a plan; the settings of a model. Out: the run's id; for a model that starts from another adapter,
-where that lies and what names it. A plan names the main model's run, not the bytes that come of it:
-so that all models can be planned before the first is trained.
+A plan names the run of the main model, not the bytes it produces, so that all models can be planned before
+the first is trained.
 """
 
 from pathlib import Path
@@ -25,12 +24,12 @@ class StartAdapter(NamedTuple):
 
 
 def plan_identity(plan: Plan) -> str:
-    """What will be trained, whatever was foretold about it."""
+    """What will be trained, without the estimates."""
     return fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train])
 
 
 def run_id_of(plan: Plan) -> str:
-    """The same plan is the same run: asked for again, it is gone on with."""
+    """The same plan is the same run, so it is resumed."""
     return plan_identity(plan)[:12]
 
 

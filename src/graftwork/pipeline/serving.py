@@ -1,7 +1,8 @@
-"""Wire a project's releases to an endpoint: aliases from the store, captures into it.
+"""Connects a project to an endpoint: aliases from the store, captures into it, and captures exported as a
+log.
 
-In: an open project. Out: a running endpoint, in this thread or beside it. The model itself runs in
-a child process of the serve stage; this side stays free of torch.
+The model runs in a child process of the serve stage; this side stays free of torch. An export applies the
+same rules as data preparation, so that training elsewhere on it is as safe.
 """
 
 import asyncio
@@ -46,20 +47,20 @@ class StoreSink:
 
 
 def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | None:
-    """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
-    deal = set_up_experiment(settings.split, work.releases.aliases())
-    if settings.split is None or deal is None:
+    """The experiment that the aliases set up now, in one line; None without a split."""
+    found = set_up_experiment(settings.split, work.releases.aliases())
+    if settings.split is None or found is None:
         return None
-    if isinstance(deal, ExperimentOff):
-        return f"no experiment yet, {settings.split.alias} answers all: {deal.why}"
+    if isinstance(found, ExperimentOff):
+        return f"no experiment yet, {settings.split.alias} answers everything: {found.why}"
     kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
     return (
-        f"experiment {deal.experiment}: {deal.share:.3g} of the sessions that ask for {deal.alias} go to "
-        f"{settings.split.challenger} ({deal.challenger[:12]}){kept}"
+        f"experiment {found.experiment}: {found.share:.3g} of the sessions that ask for {found.alias} go to "
+        f"{settings.split.challenger} ({found.challenger[:12]}){kept}"
     )
 
 
-def engine_job(work: OpenProject, held: Lease) -> EngineJob:
+def engine_job(work: OpenProject, lease: Lease) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template.
@@ -75,7 +76,7 @@ def engine_job(work: OpenProject, held: Lease) -> EngineJob:
             live.append(release)
         else:
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
-    held.add(*(release.id for release in live))
+    lease.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
         base_folder=work.base.folder,
@@ -95,8 +96,8 @@ def serve_here(
     """Serve until a signal comes, or `stop` is set."""
     from graftwork.serve.run import ServedProject, run, serve
 
-    with open_store(work).lease() as held:
-        job = engine_job(work, held)
+    with open_store(work).lease() as lease:
+        job = engine_job(work, lease)
         sink = StoreSink(work) if settings.capture else None
         run(
             serve(
@@ -104,7 +105,7 @@ def serve_here(
                 engine_job=job,
                 project=ServedProject(
                     resolve_aliases=work.releases.aliases,
-                    find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+                    find_adapter=_AdapterFinder(work, lease, job.template_fingerprint),
                     captures=sink,
                     feedback=sink,
                 ),
@@ -116,7 +117,7 @@ def serve_here(
 
 @contextmanager
 def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
-    """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
+    """An endpoint in a background thread while the block runs, without an experiment. Yields its URL."""
     settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -130,10 +131,10 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
 
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
-        with open_store(work).lease() as held:
+        with open_store(work).lease() as lease:
             await serve(
                 settings,
-                engine_job=engine_job(work, held),
+                engine_job=engine_job(work, lease),
                 project=ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work)),
                 on_ready=answer,
                 stop=stop,
@@ -164,11 +165,11 @@ class _AdapterFinder:
     """The folders of releases that aliases move to: leased first, then checked byte by byte.
 
     None for a release that needs another base, now and always. What cannot be leased, read or verified is an
-    error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
+    error: the store may be free and the release repaired later, so the caller tries again.
     """
 
-    def __init__(self, work: OpenProject, held: Lease, template: str | None) -> None:
-        self._work, self._held, self._template = work, held, template
+    def __init__(self, work: OpenProject, lease: Lease, template: str | None) -> None:
+        self._work, self._lease, self._template = work, lease, template
         self._elsewhere: set[str] = set()
 
     def __call__(self, release_id: str) -> str | None:
@@ -178,7 +179,7 @@ class _AdapterFinder:
         if not _fits_base(self._work, release, self._template):
             self._elsewhere.add(release_id)
             return None
-        self._held.add(release_id)
+        self._lease.add(release_id)
         return str(open_store(self._work).get(release_id))
 
 
@@ -198,7 +199,7 @@ def _require_base(work: OpenProject, release: Release, template: str) -> None:
         raise UserMistake(
             f"release {release.id[:12]} was trained with another chat template",
             why="asked in another form than it was trained in, the model answers badly",
-            fix="restore the template of the base model, or prepare and train anew",
+            fix="restore the template of the base model, or prepare and train again",
         )
 
 
@@ -254,7 +255,7 @@ class CaptureExport:
         if refusal is not None:
             return refusal.reason
         if self._feedback == "negative" and not is_negative(origin, self._settings):
-            return "nobody said that it is bad"
+            return "it has no negative feedback"
         return None
 
 
@@ -276,14 +277,14 @@ def _held_out_questions(work: OpenProject) -> set[str]:
 
 
 def _question_of(messages: Any) -> str:
-    """All that the user says, but for case, spacing and punctuation."""
+    """The text of all user messages, without case, spacing and punctuation."""
     if not isinstance(messages, list):
         return ""
-    said = [
+    texts = [
         message["content"]
         for message in messages
         if isinstance(message, dict)
         and message.get("role") == "user"
         and isinstance(message.get("content"), str)
     ]
-    return " ".join(word for text in said for word in words(text))
+    return " ".join(word for text in texts for word in words(text))

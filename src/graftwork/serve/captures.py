@@ -1,4 +1,9 @@
-"""What serving needs of the outside."""
+"""Stores what was served, and the feedback on it, off the hot path.
+
+Exchanges are queued, redacted and written to a sink in batches by a thread of their own. A full queue drops
+and counts them; a failing sink is retried, then they are counted as lost. `POST /v1/feedback` waits a moment
+for its capture, which may not be written yet. Knows nothing of databases.
+"""
 
 import asyncio
 import hashlib
@@ -30,7 +35,7 @@ class CaptureSink(Protocol):
 
 
 class FeedbackSink(Protocol):
-    """Keeps what users say of answers. Called from several threads; may be slow, may fail."""
+    """Stores feedback on answers. Called from several threads; may be slow, may fail."""
 
     def add_feedback(self, feedback: Feedback) -> bool:
         """Keep it for good; False where there is no such capture (yet)."""
@@ -193,7 +198,7 @@ def redact_name(name: str | None, redactor: Redactor, *, kind: str = "session") 
 
 
 def _redact_value(value: Any, redactor: Redactor, name: str = "") -> Any:
-    """`name` is that of the field: whatever stands under `password` is one."""
+    """`name` is that of the field: the value of a field `password` is a password."""
     if isinstance(value, str):
         if name and may_name_secret(name):
             return redactor.redact_under(name, value).text
@@ -230,14 +235,14 @@ class FeedbackEndpoint:
     def __init__(
         self, book: FeedbackSink, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
     ) -> None:
-        self._book = book
+        self._sink = book
         self._captures = captures
         self._pauses = pauses
         self._under_way = 0
         self.kept = 0
 
     async def take(self, request: Request, *, is_running: Callable[[str], bool]) -> Response:
-        """`is_running` says whether an answer is still being given. Raises ApiError."""
+        """`is_running` is true while an answer is still streaming. Raises ApiError."""
         feedback = parse_feedback(request.body, at=time.time())
         if is_running(feedback.capture):
             message = "this answer is still being given; send the feedback when it is over"
@@ -257,7 +262,7 @@ class FeedbackEndpoint:
             # Asked first: what is handed to the sink in between is found by the try that follows.
             all_written = self._captures.idle
             try:
-                if await asyncio.to_thread(self._book.add_feedback, feedback):
+                if await asyncio.to_thread(self._sink.add_feedback, feedback):
                     return
             except Exception as error:
                 log.exception("feedback: it could not be kept")
@@ -291,7 +296,7 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
     correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)
-    # Who only writes a better answer has said that the served one was not right.
+    # A correction without a score means that the served answer was wrong.
     score = 0.0 if correction is not None and "score" not in body else _take_score(body.get("score"))
     return Feedback(
         capture=_take_capture(body.get("capture")),

@@ -1,8 +1,8 @@
-"""Collects requests that can be answered together, and answers them in one thread.
+"""The embedded engine: the base model and its adapters in one process, behind a unix socket.
 
-In: tickets, each with a key; those with the same key may share a batch. Out: calls of `answer` with
-a list of tickets, one call at a time; it emits pieces into them. Tickets whose caller left are
-passed over. Knows nothing of models.
+Serves exactly the weights that were evaluated, with the template that they were trained with, or refuses to
+start. Requests with the same key are answered in one batch, one batch at a time. Run as `python -m
+graftwork.serve.embedded_engine JOB.json`.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Batcher:
                 log.exception("a batch of %d failed", len(batch))
             for ticket in batch:
                 if not ticket.ended:
-                    ticket.fail(ApiError(500, "the engine failed on this request; its log says why"))
+                    ticket.fail(ApiError(500, "the engine failed on this request; see its log"))
             self.answered += len(batch)
             self.running = False
 
@@ -188,7 +188,7 @@ class TextStream:
         return self._advance(certain - self._held_back(text[:certain]))
 
     def finish(self) -> str:
-        """What was held back and is certain now."""
+        """The text that was held back."""
         return self._advance(len(self._text))
 
     def _held_back(self, text: str) -> int:
@@ -353,7 +353,7 @@ class _GrowingReply:
         return True
 
     def finish(self, reason: str) -> None:
-        """The last piece; whoever comes first says why."""
+        """Emit the last piece, unless it was emitted already."""
         if self._ticket.ended:
             return
         if not self._flow.stopped:
@@ -370,7 +370,7 @@ def _require_template(job: EngineJob, actual: str) -> None:
         raise UserMistake(
             "the base has another chat template than the release was trained with",
             why=f"expected {job.template_fingerprint}, found {actual}; the answers would be worse "
-            "and nothing would say so",
+            "and nothing would show it",
             fix="serve the release with its own base, or train again on this one",
             where=job.base_folder,
         )

@@ -1,8 +1,7 @@
-"""A minimal HTTP/1.1 client for one server that we started ourselves: the engine.
+"""A minimal HTTP/1.1 client for one local server: the engine on a unix socket or a loopback port.
 
-In: a unix socket path, or a loopback port. Out: replies with their status and a body that comes in
-pieces. Keeps idle connections; closing a reply before its end closes its connection, which is how
-the engine learns that nobody waits any more. Knows nothing of TLS, redirects or names.
+Keeps idle connections. Closing a reply before its end closes its connection, which cancels the work in the
+engine. Knows nothing of TLS, redirects or host names.
 """
 
 import asyncio

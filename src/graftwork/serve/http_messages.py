@@ -1,7 +1,4 @@
-"""HTTP requests and answers as values: what the server, the gateway and the engine hand around.
-
-In: nothing. Out: frozen shapes and the JSON body of an error. Knows nothing of sockets.
-"""
+"""HTTP requests and answers as values, shared by server, gateway and engine. Knows nothing of sockets."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -47,7 +44,7 @@ Answer = Response | StreamResponse
 
 
 class ApiError(Exception):
-    """A request that is refused: the status and what the caller is told."""
+    """A refused request: the status and the error for the client."""
 
     def __init__(
         self,

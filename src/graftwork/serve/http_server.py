@@ -1,4 +1,11 @@
-"""The HTTP parser, or the word which package is missing."""
+"""A small HTTP/1.1 server on asyncio.Protocol and httptools.
+
+A handler gets whole requests, one at a time per connection and in order. A client that disconnects cancels
+its handler; a slow client pauses its stream, up to a deadline. Every received byte counts against a limit
+before it is stored, and `admit` refuses a request at the end of its headers, so that a client without a key
+cannot make the server store a body. A connection that misses a deadline is aborted, because a graceful close
+would wait for a flush that never comes. docs/decisions/0020 compares uvicorn, granian and hypercorn.
+"""
 
 import asyncio
 import logging
@@ -100,7 +107,7 @@ class Server:
         self.evicted = 0
         self.rejected = 0
         self.buffered = 0
-        """Bytes of request bodies that are held now."""
+        """Bytes of request bodies in memory."""
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
         self._warned_at = float("-inf")
@@ -172,7 +179,7 @@ class Server:
 
 
 def _fit_descriptors(wanted: int) -> int:
-    """How many connections the process can hold open: past that, new ones would vanish without a word."""
+    """How many connections the process can keep open. Beyond that, new ones would fail silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _SPARE_DESCRIPTORS
     if soft < needed:
@@ -192,7 +199,7 @@ def _fit_descriptors(wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedRequest:
-    """A request with its place in the order of answers, or the refusal that stands there instead."""
+    """A request that waits for its queued, or the refusal that is sent instead of its answer."""
 
     request: Request
     keep_alive: bool
@@ -419,7 +426,7 @@ class Connection(asyncio.Protocol):
     # -- answers, in order ---------------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error in its turn, then close: the rest of the input cannot be trusted."""
+        """Answer with an error in its queued, then close: the rest of the input cannot be trusted."""
         self._refused = True
         self._in_head = self._receiving = False
         self._body = self._unparsed = b""
@@ -442,28 +449,28 @@ class Connection(asyncio.Protocol):
                     self._transport.close()
                 return
 
-    async def _answer(self, turn: _QueuedRequest) -> None:
+    async def _answer(self, queued: _QueuedRequest) -> None:
         close = True
         try:
-            answer = await self._ask(turn)
-            close = not turn.keep_alive or self._server.closing or (self._close_after and not self._waiting)
+            answer = await self._ask(queued)
+            close = not queued.keep_alive or self._server.closing or (self._close_after and not self._waiting)
             if isinstance(answer, Response):
-                self._send_whole(turn, answer, close=close)
+                self._send_whole(queued, answer, close=close)
             else:
-                close = close or not turn.chunked  # HTTP/1.0 knows the end only by the close
-                await self._send_stream(turn, answer, close=close)
+                close = close or not queued.chunked  # HTTP/1.0 knows the end only by the close
+                await self._send_stream(queued, answer, close=close)
             if self._writing_paused:
                 await self._drain()  # no further request is taken from a client that does not read
         except asyncio.CancelledError:
             if not self._lost:
                 self._transport.abort()
         except Exception:
-            # The head is out already: only a cut connection tells the client that the rest is missing.
+            # The head is already sent: only a broken connection shows the client that the rest is missing.
             log.exception("a streamed answer broke off")
             self._transport.abort()
         finally:
             self._task = None
-            self._release(len(turn.request.body))
+            self._release(len(queued.request.body))
             if self._lost:
                 self._server.forget(self)
             elif close:
@@ -474,34 +481,34 @@ class Connection(asyncio.Protocol):
                     self._server.evictable[self] = None
                 self._start_next()
 
-    async def _ask(self, turn: _QueuedRequest) -> Answer:
-        if turn.refusal is not None:
-            return error_response(turn.refusal)
+    async def _ask(self, queued: _QueuedRequest) -> Answer:
+        if queued.refusal is not None:
+            return error_response(queued.refusal)
         try:
-            return await self._server.handler(turn.request)
+            return await self._server.handler(queued.request)
         except ApiError as error:
             return error_response(error)
         except Exception:
-            log.exception("the handler of %s %s failed", turn.request.method, turn.request.path)
-            return error_response(ApiError(500, "the server failed on this request; its log says why"))
+            log.exception("the handler of %s %s failed", queued.request.method, queued.request.path)
+            return error_response(ApiError(500, "the server failed on this request; see its log"))
 
-    def _send_whole(self, turn: _QueuedRequest, answer: Response, *, close: bool) -> None:
+    def _send_whole(self, queued: _QueuedRequest, answer: Response, *, close: bool) -> None:
         if not self._lost:
             head = _encode_head(answer, f"content-length: {len(answer.body)}\r\n", close=close)
-            self._transport.write(head if turn.request.method == "HEAD" else head + answer.body)
+            self._transport.write(head if queued.request.method == "HEAD" else head + answer.body)
         if answer.after is not None:
             answer.after()
 
-    async def _send_stream(self, turn: _QueuedRequest, answer: StreamResponse, *, close: bool) -> None:
+    async def _send_stream(self, queued: _QueuedRequest, answer: StreamResponse, *, close: bool) -> None:
         async with aclosing(answer.chunks) as chunks:
-            framing = "transfer-encoding: chunked\r\n" if turn.chunked else ""
+            framing = "transfer-encoding: chunked\r\n" if queued.chunked else ""
             self._transport.write(_encode_head(answer, framing, close=close))
             async for chunk in chunks:
                 if chunk:
-                    self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if turn.chunked else chunk)
+                    self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if queued.chunked else chunk)
                     if self._writing_paused:
                         await self._drain()
-        if turn.chunked:
+        if queued.chunked:
             self._transport.write(b"0\r\n\r\n")
 
     async def _drain(self) -> None:

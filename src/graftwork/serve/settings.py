@@ -13,7 +13,7 @@ from graftwork.text.redact import VariableName
 
 
 class SplitSettings(Record):
-    """Two releases behind one alias, drawn by lot for each session: what `graft release ab` compares."""
+    """Two releases behind one alias, assigned at random per session: what `graft release ab` compares."""
 
     alias: str = Field(
         default="champion",
@@ -36,8 +36,8 @@ class SplitSettings(Record):
     experiment: str = Field(
         default="",
         max_length=200,
-        description="A name of your choice that goes into the lots: another one deals every session anew. So "
-        "does another champion, challenger or share.",
+        description="A name that goes into the assignment of sessions: another one assigns every session "
+        "again. So does another champion, challenger or share.",
     )
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class ServeSettings(Record):
     max_new_tokens: int = Field(
         default=256,
         ge=1,
-        description="Length of an answer where the request does not say.",
+        description="Maximum length of an answer if the request does not set one.",
     )
 
     max_new_tokens_limit: int = Field(

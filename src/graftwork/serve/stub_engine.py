@@ -1,7 +1,6 @@
-"""A stand-in for the engine: the same protocol, no model, answers at once.
+"""An engine without a model for tests, benchmarks and trying out clients: answers `[model] last question`.
 
-In: requests of the gateway. Out: `[model] last question`, word by word. For tests, for the
-benchmark and for trying out clients: `python -m graftwork.serve.stub_engine JOB.json`.
+Run as `python -m graftwork.serve.stub_engine JOB.json`.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from graftwork.serve.http_server import Server
 
 
 class StubEngine:
-    """A Backend. Clear `gate` to hold answers back after their first word."""
+    """An EngineBackend. Clear `gate` to pause answers after their first token."""
 
     def __init__(self, models: list[str]) -> None:
         self._models = [BASE, *models]
@@ -34,7 +33,7 @@ class StubEngine:
         self.gate.set()
         self.asked: list[GenerateRequest] = []
         self.waiting = asyncio.Event()
-        """Set while an answer is held back by the gate."""
+        """Set while an answer waits for the gate."""
         self.cancelled = asyncio.Event()
         """Set when an answer was given up before its end."""
 
@@ -50,15 +49,15 @@ class StubEngine:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}")
         self.asked.append(request)
-        words = f"[{request.model}] {request.messages[-1].content}".split(" ")
-        allowed = words[: request.max_tokens]
+        tokens = f"[{request.model}] {request.messages[-1].content}".split(" ")
+        allowed = tokens[: request.max_tokens]
         ended = False
         try:
-            for place, word in enumerate(allowed):
-                yield ReplyPiece(text=word if place == 0 else f" {word}")
+            for position, token in enumerate(allowed):
+                yield ReplyPiece(text=token if position == 0 else f" {token}")
                 self.waiting.set()
                 await self.gate.wait()
-            reason = "stop" if len(allowed) == len(words) else "length"
+            reason = "stop" if len(allowed) == len(tokens) else "length"
             asked = sum(len(message.content.split()) for message in request.messages)
             yield ReplyPiece(text="", finish_reason=reason, prompt_tokens=asked, reply_tokens=len(allowed))
             ended = True

@@ -1,7 +1,7 @@
-"""The exchanges that the endpoint served and kept: the one way back from serving to data.
+"""Captured exchanges and the feedback on them: the way back from serving to data.
 
-In: captures, redacted already, many at a time. Out: the newest, those of a release, those that hold
-a text, or all in order, with what users said of them. Does not know how they become training data.
+Captures and feedback are already redacted. Feedback is append-only: a user who changes their mind is stored
+twice. Does not know how captures become training data.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ class ExperimentCaptures(NamedTuple):
     experiment: str
     exchanges: int
     last: int
-    """The place of its newest capture among all."""
+    """The position of its newest capture among all."""
 
 
 class CaptureStore:
@@ -33,7 +33,7 @@ class CaptureStore:
         self._project = project
 
     def add(self, new: Iterable[Capture]) -> int:
-        """Keep them all or none; one that is kept already is not kept twice. Says how many were new."""
+        """Store all of them or none, each id once. Returns how many were new."""
         by_id = {capture.id: capture for capture in new}
         added = 0
         with self._database.write() as connection:
@@ -86,17 +86,17 @@ class CaptureStore:
         """All in the order they came in, each with the last score and the last correction of it."""
         which = [captures.c.release == release] if release is not None else []
         for _, page in self._pages(*which):
-            said = self._last_said([capture.id for capture in page])
+            feedback_of = self._last_feedback([capture.id for capture in page])
             for capture in page:
-                found = said.get(capture.id)
+                found = feedback_of.get(capture.id)
                 yield capture if found is None else capture.model_copy(update=found)
 
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
     ) -> Iterator[tuple[int, Capture]]:
-        """What these releases answered since place `after`, in order, each with its place.
+        """Answers of these releases after position `after`, in order, each with its position.
 
-        `dealt` takes only what that experiment drew; None takes all, drawn or not.
+        `dealt` selects the captures of one experiment; None selects all.
         """
         which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
         if dealt is not None:
@@ -134,7 +134,7 @@ class CaptureStore:
             yield [row.seq for row in rows], [Capture.model_validate(row.body) for row in rows]
             after = rows[-1].seq
 
-    def _last_said(self, ids: list[str]) -> dict[str, dict[str, object]]:
+    def _last_feedback(self, ids: list[str]) -> dict[str, dict[str, object]]:
         query = (
             select(feedback.c.capture_id, feedback.c.body)
             .where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
@@ -143,11 +143,11 @@ class CaptureStore:
         with self._database.read() as connection:
             found: dict[str, dict[str, object]] = {}
             for row in connection.execute(query):
-                said = found.setdefault(row.capture_id, {})
-                said["feedback"] = row.body["score"]
-                # A correction stays the better answer, whatever is said of the served one after it.
+                latest = found.setdefault(row.capture_id, {})
+                latest["feedback"] = row.body["score"]
+                # A correction stays the better answer, whatever feedback follows.
                 if row.body.get("correction") is not None:
-                    said["correction"] = row.body["correction"]
+                    latest["correction"] = row.body["correction"]
             return found
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
@@ -184,20 +184,18 @@ class FeedbackStore:
         self._database = database
         self._project = project
 
-    def add(self, said: Feedback) -> bool:
+    def add(self, new: Feedback) -> bool:
         """Keep it; False where there is no such capture."""
         # Captures are never removed, so looking first is safe, and nonsense does not hold up the writers.
         with self._database.read() as connection:
             known = connection.scalar(
-                select(captures.c.id).where(
-                    captures.c.project == self._project, captures.c.id == said.capture
-                )
+                select(captures.c.id).where(captures.c.project == self._project, captures.c.id == new.capture)
             )
         if known is None:
             return False
-        row = {"project": self._project, "capture_id": said.capture, "given_at": said.at}
+        row = {"project": self._project, "capture_id": new.capture, "given_at": new.at}
         with self._database.write() as connection:
-            connection.execute(feedback.insert(), [{**row, "body": said.model_dump(mode="json")}])
+            connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
         return True
 
     def of_capture(self, capture_id: str) -> tuple[Feedback, ...]:
@@ -218,9 +216,9 @@ class FeedbackStore:
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
     ) -> Iterator[FeedbackEntry]:
-        """What was said since place `after` of what these releases answered, in the order it was said.
+        """Feedback after position `after` on answers of these releases, in order.
 
-        `dealt` takes only what that experiment drew; None takes all, drawn or not.
+        `dealt` selects the captures of one experiment; None selects all.
         """
         same = and_(captures.c.project == feedback.c.project, captures.c.id == feedback.c.capture_id)
         which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]

@@ -47,20 +47,20 @@ def explain_driver_error(error: BaseException | None, *, where: str) -> GraftErr
 
 
 def redact_driver_error(error: DBAPIError, secrets: Collection[str] = ()) -> None:
-    """Cut what the driver said to its first line, without these secrets: further lines may quote whole rows.
+    """Reduce a driver's message to its first line, without secrets: further lines may quote whole rows.
 
     The error itself is changed, for it is logged with the one that it caused.
     """
-    said = error.orig
-    if said is None or not said.args or not isinstance(said.args[0], str):
+    original = error.orig
+    if original is None or not original.args or not isinstance(original.args[0], str):
         return
-    first = hide(next(iter(said.args[0].strip().splitlines()), ""), secrets)
-    said.args = (first, *said.args[1:])
-    error.args = (f"({type(said).__module__}.{type(said).__name__}) {first}",)
+    first = hide(next(iter(original.args[0].strip().splitlines()), ""), secrets)
+    original.args = (first, *original.args[1:])
+    error.args = (f"({type(original).__module__}.{type(original).__name__}) {first}",)
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether SQLite says that somebody else has the file."""
+    """Whether SQLite reports that another process has the file locked."""
     return _sqlite_code(error) in _SQLITE_BUSY
 
 
@@ -82,7 +82,7 @@ def _explain_sqlite(code: str, *, detail: str, where: str) -> GraftError | None:
     if code == "CANTOPEN" and not Path(where).exists():
         return EnvironmentLacks(
             "the state database is gone",
-            why="the file was removed or moved away; it is not made anew, for that would be an empty one",
+            why="the file was removed or moved away; a new one would be empty, so none is created",
             fix="put it back (mount its disk, restore a backup); what is running goes on then",
             where=where,
         )
@@ -132,7 +132,7 @@ def _is_lost(error: BaseException) -> bool:
 def _busy(where: str) -> Busy:
     return Busy(
         "another process keeps the state database busy",
-        why="it held the write lock for longer than this one was ready to wait",
+        why="it held the write lock for longer than the timeout",
         fix="run the same command again; `graft status` shows what is at work",
         where=where,
     )
@@ -148,7 +148,7 @@ def _disk_full(detail: str, where: str) -> EnvironmentLacks:
 
 
 WAIT_SECONDS = 30.0
-"""How long a transaction waits for another one before it says that the database is busy."""
+"""How long a transaction waits for another one before it fails as busy."""
 
 _WRITES = "graft_writes"
 _WRITE_LOCK = 0x6772616674  # "graft": the advisory lock that all our writers on PostgreSQL share
@@ -262,7 +262,7 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     except OSError as error:
         raise explain_os_error(error, path) from error
     _turn_on_wal(path, wait_seconds)
-    # Never made anew here: state that is gone must not come back empty.
+    # Never created here: lost state must not come back as an empty database.
     where = f"file:{quote(str(path))}?mode=rw"
     engine = create_engine(
         url,
@@ -272,7 +272,7 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
 
     @event.listens_for(engine, "checkout")
     def _look(_raw: Any, record: Any, _proxy: Any) -> None:
-        """A file that was removed or replaced takes what is written to it into nowhere: open it anew."""
+        """Reconnect if the file was removed or replaced: writes to it would be lost."""
         if _identity(path) != record.info["file"]:
             raise DisconnectionError("the database file is another one")
 
@@ -374,7 +374,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
         with database.read():
             pass
     except ProgrammingError as error:
-        # Of an option in the URL: nothing else was said yet.
+        # It can only be about an option in the URL: no statement was sent yet.
         raise UserMistake(
             "PostgreSQL cannot be asked with this URL",
             why=f"the driver says: {error.orig}",

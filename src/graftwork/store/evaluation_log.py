@@ -1,9 +1,7 @@
-"""How often somebody looked at a test set: each look makes a lucky result likelier.
+"""How often a test set was used: each further evaluation makes a lucky result more likely.
 
-In: the hash of the cases, the hashes of their questions, who was measured on them, who asked. Out: how many
-looks there have been, at how many different candidates, and which look at these questions one is. Counts over
-all projects of the database. Sets that share questions wear together: a set that grew, or whose file was
-renamed, is not a fresh one.
+Counts over all projects of the database. Test sets that share questions count together, so that a set that
+grew, or whose file was renamed, is not a fresh one.
 """
 
 from collections.abc import Collection
@@ -15,7 +13,7 @@ from graftwork.store.database import Database
 from graftwork.store.schema import look_questions, looks
 
 SHARED = 0.05
-"""From this part of its questions on, a set shares the looks at another one."""
+"""The share of common questions from which two sets count together."""
 
 
 class EvaluationEntry(NamedTuple):
@@ -35,7 +33,7 @@ class EvaluationLog:
         self._who = who
 
     def log(self, cases_hash: str, *, subject: str, when: str, questions: Collection[str] = ()) -> int:
-        """Note one more look and say which it is at just these cases, counted from 1."""
+        """Log one more evaluation on these cases. Returns its number, counted from 1."""
         with self._database.write() as connection:
             number = _count(connection, cases_hash) + 1
             connection.execute(
@@ -49,7 +47,9 @@ class EvaluationLog:
             )
             known = select(func.count()).where(look_questions.c.cases_hash == cases_hash)
             if questions and not connection.scalar(known):
-                rows = [{"cases_hash": cases_hash, "question": one} for one in sorted(set(questions))]
+                rows = [
+                    {"cases_hash": cases_hash, "question": question} for question in sorted(set(questions))
+                ]
                 connection.execute(look_questions.insert(), rows)
         return number
 
@@ -70,16 +70,16 @@ class EvaluationLog:
         look; another subject, or the same one on a set that grew, is.
         """
         with self._database.read() as connection:
-            kin = _find_overlapping_sets(connection, cases_hash)
+            overlapping = _find_overlapping_sets(connection, cases_hash)
             query = (
                 select(looks.c.cases_hash, looks.c.subject, looks.c.looked_at, looks.c.number)
-                .where(looks.c.cases_hash.in_(kin))
+                .where(looks.c.cases_hash.in_(overlapping))
                 .order_by(looks.c.looked_at, looks.c.number, looks.c.cases_hash)
             )
             rows = connection.execute(query).all()
         # Sets that ask the same questions are one, whatever their hash.
-        seen = dict.fromkeys((kin[row.cases_hash], row.subject) for row in rows)
-        own = (kin[cases_hash], subject)
+        seen = dict.fromkeys((overlapping[row.cases_hash], row.subject) for row in rows)
+        own = (overlapping[cases_hash], subject)
         return list(seen).index(own) + 1 if own in seen else len(seen) + 1
 
     def history(self, cases_hash: str) -> tuple[EvaluationEntry, ...]:

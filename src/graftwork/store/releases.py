@@ -1,7 +1,7 @@
-"""The releases of a project and the aliases that point at them: the truth about what is live.
+"""The releases of a project and its aliases: the truth about what is live.
 
-In: releases, what is said about them, and moves of aliases. Out: the same, and the log of all moves. An
-alias and its log change together or not at all. Does not know where the files of a release lie.
+An alias and its log change together or not at all. Entries are listed and searched without reading a
+manifest, in three statements however many there are. Does not know where the files of a release are.
 """
 
 from collections import defaultdict
@@ -188,7 +188,7 @@ class ReleaseTable(ReleaseIndex):
             connection.execute(releases.update().where(self._is(release_id)).values(version=version))
 
     def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
-        wanted = {require_name(one, kind="tag") for one in tags}
+        wanted = {require_name(tag, kind="tag") for tag in tags}
         with self._database.write() as connection:
             self._require(connection, release_id)
             has = set(select_tags(connection, self._project, release_id))
@@ -196,8 +196,8 @@ class ReleaseTable(ReleaseIndex):
                 here = (release_tags.c.project == self._project) & (release_tags.c.release_id == release_id)
                 connection.execute(release_tags.delete().where(here, release_tags.c.tag.in_(wanted)))
             else:
-                for one in sorted(wanted - has):
-                    row = {"project": self._project, "release_id": release_id, "tag": one}
+                for tag in sorted(wanted - has):
+                    row = {"project": self._project, "release_id": release_id, "tag": tag}
                     connection.execute(release_tags.insert().values(**row))
             return select_tags(connection, self._project, release_id)
 
@@ -217,12 +217,12 @@ class ReleaseTable(ReleaseIndex):
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._database.write() as connection:
-            spared = reachable_releases(self._logs(connection).values())
-            marked = tuple(sorted(set(release_ids) - spared))
-            for one in marked:
+            reachable = reachable_releases(self._logs(connection).values())
+            marked = tuple(sorted(set(release_ids) - reachable))
+            for release_id in marked:
                 connection.execute(
                     releases.update()
-                    .where(self._is(one), releases.c.collected_at.is_(None))
+                    .where(self._is(release_id), releases.c.collected_at.is_(None))
                     .values(collected_at=when)
                 )
         return marked

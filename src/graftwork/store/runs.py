@@ -1,7 +1,7 @@
-"""The training runs of a project and how each stands.
+"""Training runs, completed steps and plan residuals of a project.
 
-In: a run's id, folder and plan, then its changes of state. Out: entries, newest first. Plan,
-outcome and error are kept as JSON, so that an old run can be listed by a newer version.
+Plan, outcome and error of a run are stored as JSON, so that a newer version can list an old run. Residuals
+are shared by all projects of the database: a machine is as fast for one as for another.
 """
 
 from collections.abc import Sequence
@@ -165,13 +165,13 @@ class PastRun(Record):
 
 
 class ResidualStore:
-    """What plans said beside what came of it, by device and base model."""
+    """Planned and measured figures, by device and base model."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, run_id: str, *, device: str, base: str, found: Sequence[Residual], when: str) -> None:
-        """Keep the residuals of a run. Said again for the same run, the last word counts."""
+        """Store the residuals of a run. They replace earlier ones of the same run."""
         body = [residual.model_dump(mode="json") for residual in found]
         with self._database.write() as connection:
             connection.execute(residuals.delete().where(residuals.c.run_id == run_id))
@@ -191,7 +191,7 @@ class ResidualStore:
         )
         with self._database.read() as connection:
             bodies = tuple(connection.scalars(query))
-        return tuple(Residual.model_validate(one) for body in bodies for one in body)
+        return tuple(Residual.model_validate(item) for body in bodies for item in body)
 
     def past(self, *, runs: int = 50) -> tuple[PastRun, ...]:
         """The latest training runs of all kinds and machines, the newest first."""
@@ -205,7 +205,7 @@ class ResidualStore:
                 run_id=row.run_id,
                 device=row.device,
                 recorded_at=row.recorded_at,
-                residuals=tuple(Residual.model_validate(one) for one in row.body),
+                residuals=tuple(Residual.model_validate(item) for item in row.body),
             )
             for row in rows
         )

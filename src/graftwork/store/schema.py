@@ -1,7 +1,7 @@
 """The tables as the queries see them, declared once.
 
-In: nothing. Out: SQLAlchemy `Table` objects. How a database gets to look like this is told by
-`migrations`; a contract test holds the two together. Knows nothing of connections.
+SQLAlchemy `Table` objects. `migrations` creates them; a contract test compares the two. Knows nothing of
+connections.
 
 Times are ISO strings that the caller brings. `seq` is the order of insertion: it decides what is
 newest, because clocks of several machines do not agree.

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.process.extensions import extension_names, load_extension
+import graftwork
+from graftwork.data.ingest.formats import load_format
+from graftwork.grading.metrics import find_extension, find_grader
+from graftwork.process.extensions import extension_names
 from graftwork.records.interaction import Origin
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +37,11 @@ def installed(tmp_path, monkeypatch):
         (tmp_path / module.name).write_text(module.read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
+    for cached in (load_format, find_extension):
+        cached.cache_clear()
     yield project
+    for cached in (load_format, find_extension):
+        cached.cache_clear()
     sys.modules.pop("graftwork_helpdesk", None)
 
 
@@ -45,7 +52,7 @@ def test_listing_extensions_imports_none_of_them(installed):
 
 
 def test_an_installed_format_reads_rows(installed):
-    form = load_extension("graftwork.formats", "helpdesk", attributes=("expects", "fits", "read"))
+    form = load_format("helpdesk")
     row = {"ticket": "Where is my parcel?", "resolution": "It arrives today.", "queue": "parcels"}
     assert form.fits(row)
     assert not form.fits({"prompt": "x"})
@@ -57,10 +64,19 @@ def test_an_installed_format_reads_rows(installed):
     )
 
 
+def test_an_audit_reads_a_log_in_an_installed_format(installed, tmp_path):
+    log = tmp_path / "tickets.jsonl"
+    log.write_text('{"ticket": "Where is my parcel?", "resolution": "It arrives today."}\n')
+    (tmp_path / "graft.yaml").write_text("project: p\ndata: {logs: [tickets.jsonl], format: helpdesk}\n")
+    audit = graftwork.open_project(tmp_path).audit()
+    assert (audit.rows, audit.readable) == (1, 1)
+
+
 def test_an_installed_metric_grades_an_answer(installed):
-    polite = load_extension("graftwork.metrics", "polite")
-    assert polite(None, "Thank you for waiting.")
-    assert not polite(None, "No.")
+    grade = find_grader("polite")
+    assert grade is not None
+    assert grade(None, "Thank you for waiting.", None) == 1
+    assert grade(None, "No.", None) == 0
 
 
 def test_the_page_shows_the_entry_points_of_the_package_and_its_python_runs(installed, capsys):

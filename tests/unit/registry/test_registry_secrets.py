@@ -16,7 +16,7 @@ def test_a_token_at_the_edge_of_a_cut_message_is_not_said_by_half():
         raise RuntimeError("x" * 270 + " " + hub._token)
 
     with pytest.raises(EnvironmentLacks) as caught:
-        hub._asked(ask)
+        hub._call(ask)
     assert "s3cret" not in caught.value.what
 
 

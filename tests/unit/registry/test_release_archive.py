@@ -71,7 +71,7 @@ def test_a_damaged_release_is_not_exported_and_leaves_nothing(tmp_path):
     path = store.folder(release.id) / "plan.json"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(GraftError, match="other bytes"):
+    with pytest.raises(GraftError, match="does not match its hash"):
         write_archive(store, release.id, target=tmp_path / "out" / "a.tar")
     assert not (tmp_path / "out").exists()
 
@@ -173,7 +173,7 @@ def test_compressed_archives_are_not_unpacked(archive, tmp_path):
 
     path, _ = archive
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(GraftError, match="no archive of a release"):
+    with pytest.raises(GraftError, match="not an archive of a release"):
         take(path, ReleaseStore.open(tmp_path / "far"))
 
 

@@ -164,7 +164,7 @@ def test_collection_follows_the_projects_rules_and_the_index_remembers(place):
     assert "newest" in place.ask("gc")["why_kept"][releases[4]]
     assert releases[3] not in [one["id"] for one in place.ask("list")["releases"]]
     assert releases[3] in [one["id"] for one in place.ask("list", "--collected")["releases"]]
-    assert "collected" in place.ask("promote", releases[3], code=3)["why"]
+    assert "garbage collection" in place.ask("promote", releases[3], code=3)["why"]
     assert place.ask("rollback")["release_id"] == releases[0]
     # What was rolled back from is history no more.
     assert place.ask("gc", "--keep-last", "0")["releases"] == sorted([releases[1], releases[4]])

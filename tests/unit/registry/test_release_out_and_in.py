@@ -127,7 +127,7 @@ def test_a_mistake_is_told_with_its_mending(here, words):
 
 def test_what_is_no_archive_is_refused(here, tmp_path):
     (tmp_path / "x.tar").write_bytes(b"nonsense" * 200)
-    with pytest.raises(Damaged, match="no archive"):
+    with pytest.raises(Damaged, match="not an archive"):
         here.ask("import", str(tmp_path / "x.tar"))
     with pytest.raises(UserMistake, match="no such file"):
         here.ask("import", str(tmp_path / "missing.tar"))

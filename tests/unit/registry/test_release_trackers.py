@@ -208,7 +208,7 @@ def test_what_mlflow_raises_is_told_without_the_password(made, mlflow):
         raise RuntimeError(f"request to {ADDRESS}/api failed")
 
     mlflow.get_registered_model = fail
-    with pytest.raises(EnvironmentLacks, match="MLflow did not do it") as caught:
+    with pytest.raises(EnvironmentLacks, match="MLflow failed") as caught:
         push_to_mlflow(store, release.id, name="answers")
     assert "pass-word" not in str(caught.value.as_json())
     assert caught.value.__suppress_context__
@@ -217,7 +217,7 @@ def test_what_mlflow_raises_is_told_without_the_password(made, mlflow):
 def test_without_an_address_mlflow_makes_no_database_here(made, mlflow, monkeypatch):
     store, release = made
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    with pytest.raises(UserMistake, match="not said where"):
+    with pytest.raises(UserMistake, match="address of MLflow is not set"):
         push_to_mlflow(store, release.id, name="answers")
     assert mlflow.calls == []
 

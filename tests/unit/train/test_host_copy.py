@@ -16,7 +16,7 @@ def lots(monkeypatch):
         asked.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(store, "pinned", pinned)
+    monkeypatch.setattr(store, "pinned_buffer", pinned)
     return asked
 
 
@@ -30,7 +30,7 @@ def test_a_copy_is_not_changed_by_the_next_step():
 def test_memory_is_got_once_for_each_of_two_lots(monkeypatch):
     asked = lots(monkeypatch)
     copies = HostCopies()
-    places = [copies._room([torch.zeros(100), torch.zeros(())])[0].data_ptr() for _ in range(6)]
+    places = [copies._allocate([torch.zeros(100), torch.zeros(())])[0].data_ptr() for _ in range(6)]
     assert len(asked) == 2
     assert places[0::2] == [places[0]] * 3
     assert places[0] != places[1]
@@ -40,7 +40,7 @@ def test_a_state_that_grew_gets_more_room(monkeypatch):
     asked = lots(monkeypatch)
     copies = HostCopies()
     for size in (10, 10, 1000, 1000):
-        assert copies._room([torch.zeros(size)])[0].numel() == size
+        assert copies._allocate([torch.zeros(size)])[0].numel() == size
     assert len(asked) == 4
 
 
@@ -50,11 +50,11 @@ def test_a_state_that_grew_gets_more_room(monkeypatch):
 )
 def test_places_have_the_shape_asked_for_and_do_not_overlap(shapes, dtype):
     tensors = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-    before, store.pinned = store.pinned, lambda size: torch.zeros(size, dtype=torch.uint8)
+    before, store.pinned_buffer = store.pinned_buffer, lambda size: torch.zeros(size, dtype=torch.uint8)
     try:
-        room = HostCopies()._room(tensors)
+        room = HostCopies()._allocate(tensors)
     finally:
-        store.pinned = before
+        store.pinned_buffer = before
     for number, place in enumerate(room):
         place.fill_(number)
     found = [place for place in room if place.numel()]

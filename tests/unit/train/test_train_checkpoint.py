@@ -201,7 +201,7 @@ def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
         "one": torch.tensor(3.5),
         "none": torch.empty(0, 4),
     }
-    digest, length = checkpoint.write_tensors(tmp_path / "t.safetensors", named)
+    digest, length = checkpoints.write_tensors(tmp_path / "t.safetensors", named)
     assert digest == file_digest(tmp_path / "t.safetensors")
     assert length == (tmp_path / "t.safetensors").stat().st_size
     back = load_file(tmp_path / "t.safetensors")

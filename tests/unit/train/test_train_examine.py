@@ -186,11 +186,11 @@ class Second(SingleProcess):
         super().__init__()
         self.told = list(told)
 
-    def tell(self, value):
+    def broadcast(self, value):
         return self.told.pop(0)
 
 
-def test_the_second_of_a_crew_decides_by_what_the_first_found(tiny_base, tmp_path):
+def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_path):
     from test_train_looks import make_step
 
     settings = ExamineSettings(every=1, metric="m", cases=4)

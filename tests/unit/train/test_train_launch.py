@@ -133,7 +133,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
     two = TrainSettings(checkpoint_every=3, keep_checkpoints=7, compile="off", packing="off")
     assert one.what_is_learned() == two.what_is_learned()
     plan = SimpleNamespace(train={"settings": two.what_is_learned()})
-    job = SimpleNamespace(plan=plan, run={}, strategy=two.distribution(), keeping=two.keeping())
+    job = SimpleNamespace(plan=plan, run={}, crew=two.distribution(), keeping=two.keeping())
     assert job_settings(job) == two
 
 

@@ -52,7 +52,7 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
 
 
 def test_the_first_waits_until_every_other_has_left(monkeypatch):
-    port, goodbye = free_port(), torchrun._say_goodbye
+    port, goodbye = free_port(), torchrun._report_departure
     said: list[int] = []
     one_left = threading.Event()
 
@@ -67,7 +67,7 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
         with main_node_leaves_last(NodeGroup(count=3, rank=rank, port=port)):
             pass
 
-    monkeypatch.setattr(torchrun, "_say_goodbye", say)
+    monkeypatch.setattr(torchrun, "_report_departure", say)
     others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
     with main_node_leaves_last(NodeGroup(count=3, port=port)):
         for thread in others:
@@ -85,8 +85,8 @@ def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
             asked.append(keys)
             return False
 
-    monkeypatch.setattr(torchrun, "PATIENCE", 0.02)
-    monkeypatch.setattr(torchrun, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 0.02)
+    monkeypatch.setattr(torchrun, "POLL_SECONDS", 0.001)
     torchrun._wait_for_the_others(Deserted(), 3)
     assert len(asked) > 1
     assert len(set(asked[0])) == 2
@@ -101,7 +101,7 @@ def test_a_store_that_is_gone_is_not_waited_for():
 
 
 def test_waiting_for_the_others_writes_nothing(monkeypatch, capfd):
-    monkeypatch.setattr(torchrun, "PATIENCE", 1.2)
+    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 1.2)
     with main_node_leaves_last(NodeGroup(count=2, port=free_port())):
         capfd.readouterr()
     assert capfd.readouterr() == ("", "")

@@ -434,8 +434,8 @@ def fill_the_disk(monkeypatch, *, full):
             raise OSError(errno.ENOSPC, "No space left on device")
         yield from whole
 
-    parts_of = checkpoint_tensors._parts
-    monkeypatch.setattr(checkpoint_tensors, "_parts", parts)
+    parts_of = checkpoint_tensors._file_parts
+    monkeypatch.setattr(checkpoint_tensors, "_file_parts", parts)
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tiny_base, tmp_path, monkeypatch):

@@ -110,10 +110,10 @@ def test_a_run_that_fails_leaves_and_the_others_go_on(tiny_base, tmp_path):
 def test_an_error_in_the_common_pass_reaches_every_run(tiny_base, tmp_path, monkeypatch):
     from graftwork.train import side_by_side
 
-    def refuse(_model):
+    def refuse(_model, _batch):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(side_by_side, "reader_of", refuse)
+    monkeypatch.setattr(side_by_side, "eager_logits", refuse)
     seen = []
 
     def work_on(place):
@@ -202,7 +202,7 @@ def planned(
         start_adapter=start,
         plan=plan,
         run=run,
-        strategy={"strategy": "single"},
+        crew={"strategy": "single"},
     )
 
 

@@ -27,7 +27,7 @@ from graftwork.text.redact import publish_text
 Count = Callable[[Sequence[Message], str], int]
 
 
-class AnswerToLearn(NamedTuple):
+class AnswerPart(NamedTuple):
     """The messages before an answer, and the answer to learn."""
 
     messages: tuple[Message, ...]
@@ -37,13 +37,13 @@ class AnswerToLearn(NamedTuple):
 class Fitted(NamedTuple):
     """The rows made of one row. `reason` says what was left out; empty if nothing was."""
 
-    rows: list[AnswerToLearn]
+    rows: list[AnswerPart]
     reason: str = ""
 
 
 def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
     """Return the row if it fits, otherwise what `data.overlong` makes of it."""
-    whole = AnswerToLearn(tuple(messages), reply)
+    whole = AnswerPart(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
     if tokens <= most:
         return Fitted([whole])
@@ -55,7 +55,7 @@ def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: 
     return _split_by_turn(whole, count=count, most=most, too_long=too_long)
 
 
-def _truncate(whole: AnswerToLearn, *, count: Count, most: int, too_long: str) -> Fitted:
+def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
     kept = _leave_out_oldest(whole, count=count, most=most)
     if kept is None:
         return Fitted([], f"{too_long}, and its last question and reply alone do not fit")
@@ -63,18 +63,18 @@ def _truncate(whole: AnswerToLearn, *, count: Count, most: int, too_long: str) -
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def list_answers(messages: Sequence[Message], reply: str) -> list[AnswerToLearn]:
+def list_answers(messages: Sequence[Message], reply: str) -> list[AnswerPart]:
     """Return a row for each assistant turn after the first question, with all turns before it."""
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
     return [
-        AnswerToLearn(turns[:at], turn.content)
+        AnswerPart(turns[:at], turn.content)
         for at, turn in enumerate(turns)
         if at > asked and turn.role == "assistant" and turn.content.strip()
     ]
 
 
-def _split_by_turn(whole: AnswerToLearn, *, count: Count, most: int, too_long: str) -> Fitted:
+def _split_by_turn(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
     """Return a row for each answer, with as many earlier turns as fit."""
     answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
@@ -86,7 +86,7 @@ def _split_by_turn(whole: AnswerToLearn, *, count: Count, most: int, too_long: s
     return Fitted(rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}")
 
 
-def _leave_out_oldest(row: AnswerToLearn, *, count: Count, most: int) -> AnswerToLearn | None:
+def _leave_out_oldest(row: AnswerPart, *, count: Count, most: int) -> AnswerPart | None:
     """Return the longest end of the conversation that fits, after the system turns; None if none does.
 
     An end is the whole conversation or begins with a user turn: no reply without its question, and no tool
@@ -97,9 +97,9 @@ def _leave_out_oldest(row: AnswerToLearn, *, count: Count, most: int) -> AnswerT
         return None
     begins = sorted({0, *questions})
 
-    def end(place: int) -> AnswerToLearn:
+    def end(place: int) -> AnswerPart:
         kept = (m for at, m in enumerate(row.messages) if at >= begins[place] or m.role == "system")
-        return AnswerToLearn(tuple(kept), row.reply)
+        return AnswerPart(tuple(kept), row.reply)
 
     def does_fit(place: int) -> bool:
         return count(*end(place)) <= most

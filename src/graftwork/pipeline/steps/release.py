@@ -126,12 +126,12 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
     # The endpoint is down: all captures are in the store now.
-    tried = tuple(_find_again(work, one) for one in asked)
-    if any(one.answered_by != release.id for one in tried):
+    tried = tuple(_find_again(work, attempt) for attempt in asked)
+    if any(attempt.answered_by != release.id for attempt in tried):
         raise WorkerFailed(
             "another release answered than the one that was just made",
             why=f"expected {release.id[:12]}",
-            fix="look at `graft release list`: somebody may have moved the alias",
+            fix="look at `graft release list`: another process may have moved the alias",
         )
     return TryOut(tried=tried)
 

@@ -330,7 +330,7 @@ class Hub:
                 str(error) or type(error).__name__, environment=known, variables=tuple(known)
             )
             raise EnvironmentLacks(
-                f"the Hub refused the request: {message}",
+                f"the request to the Hub failed: {message}",
                 why="it does not answer, or does not allow this",
                 fix=f"check the repository and that {TOKEN} may write there, then try again: "
                 "files that have arrived are not sent again",
