@@ -38,8 +38,10 @@ docs-check: dev ## every command, path, link and Python block in the README and 
 	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
 	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
 
-test-slow: dev ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(PYTEST_OPTIONS)
+test-slow: dev ## the tests that take minutes, flows with processes started anew, properties with all examples
+	$(BIN)/python -m pytest -m slow --real-processes --thorough $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m hypothesis --thorough $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --real-processes $(PYTEST_OPTIONS) tests/flow
 
 test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
 	$(BIN)/python tests/statistics/levels.py

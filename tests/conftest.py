@@ -2,23 +2,62 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+import preloaded
 from skips import AllowedSkips
 
 
 def pytest_addoption(parser):
     parser.addoption(
+        "--real-processes",
+        action="store_true",
+        help="start every worker as a new interpreter, with its imports",
+    )
+    parser.addoption(
         "--allowed-skips", type=Path, help="fail where a test is skipped for no reason of this file"
     )
+
+    parser.addoption("--thorough", action="store_true", help="property tests with all of their examples")
+
+
+QUICK_SHARE = 3
+"""Outside `--thorough`, a property test tries this part of its examples, ten at least."""
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--thorough"):
+        return
+    for test in {item.obj for item in items if hasattr(getattr(item, "obj", None), "hypothesis")}:
+        chosen = getattr(test, "_hypothesis_internal_use_settings", None)
+        if chosen is not None:
+            fewer = max(10, chosen.max_examples // QUICK_SHARE)
+            less = hypothesis.settings(chosen, max_examples=min(fewer, chosen.max_examples))
+            test._hypothesis_internal_use_settings = less
 
 
 def pytest_configure(config):
     path = config.getoption("--allowed-skips")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(AllowedSkips(path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preloaded_workers(request):
+    """Workers come from a process that has imported torch already; see preloaded.py."""
+    if request.config.getoption("--real-processes") or not preloaded.is_supported():
+        yield
+        return
+    server = preloaded.Server()
+    before = subprocess._fork_exec
+    preloaded.Starter(server.clone).install()
+    yield
+    subprocess._fork_exec = before
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,8 @@ class AllowedSkips:
     def _look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if not report.skipped or hasattr(report, "wasxfail"):
             return
-        told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reason = told.removeprefix(PREFIX)
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = text.removeprefix(PREFIX)
         if not any(pattern.fullmatch(reason) for pattern in self._allowed):
             self._refused[report.nodeid] = reason
 

@@ -11,7 +11,7 @@ Names are imported when they are first used, so that `import graftwork` is cheap
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from graftwork.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graftwork.api.audits import audit_files as audit_files

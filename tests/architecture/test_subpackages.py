@@ -11,6 +11,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # One line per package: its modules and sub-packages from the lowest level to the highest. Members of one
 # level, separated by a comma, do not import each other.
 ORDER = {
+    "costmodel": "allocator, stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
+    "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
@@ -20,6 +22,8 @@ ORDER = {
     "api": "audits, plans < project",
     "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
     "release_exchange, run, serve, train < plan, release < main",
+    "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
+    "< purchase",
 }
 SUBPACKAGES: dict[str, list[list[str]]] = {
     package: [level.split(", ") for level in order.split(" < ")] for package, order in ORDER.items()

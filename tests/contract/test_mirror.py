@@ -52,13 +52,13 @@ def test_in_an_empty_folder_the_newest_good_one_is_fetched_and_used(url, tmp_pat
     assert found.step == 20
     assert torch.equal(found.tensors["w"], torch.full((256,), 20.0))
     assert found.journal == b'{"step":1}\n'
-    assert any("step 20 was fetched from the mirror" in word for word in store.words())
+    assert any("step 20 was fetched from the mirror" in word for word in store.messages())
 
 
 def test_an_empty_mirror_is_an_empty_start(url, tmp_path):
     store = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
     assert store.open() is None
-    assert list(store.words()) == []
+    assert list(store.messages()) == []
 
 
 def deaf(mirror, monkeypatch, *, times, error=PermissionError):
@@ -124,7 +124,7 @@ def test_a_damaged_copy_is_passed_over_and_sent_anew_later(url, tmp_path, victim
     again = mirror_of(url)
     there = CheckpointStore(tmp_path / "there", keep=2, mirror=again)
     assert there.open().step == 10
-    assert any("step-000020 of the mirror is passed over" in word for word in there.words())
+    assert any("step-000020 of the mirror is passed over" in word for word in there.messages())
     save(there, checkpoint(20))
     assert CheckpointStore(tmp_path / "third", keep=2, mirror=mirror_of(url)).open().step == 20
 
@@ -187,7 +187,7 @@ def test_a_broken_wire_is_a_word_and_only_what_is_missing_is_sent_again(url, tmp
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     save(store, checkpoint(10))
     assert wire.sent == ["tensors", "state", "state", "steps"]
-    (word,) = store.words()
+    (word,) = store.messages()
     assert "the mirror failed 1 time(s)" in word
     assert "hunter2" not in word
     assert "abc" not in word
@@ -201,7 +201,7 @@ def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     monkeypatch.setattr(mirror._files, "makedirs", Wire(mirror, fails=10**6).put_file, raising=False)
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     save(store, checkpoint(10), checkpoint(20))
-    words = list(store.words())
+    words = list(store.messages())
     assert "the mirror does not have the last checkpoint; the one here is good" in words
     assert latest_good(tmp_path / "here")[0].step == 20
 

@@ -268,9 +268,9 @@ def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tm
     def tell(*told):
         heard.append(told)
 
-    open_hub(hub).push(store, release.id, tell=tell)
+    open_hub(hub).push(store, release.id, progress=tell)
     far = ReleaseStore.open(tmp_path / "far")
-    open_hub(hub).pull(far, allow=anything, tell=tell)
+    open_hub(hub).pull(far, allow=anything, progress=tell)
     for phase in ("check", "send", "fetch", "store"):
         done = [one[1] for one in heard if one[0] == phase]
         assert {one[2] for one in heard if one[0] == phase} == {total}

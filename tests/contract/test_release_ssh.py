@@ -211,9 +211,9 @@ def test_what_a_killed_signer_left_here_does_not_travel(far, store):
 
 def test_bytes_sent_are_told_while_they_go(far, store, monkeypatch):
     release = make(store, weights=bytes(64 * 2**20))
-    monkeypatch.setattr(ssh, "LOOK_SECONDS", 0.002)
+    monkeypatch.setattr(ssh, "POLL_SECONDS", 0.002)
     heard: list[tuple[str, int, int]] = []
-    push_over_ssh(store, release.id, target=target(far), tell=lambda *told: heard.append(told))
+    push_over_ssh(store, release.id, target=target(far), progress=lambda *told: heard.append(told))
     sent = [told for told in heard if told[0] == "send"]
     assert sent[-1][1] == sent[-1][2] > 64 * 2**20
     assert len({done for _, done, _ in sent}) > 3

@@ -25,7 +25,7 @@ def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_p
     for step in (10, 20, 30, 40):
         store.save(checkpoint(step))
         store.settle()
-    assert not [word for word in store.words() if "failed" in word]
+    assert not [word for word in store.messages() if "failed" in word]
     assert max(mirror_of(url)._steps()) == 40
     assert len(mirror_of(url)._steps()) == 2
     found = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open()

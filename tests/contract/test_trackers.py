@@ -9,14 +9,13 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from graftwork.train.settings import Tracker
+from graftwork.train.settings import BUILT_IN_TRACKERS
 from graftwork.train.trackers import load_tracker
 
-NAMES = get_args(Tracker)
+NAMES = BUILT_IN_TRACKERS
 
 SCRIPT = """
 import json, os, socket, sys
@@ -29,7 +28,7 @@ def refuse(self, address):
         raise OSError("no network here")
     return connect(self, address)
 socket.socket.connect = refuse
-from graftwork.train.trackers.tracker import load_tracker
+from graftwork.train.trackers import load_tracker
 name, folder = sys.argv[1], Path(sys.argv[2])
 for attempt in json.loads(sys.argv[3]):
     run = load_tracker(name).open_run("run-1", {"rank": 8, "examine": {"every": 5}}, folder)

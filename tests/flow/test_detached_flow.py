@@ -130,7 +130,7 @@ import runpy
 import torch
 from graftwork.train import engine
 
-class Greedy(engine.Batch):
+class Greedy(engine.TokenBatch):
     seen = 0
 
     def __init__(self, rows, **options):
@@ -139,7 +139,7 @@ class Greedy(engine.Batch):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
         super().__init__(rows, **options)
 
-engine.Batch = Greedy
+engine.TokenBatch = Greedy
 runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 

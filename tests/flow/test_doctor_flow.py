@@ -1,6 +1,6 @@
 """The doctor's dry run: ten real steps, a checkpoint read back, and nothing left behind."""
 
-from graftwork.pipeline.doctor.dry_run import STEPS, look_at_dry_run
+from graftwork.pipeline.doctor.dry_run import STEPS, check_dry_run
 from graftwork.pipeline.doctor.examine import examine
 from graftwork.project.load import open_project
 
@@ -9,7 +9,7 @@ def test_ten_steps_are_trained_and_their_checkpoint_is_read_back(small_project, 
     # A dry run must not enter its run into the team's database, even where one is named.
     monkeypatch.setenv("GRAFT_DATABASE_URL", "sqlite:////nowhere/at/all.db")
     project = open_project(small_project)
-    checks = {check.name: check for check in look_at_dry_run(project, listener)}
+    checks = {check.name: check for check in check_dry_run(project, listener)}
     assert {name: check.result for name, check in checks.items()} == {
         "dry run": "ok",
         "checkpoint": "ok",
@@ -24,7 +24,7 @@ def test_a_dry_run_that_fails_is_missing_with_its_reason(small_project, listener
     (small_project / "graft.yaml").write_text(
         (small_project / "graft.yaml").read_text() + "plan: {memory_limit_gib: 0.001}\n"
     )
-    (check,) = look_at_dry_run(open_project(small_project), listener)
+    (check,) = check_dry_run(open_project(small_project), listener)
     assert (check.name, check.result) == ("dry run", "missing")
     assert check.fix
 

@@ -22,14 +22,10 @@ import asyncio, sys
 from pathlib import Path
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.run import ServedProject, serve
 from graftwork.pipeline.open_project import use_project
 from graftwork.project.load import open_project
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
 root, folder = sys.argv[1:]

@@ -36,4 +36,4 @@ def test_a_killed_run_with_looks_ends_as_if_nothing_had_happened(small_project, 
     page = (folder / "training.html").read_text()
     assert "Looks on the way" in page
     assert "killed after step" in page
-    assert any("look after step 3: truncated" in word for word in listener.words)
+    assert any("evaluation after step 3: truncated" in word for word in listener.words)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -202,6 +203,7 @@ def wait_for_steps(folder: Path, process, *, steps: int) -> Path:
         journals = list(runs.glob("*/steps.jsonl")) if runs.exists() else []
         if journals and len(journals[0].read_bytes().splitlines()) >= steps:
             return journals[0].parent
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -232,10 +234,11 @@ def test_whoever_is_killed_the_run_goes_on_to_the_same_bytes(long_project, tmp_p
     wait_for_steps(long_project, process, steps=14)
     while lock_holder(folder) is None:
         assert process.poll() is None
+        time.sleep(0.01)
     process.kill()
     process.communicate()
     while lock_holder(folder) is not None:
-        pass
+        time.sleep(0.01)
     status = json.loads(graft(long_project, "status", "--json").stdout)
     assert status["runs"][0]["state"] == "running"
     assert status["runs"][0]["health"] == "gone"

@@ -192,7 +192,7 @@ def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:
         weights = length.to_bytes(8, "little") + head + b"\1\2\3\4"
         (adapter / "adapter_model.safetensors").write_bytes(weights)
     ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
-    allowed(lambda: import_peft_folder(adapter, ground=ground, created_at="now", versions={}))
+    allowed(lambda: import_peft_folder(adapter, target=ground, created_at="now", versions={}))
     allowed(lambda: inspect_adapter(adapter, expected_hash=folder_digest(adapter)))
     shape = allowed(lambda: from_peft(parse_peft(config, where="here"), layers=4, paths=PATHS, where="here"))
     if shape is not None:

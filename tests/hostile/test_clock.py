@@ -56,39 +56,39 @@ def clocks(monkeypatch):
 def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
     told = []
-    alarm.tell = lambda kind, *_what, **_more: told.append(kind)
+    alarm.send = lambda kind, *_what, **_more: told.append(kind)
     return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
 
 
-def look(vigil, clocks, seconds=10.0):
+def look(watcher, clocks, seconds=10.0):
     clocks.pass_(seconds)
-    vigil.look(1)
+    watcher.check("")
 
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_jump_of_the_clock_is_no_stall(tmp_path, clocks, watched, jump):
-    vigil, told = watched
+    watcher, told = watched
     heart = Heart(tmp_path)
     for _ in range(5):
         heart.beat("training", 1, 9)
         clocks.set_by(jump)
-        look(vigil, clocks)
+        look(watcher, clocks)
     assert told == []
 
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_worker_that_freezes_while_the_clock_jumps_is_told_of(tmp_path, clocks, watched, jump):
-    vigil, told = watched
+    watcher, told = watched
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
-    look(vigil, clocks)
+    look(watcher, clocks)
     clocks.set_by(jump)
-    look(vigil, clocks)
-    look(vigil, clocks)
+    look(watcher, clocks)
+    look(watcher, clocks)
     assert told == ["stalled"]
     clocks.set_by(-jump)
     heart.beat("training", 2, 9)
-    look(vigil, clocks)
+    look(watcher, clocks)
     assert told == ["stalled", "recovered"]
 
 
@@ -133,11 +133,12 @@ def test_a_heartbeat_of_an_earlier_version_goes_by_the_clock(clocks):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, jump):
-    watcher = supervise._Watcher("training", tmp_path, None, None, None, lambda: (tmp_path,))
+    task = supervise.WorkerTask("training", "unused", Moment(at=0, steady=0, boot=""), tmp_path)
+    watcher = supervise._Supervisor(task, None, None, supervise.Hooks())
     before = Heart(tmp_path)
     before.beat("training", 8, 9)
     clocks.pass_(1)
-    watcher.begin()
+    watcher._begun = clock.now()
     clocks.set_by(jump)
     assert watcher._own_beat() is None, "that is what the worker before left"
     clocks.pass_(1)

@@ -17,7 +17,7 @@ import pytest
 from serve_house import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from graftwork.records.interaction import Message
-from graftwork.serve.embedded_engine import EmbeddedEngine
+from graftwork.serve.embedded_engine import EmbeddedBackend
 from graftwork.serve.engine_protocol import EngineJob, GenerateRequest
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
@@ -576,7 +576,7 @@ def test_an_engine_that_thaws_in_time_is_used_again(tmp_path):
 @pytest.fixture
 def engine(tiny_base, tmp_path, monkeypatch):
     """An engine over a tiny model that notes in which thread it renders a prompt."""
-    engine = EmbeddedEngine(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
+    engine = EmbeddedBackend(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
     rendered_in = []
     prompt = engine._template.prompt
 
@@ -588,7 +588,7 @@ def engine(tiny_base, tmp_path, monkeypatch):
     return engine, rendered_in
 
 
-async def ask_engine(engine: EmbeddedEngine, text: str):
+async def ask_engine(engine: EmbeddedBackend, text: str):
     request = GenerateRequest(model="base", messages=(Message(role="user", content=text),), max_tokens=1)
     return [piece async for piece in engine.generate(request)]
 

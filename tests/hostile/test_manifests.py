@@ -107,7 +107,7 @@ def test_a_peft_folder_with_a_hostile_config_or_header_is_refused(tmp_path, conf
     folder = write_folder(tmp_path, config=config, header=header)
     ground = AdapterTarget(project="p", model="m", base="b", base_fingerprint="f", template_fingerprint="t")
     with pytest.raises(GraftError) as refused:
-        import_peft_folder(folder, ground=ground, created_at="now", versions={})
+        import_peft_folder(folder, target=ground, created_at="now", versions={})
     assert refused.value.fix
     with pytest.raises(GraftError):
         inspect_adapter(folder, expected_hash="")

@@ -131,9 +131,10 @@ def judge(project, *, seed, learner):
     return decide(report, settings.gate)
 
 
+@pytest.mark.parametrize("count", [6, pytest.param(len(SEEDS), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: learner.__name__)
-def test_shuffled_labels_are_deployed_in_none_of_twenty_seeds(project_of, learner):
-    decisions = [judge(project_of(seed, True), seed=seed, learner=learner).decision for seed in SEEDS]
+def test_shuffled_labels_are_deployed_with_no_seed(project_of, learner, count):
+    decisions = [judge(project_of(seed, True), seed=seed, learner=learner).decision for seed in SEEDS[:count]]
     assert decisions.count("deploy") == 0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.preflight import Preflight
-    from graftwork.pipeline.status import Standing
+    from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
@@ -178,12 +178,12 @@ class Project:
         with self.open() as work:
             return run_pipeline(work, upto=step)
 
-    def status(self) -> "Standing":
+    def status(self) -> "ProjectStatus":
         """Report steps, runs and their health, the endpoint and the live releases. Starts nothing."""
-        from graftwork.pipeline.status import standing
+        from graftwork.pipeline.status import project_status
 
         with self.open() as work:
-            return standing(work)
+            return project_status(work)
 
     def serve(
         self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None

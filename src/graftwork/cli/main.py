@@ -51,7 +51,7 @@ def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from graftwork import __version__
+        from graftwork.version import __version__
 
         print(__version__)
         raise typer.Exit

@@ -58,7 +58,7 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     with opened_with_progress(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=report_bytes(work.reporter))
+        release = open_store(work).verify(found.id, progress=report_bytes(work.reporter))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:

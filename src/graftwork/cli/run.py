@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graftwork.cli.show.tables import PlainTable
     from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.runs import Event
-    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus
     from graftwork.store.runs import RunEntry
 
 
@@ -134,7 +134,7 @@ STATES = {
 }
 
 
-def _table_of_steps(found: "Standing") -> "PlainTable":
+def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
     from graftwork.cli.show.tables import quote, table
     from graftwork.cli.show.training import duration
 
@@ -146,7 +146,7 @@ def _table_of_steps(found: "Standing") -> "PlainTable":
     return rows
 
 
-def _print_next(coming: "Next") -> None:
+def _print_next(coming: "NextRun") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line
     from graftwork.cli.show.training import duration
@@ -163,7 +163,7 @@ def _print_next(coming: "Next") -> None:
     print_line(stdout, text)
 
 
-def _print_endpoint(endpoint: "EndpointStanding") -> None:
+def _print_endpoint(endpoint: "EndpointStatus") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote
 
@@ -172,7 +172,7 @@ def _print_endpoint(endpoint: "EndpointStanding") -> None:
     print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
 
 
-def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
+def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
     """Runs with their state; columns that are empty for every run are left out."""
     from graftwork.cli.show.tables import table
     from graftwork.cli.show.training import duration
@@ -194,7 +194,7 @@ def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
     return rows
 
 
-def _step_times(run: "RunStanding") -> str:
+def _step_times(run: "RunStatus") -> str:
     """The measured time of a training step, and the planned one."""
     from graftwork.cli.show.training import duration
 
@@ -250,10 +250,10 @@ def logs(
 
 
 def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
-    from graftwork.pipeline.runs import at_work
+    from graftwork.pipeline.runs import find_processes
 
     # In this order: a run records its end before it releases its lock.
-    busy = at_work(work, run)
+    busy = find_processes(work, run)
     now = work.runs.get(run.id) or run
     return now.state == "done" or not busy
 
@@ -297,12 +297,12 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
+    from graftwork.pipeline.runs import ask_to_stop, end_at_once, find_processes, find_run
     from graftwork.process.heartbeat import read_beat
 
     with opened(project) as work:
         meant = find_run(work, run)
-        busy = at_work(work, meant)
+        busy = find_processes(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")
         if not idle:
             if now:
@@ -311,7 +311,7 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
                 ask_to_stop(busy)
             waited = threading.Event()
             with stderr.status("waiting for the step to finish and the checkpoint to be written"):
-                while at_work(work, meant):
+                while find_processes(work, meant):
                     waited.wait(POLL_SECONDS)
             meant = find_run(work, meant.id) if meant is not None else None
     from pathlib import Path

@@ -90,10 +90,10 @@ def _train_on_machines(
     as_json: bool,
 ) -> None:
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.multi_node import answer_calls, machine_commands, with_machines
 
     with reporting(project, model) as opened:
-        settings = asked_of(opened.settings, nodes=nodes, main_address=main_address)
+        settings = with_machines(opened.settings, nodes=nodes, main_address=main_address)
         found = replace(opened, folder=replace(opened.folder, settings=settings))
         if rank:
             chosen = settings.of_model(model or settings.main_model)
@@ -103,7 +103,7 @@ def _train_on_machines(
     if outcome is not None:
         print_record(outcome, as_json=as_json)
         return
-    instructions = tell_machines(found.folder, model=model)
+    instructions = machine_commands(found.folder, model=model)
     if as_json:
         print_json(instructions)
         return

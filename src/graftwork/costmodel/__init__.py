@@ -1,1 +1,16 @@
-"""The cost model."""
+"""What a training step costs: shapes -> tensors -> allocator -> memory, FLOPs, bytes -> time. No torch.
+
+Imported by the planner, the engines and the pipeline. `model/shape.py` and `model/families/` give the shapes.
+There is one memory model for each kind of step:
+
+- graft's own step on a card: `card_memory.card_peak`. It replays `card_step.py` (load, passes, update), which
+  walks `card_block.py` and `card_tensors.py`, through `allocator.py`.
+- transformers + PEFT: `plain_memory.plain_peak`. It replays `plain_decoder.py` on `plain_tape.py`;
+  `plain_memory.peak_of_each` shares it among several cards (`distributed.py`).
+- a family without a step recipe: `trace/` follows the step itself on the `meta` device (needs torch).
+- a processor: `processor.training_memory`.
+
+Time: `time.py` (rates of a card, own and plain step), `probed_rates.py` (from a probe), `distributed.py`
+(links and offloading), `processor.py`. `card_tuning.py` chooses how the own step spends a card's memory;
+`stream.py` records allocations by what they are for.
+"""

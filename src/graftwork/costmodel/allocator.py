@@ -72,7 +72,7 @@ class Allocator:
             self.empty_cache()
             found = self._fresh(blocks, size)
         if found is None:
-            raise AllocatorLimitExceeded(f"{size} bytes beside {self.allocated}")
+            raise AllocatorLimitExceeded(f"{size} bytes besides {self.allocated}")
         rest = found.size - size
         if rest >= BLOCK if blocks.small or self.expandable else rest > SMALL:
             self._split(found, size)
@@ -189,10 +189,10 @@ class Allocator:
             pool.add(self._cut(block, end - begin))
         block.mapped = False
         self.reserved -= block.size
-        for beside in (block.before, block.after):
-            if beside is not None and not beside.mapped:
-                pool.unmapped.pop(bisect_left(pool.unmapped, (beside.start,)))
-                block = _join(*sorted((block, beside), key=lambda one: one.start))
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.mapped:
+                pool.unmapped.pop(bisect_left(pool.unmapped, (neighbour.start,)))
+                block = _join(*sorted((block, neighbour), key=lambda block: block.start))
         insort(pool.unmapped, (block.start, block))
 
     def _split(self, block: MemoryBlock, size: int) -> None:

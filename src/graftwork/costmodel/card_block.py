@@ -1,8 +1,8 @@
-"""The pieces of a training step as memory where they are compiled. Pure.
+"""One decoder block of graft's own step on a card as memory: forward and backward, eager and compiled. Pure.
 
-In and out as in `step_block.py`, whose pieces these stand in for. A compiler leaves only what one
-kernel hands to the next: products, and one result of everything that is done element by element
-between them; each is let go after its last use, not at the end of a function.
+In: something that gives memory, sizes, tokens. Out: what the block leaves. Mirrors `train/gpu/block.py` and
+the order in which `train/gpu/decoder.py` calls it: a tensor lives as long as a name holds it. Where the block
+is compiled, only what one kernel hands to the next is allocated, and freed after its last use.
 """
 
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]
 
 
 def _grafted(memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int) -> tuple[Any, Any]:
-    beside = _weight(memory, s, group)
+    extra = _weight(memory, s, group)
     if s.form == "eight":
-        beside = [memory.alloc(tokens * group.inputs), memory.alloc(WORD * tokens)]
+        extra = [memory.alloc(tokens * group.inputs), memory.alloc(WORD * tokens)]
     y = memory.alloc(HALF * tokens * group.out)
-    free_all(memory, beside)
+    free_all(memory, extra)
     if not group.rank:
         return y, None
     a = memory.alloc(HALF * group.ranks * group.inputs)
@@ -45,12 +45,12 @@ def _turned(
 ) -> tuple[Any, Any]:
     dx = base
     if dx is None:
-        beside = _weight(memory, s, group)
+        extra = _weight(memory, s, group)
         if s.form == "eight":
-            beside = [memory.alloc(tokens * group.out), memory.alloc(WORD * tokens)]
-            beside += [] if s.turned else [memory.alloc(group.weights)]
+            extra = [memory.alloc(tokens * group.out), memory.alloc(WORD * tokens)]
+            extra += [] if s.turned else [memory.alloc(group.weights)]
         dx = memory.alloc(HALF * tokens * group.inputs)
-        free_all(memory, beside)
+        free_all(memory, extra)
     return dx, _thin(memory, group, tokens)
 
 
@@ -78,12 +78,12 @@ def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -
     qkv, low = _grafted(memory, s, s.qkv, tokens)
     if normed is not None:
         memory.free(normed)
-    beside = [] if low is None else [low]
+    extra = [] if low is None else [low]
     if s.head_norms != "none":
-        beside.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+        extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
     found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
     memory.free(qkv)
-    return found, beside
+    return found, extra
 
 
 def compiled_before_attention_backward(
@@ -120,7 +120,7 @@ def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
     gate_up, low = _grafted(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
-    lows = [one for one in (low_out, low) if one is not None]
+    lows = [block for block in (low_out, low) if block is not None]
     return Middle(mid, gate_up, lows, [attended] if s.norms_behind else [])
 
 
@@ -154,16 +154,16 @@ def compiled_after_attention_backward(
     else:
         free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
     gradient = _gradient(memory, s.down)
-    free_all(memory, [one for one in (lifted, d_low_down, d_added) if one is not None])
+    free_all(memory, [block for block in (lifted, d_low_down, d_added) if block is not None])
     dn, d_low = _turned(memory, s, s.gate_up, tokens, dn)
     gradient += _gradient(memory, s.gate_up)
-    free_all(memory, [one for one in (d_gate_up, d_low, normed) if one is not None])
+    free_all(memory, [block for block in (d_gate_up, d_low, normed) if block is not None])
     d_middle = memory.alloc(wide)
     memory.free(dn)
     d_attended = memory.alloc(wide) if s.norms_behind else None
     d_mixed, d_low_out = _turned(memory, s, s.out, tokens)
     gradient += _gradient(memory, s.out)
-    free_all(memory, [one for one in (d_attended, d_low_out) if one is not None])
+    free_all(memory, [block for block in (d_attended, d_low_out) if block is not None])
     return [d_mixed, d_middle], gradient
 
 
@@ -190,7 +190,7 @@ SHOWN = 3
 
 
 @dataclass
-class SavedActivations:
+class SavedActivationBytes:
     """What the second half of a block leaves for its backward pass."""
 
     middle: Any
@@ -212,9 +212,9 @@ class SavedBlock:
     """The block's input; none where somebody else holds it longer."""
     island: list[Any] = field(default_factory=list)
     """Queries, keys, values, mixed values, sums."""
-    beside: list[Any] = field(default_factory=list)
+    extra: list[Any] = field(default_factory=list)
     """The thin product, and heads before their norm."""
-    kept: SavedActivations | None = None
+    kept: SavedActivationBytes | None = None
 
 
 def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
@@ -222,22 +222,22 @@ def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
 
 
 def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
-    """Queries, keys, values; and what is kept beside them."""
+    """Queries, keys, values; and what else is saved."""
     if s.compiled:
         return compiled_before_attention(memory, s, tokens)
     normed = _norm_if(memory, tokens * s.hidden, not s.norms_behind)
     qkv, low = pieces.grafted_product(memory, s, s.qkv, tokens)
     if normed is not None:
         memory.free(normed)
-    beside = [] if low is None else [low]
+    extra = [] if low is None else [low]
     heads = []
     if s.head_norms != "none":
-        beside.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+        extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
         heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
     found = [follow(memory, pieces.ROTATE, tokens * width)["out"] for width in (s.q, s.kv)]
     found.append(memory.alloc(HALF * tokens * s.kv))
     free_all(memory, [*heads, qkv])
-    return found, beside
+    return found, extra
 
 
 def before_attention_backward(
@@ -271,11 +271,11 @@ def before_attention_backward(
     return dx, gradient
 
 
-def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     """Through the output product and the first half of the MLP."""
     if s.compiled:
         made = compiled_middle(memory, s, tokens)
-        return SavedActivations(made.middle, made.gate_up, made.lows, made.attended)
+        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended)
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
     normed_out = _norm_if(memory, tokens * s.hidden, s.norms_behind)
     mid = memory.alloc(HALF * tokens * s.hidden)
@@ -285,7 +285,7 @@ def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
     gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
-    kept = SavedActivations(mid, gate_up, [one for one in (low_out, low) if one is not None])
+    kept = SavedActivationBytes(mid, gate_up, [block for block in (low_out, low) if block is not None])
     if s.norms_behind:
         kept.normed_behind.append(attended)
     else:
@@ -302,7 +302,7 @@ def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     return down
 
 
-def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivations]:
+def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivationBytes]:
     kept = middle(memory, s, tokens)
     last = mlp_output(memory, s, tokens)
     normed = _norm_if(memory, tokens * s.hidden, s.norms_behind and not s.compiled)
@@ -316,7 +316,7 @@ def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[An
     return y, kept
 
 
-def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     kept = middle(memory, s, tokens)
     if s.norms_behind:
         kept.normed_behind.append(mlp_output(memory, s, tokens))
@@ -334,10 +334,10 @@ def after_attention_backward(
     if not s.norms_behind:
         held.append(pieces.norm(memory, wide))
     if not has_gate_up:
-        held += [one for one in pieces.grafted_product(memory, s, s.gate_up, tokens) if one is not None]
+        held += [item for item in pieces.grafted_product(memory, s, s.gate_up, tokens) if item is not None]
     if s.norms_behind:
         held.append(pieces.norm_backward(memory, wide))
-    held += [one for one in pieces.input_gradient(memory, s, s.down, tokens) if one is not None]
+    held += [item for item in pieces.input_gradient(memory, s, s.down, tokens) if item is not None]
     dn = None
     if s.form == "eight":
         held += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
@@ -349,7 +349,7 @@ def after_attention_backward(
         a = pieces.stacked_a(memory, s.down)
         held.append(memory.alloc(HALF * tokens * s.down.ranks))
         memory.free(a)
-    held += [one for one in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if one is not None]
+    held += [item for item in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if item is not None]
     inner = None if s.norms_behind else pieces.norm_backward(memory, wide)
     d_middle = memory.alloc(HALF * wide)
     if inner is not None:
@@ -359,16 +359,16 @@ def after_attention_backward(
     d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
     if dlow is not None:
         held.append(dlow)
-    gradient = [one for g in (s.out, s.gate_up, s.down) for one in pieces.graft_gradient(memory, g)]
+    gradient = [item for g in (s.out, s.gate_up, s.down) for item in pieces.graft_gradient(memory, g)]
     free_all(memory, held)
     return [d_mixed, d_middle], gradient
 
 
 def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:
     """A block that keeps nothing."""
-    qkv, beside = before_attention(memory, s, tokens)
-    if s.qkv.rank and beside:
-        memory.free(beside.pop(0))
+    qkv, extra = before_attention(memory, s, tokens)
+    if s.qkv.rank and extra:
+        memory.free(extra.pop(0))
     mixed = pieces.attend(memory, s, tokens)
     free_all(memory, [*qkv, *mixed[1:]])
     parts = []
@@ -379,7 +379,7 @@ def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) ->
         y, kept = after_attention(memory, s, some)
         free_all(memory, kept.blocks())
         parts.append(y)
-    return _put_together(memory, parts, HALF * tokens * s.hidden, [*beside, mixed[0]])
+    return _put_together(memory, parts, HALF * tokens * s.hidden, [*extra, mixed[0]])
 
 
 def _put_together(memory: TensorMemory, parts: list[Any], size: int, others: list[Any]) -> Any:
@@ -393,13 +393,13 @@ def forward(
 ) -> tuple[Any, SavedBlock]:
     if level == "again":
         return pass_through(memory, s, tokens, chunk), SavedBlock(x)
-    qkv, beside = before_attention(memory, s, tokens)
+    qkv, extra = before_attention(memory, s, tokens)
     island = [*qkv, *pieces.attend(memory, s, tokens)]
     y, kept = after_attention(memory, s, tokens)
     if level == "lean":
         memory.free(kept.gate_up)
         kept.gate_up = None
-    return y, SavedBlock(x, island, beside, kept)
+    return y, SavedBlock(x, island, extra, kept)
 
 
 def backward(
@@ -407,9 +407,9 @@ def backward(
 ) -> tuple[Any, list[Any]]:
     """The gradient of the block's input and of its adapters; what the block held is given back."""
     kept = held.kept
-    island, beside = held.island, held.beside
+    island, extra = held.island, held.extra
     if kept is None:
-        island, beside = before_attention(memory, s, tokens)
+        island, extra = before_attention(memory, s, tokens)
         island = [*island, *pieces.attend(memory, s, tokens)]
     if kept is not None and kept.gate_up is not None:
         between, found = after_attention_backward(memory, s, tokens, has_gate_up=True)
@@ -423,10 +423,10 @@ def backward(
     memory.free(between[0])
     dx, more = before_attention_backward(memory, s, tokens, wants_input=wants_input)
     if kept is not None:
-        # What was kept is held by whoever called, until the block is done.
+        # What was kept is held by the caller until the block is done.
         free_all(memory, [*kept.blocks(), *values])
     x = [] if held.x is None else [held.x]
-    free_all(memory, [*x, *beside, between[1], *gradients])
+    free_all(memory, [*x, *extra, between[1], *gradients])
     return dx, [*found, *more]
 
 
@@ -435,7 +435,7 @@ def _in_chunks(
 ) -> tuple[list[Any], list[Any]]:
     """The second half where its widest tensors were not kept."""
     parts, found = [], []
-    last: SavedActivations | None = None
+    last: SavedActivationBytes | None = None
     for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
         if is_like_others(at, len(sizes_of_chunks)):
             parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])

@@ -1,8 +1,9 @@
-"""What a training step on a card holds, in bytes, and which blocks may keep what. Pure.
+"""The memory of graft's own step on a card. Pure.
 
-In: a decoder's shape and how a step is tuned. Out: bytes, or levels. The same count that
-`costmodel/card_memory.py` replays (`costmodel/card_step.py`), summed up block by block, so that hundreds of
-settings can be weighed in a moment: equal blocks ask for equal memory.
+In: a decoder's shape, a tuning, what is trained. Out: `card_peak`, the peak of allocated and reserved
+bytes and its parts, by replaying card_step.py through the allocator; `count_by_levels`, the same count
+summed block by block, fast enough to rank hundreds of settings. Knows neither the CUDA context nor other
+processes.
 """
 
 from collections.abc import Callable
@@ -48,12 +49,12 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if level == "again":
         return WIDTH * h
-    beside = layer_parameters(shape) - sum(a * b for a, b in linear_sizes(shape).values()) - 2 * h
+    extra = layer_parameters(shape) - sum(a * b for a, b in linear_sizes(shape).values()) - 2 * h
     # Input, queries, keys, values, what attention gave, the middle of the residual stream.
     lean = WIDTH * (2 * h + 2 * q + 2 * kv) + 4 * shape.heads
-    if beside in (2 * shape.head_dim, q + kv):
+    if extra in (2 * shape.head_dim, q + kv):
         # Heads before their norm; and behind attention and MLP what a norm there normed.
-        lean += WIDTH * (q + kv) + (WIDTH * 2 * h if beside == q + kv else 0)
+        lean += WIDTH * (q + kv) + (WIDTH * 2 * h if extra == q + kv else 0)
     return lean if level == "lean" else lean + WIDTH * 2 * i
 
 
@@ -70,7 +71,7 @@ def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: in
 
 
 class StepBytes(NamedTuple):
-    """Bytes that stand from step to step, and the most that a pass asks for beyond them."""
+    """Bytes that last from step to step, and the most that a pass asks for beyond them."""
 
     standing: int
     passing: int
@@ -124,7 +125,7 @@ def _learned(s: StepSizes) -> int:
 
 
 def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
-    """The most beyond what stands, over forward pass, loss and backward pass."""
+    """The most beyond the lasting bytes, over forward pass, loss and backward pass."""
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
     start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
@@ -133,7 +134,7 @@ def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     backward = [_backward(s, tokens, chunk, level) for level in levels]
     below = start
     if frozen := walk.shape.layers - adapted:
-        # What the last of them gave is there beside the input of the first, which is held to the end.
+        # What the last of them gave is there besides the input of the first, which is held to the end.
         passed = WIDTH * tokens * s.hidden
         below = start + forward[0].most + (passed if frozen > 1 else 0)
         start += passed
@@ -221,7 +222,7 @@ def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> f
 def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, adapted: int) -> Tuning:
     """The levels once more, from a step that was measured with every block starting from its input.
 
-    What stands between the limit and the measured peak is what blocks may keep.
+    The room between the limit and the measured peak is what blocks may keep.
     """
     room = (tuning.limit_gib - measured_gib) * GIB / SLACK
     keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
@@ -229,7 +230,7 @@ def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, ada
 
 
 def describe_tuning(tuning: Tuning) -> str:
-    """In a sentence, for plans and for the word at the start of a run."""
+    """In a sentence, for plans and for the message at the start of a run."""
     form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
     where = ", the embedding on the host" if tuning.host_embedding else ""
     return (

@@ -1,7 +1,7 @@
-"""The loss of a training step as memory: logits of some places at a time, then forgotten. Pure.
+"""A whole step of graft's own on a card as memory: loading, passes, loss, gradients, update. Pure.
 
-In: something that gives memory, sizes, places. Out: the gradient of the last block's output. Mirrors
-`train/gpu/head.py` and how the decoder calls it.
+In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same
+order, that `train/gpu` makes. The caller counts them or replays them through the allocator.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 
 LOSS = "away+4 power+4 away- same+1 hot+4 same- all+4 power- hot- d+4 all- out+2"
-"""Of each logit, beside the logit itself in float32."""
+"""Of each logit, besides the logit itself in float32."""
 
 TOKEN_BYTES = 8
 
@@ -89,7 +89,7 @@ def load(
     on_host: bool,
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """All that is frozen, in the order in which it comes; `note` is told what has just come.
+    """All that is frozen, in the order in which it comes; `note` is called with what has just come.
 
     `tied`: the head is the embedding; `on_host`: the embedding does not come at all.
     """
@@ -112,7 +112,7 @@ def load(
 
 
 def _load_blocks(memory: TensorMemory, s: StepSizes, layers: int) -> None:
-    """The products of all blocks. A tally is told once what each of them adds: they are alike."""
+    """The products of all blocks. A tally counts one of them: they are alike."""
     walked = min(layers, 1) if isinstance(memory, ByteTally) else layers
     for _ in range(walked):
         before = memory.now if isinstance(memory, ByteTally) else 0
@@ -121,7 +121,7 @@ def _load_blocks(memory: TensorMemory, s: StepSizes, layers: int) -> None:
     if isinstance(memory, ByteTally) and layers > 1:
         more = (memory.now - before) * (layers - 1)
         memory.now += more
-        # What passes beside the last block, on top of all that stays.
+        # The temporaries of the last block, on top of all that stays.
         memory.most += more
 
 
@@ -303,7 +303,7 @@ def hold_states(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
 
 
 class Pass:
-    """One forward and backward pass, piece by piece, so that whoever counts can look in between."""
+    """One forward and backward pass, piece by piece, so that a counter can read the peak in between."""
 
     def __init__(self, memory: TensorMemory, walk: StepRecipe) -> None:
         self.memory, self.walk = memory, walk
@@ -330,7 +330,7 @@ class Pass:
         self.batch += [*turns, self.x]
 
     def forward(self, level: card_block.Level | None) -> None:
-        """One block; no level: it lies below all adapters."""
+        """One block; no level: it is below all adapters."""
         tuning, first = self.walk.tuning, self.x is self.batch[-1]
         # The first input is held by the call itself, to the end.
         x = None if first else self.x

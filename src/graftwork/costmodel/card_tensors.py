@@ -1,8 +1,10 @@
-"""The numbers that the tensors of a training step on a card are made of. Pure.
+"""The tensors of graft's own step on a card: sizes, and what each operation allocates and frees. Pure.
 
-In: a decoder's shape, how a step is tuned, what is trained. Out: widths, groups of products that share
-an input, their adapters. What a family has beside Llama's parts is told from the parameters that its
-blocks have beyond them.
+In: a decoder's shape, a tuning, what is trained. Out: widths and groups of products that share an input;
+and pieces (norms, frozen products, adapters, attention) that mirror `train/gpu` where nothing is
+compiled. Recipes write an operation down: `wide+4` allocates four bytes an element under a name, `wide-`
+frees them, `out` stays. What a family has besides Llama's parts is inferred from the parameters of its
+blocks.
 """
 
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ GROUPS = {
 
 
 class TensorMemory(Protocol):
-    """Whatever can be asked for memory: a tally, or an allocator that is replayed."""
+    """Gives memory: a tally, or the replayed allocator."""
 
     def alloc(self, size: int) -> Any: ...
 
@@ -50,7 +52,7 @@ class ByteTally:
 
 @dataclass(frozen=True)
 class LinearGroup:
-    """Linear layers that read one input, and the rank of the adapter beside each."""
+    """Linear layers that read one input, and the rank of the adapter of each."""
 
     inputs: int
     outs: tuple[int, ...]
@@ -93,7 +95,7 @@ class StepSizes:
     head_norms: Literal["none", "each", "all"]
     """Norms of queries and keys: none, of each head (Qwen3), of all heads of a token (OLMo2)."""
     norms_behind: bool
-    """Norms stand behind attention and MLP instead of before them (OLMo2)."""
+    """Norms come after attention and MLP instead of before them (OLMo2)."""
     even: bool
     """All rows of a pass have one length."""
     compiled: bool
@@ -124,8 +126,8 @@ def sizes_of(
     widths = sum(a + b for a, b in linears.values())
     rank = max(round(trainable / max(adapted * widths, 1)), 1) if trainable else 0
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    beside = layer_parameters(shape) - sum(a * b for a, b in linears.values()) - 2 * shape.hidden_size
-    bias = beside == q + 2 * kv
+    extra = layer_parameters(shape) - sum(a * b for a, b in linears.values()) - 2 * shape.hidden_size
+    bias = extra == q + 2 * kv
     groups = {
         name: LinearGroup(
             inputs=linears[paths[0]][0],
@@ -145,8 +147,8 @@ def sizes_of(
         form=tuning.form,
         head=tuning.head,
         turned=tuning.turned,
-        head_norms="each" if beside == 2 * shape.head_dim else "all" if beside == q + kv else "none",
-        norms_behind=beside == q + kv,
+        head_norms="each" if extra == 2 * shape.head_dim else "all" if extra == q + kv else "none",
+        norms_behind=extra == q + kv,
         even=even,
         compiled=tuning.compiled,
         **groups,
@@ -179,8 +181,8 @@ FOUR_BITS = "index+4 long+8 level+4 long- index- value+4 level- out+2"
 def _read(recipe: str) -> tuple[tuple[str, float], ...]:
     """(name, bytes an element), or none where it is given back."""
     steps = []
-    for word in recipe.split():
-        name, _, size = word.partition("+")
+    for token in recipe.split():
+        name, _, size = token.partition("+")
         steps.append((name, float(size)) if size else (name.rstrip("-"), 0.0))
     return tuple(steps)
 
@@ -235,17 +237,17 @@ def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
 def product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
     """x Wᵀ, and its bias."""
     if sizes.form == "eight":
-        beside = follow(memory, CODES, tokens * group.inputs)["out"]
+        weight = follow(memory, CODES, tokens * group.inputs)["out"]
     else:
-        beside = numbers(memory, group) if sizes.form == "four" else None
+        weight = numbers(memory, group) if sizes.form == "four" else None
     y = memory.alloc(HALF * tokens * group.out)
-    if beside is not None and sizes.form == "four":
-        memory.free(beside)
+    if weight is not None and sizes.form == "four":
+        memory.free(weight)
     if group.bias:
         plain, y = y, memory.alloc(HALF * tokens * group.out)
         memory.free(plain)
-    if beside is not None and sizes.form == "eight":
-        memory.free(beside)
+    if weight is not None and sizes.form == "eight":
+        memory.free(weight)
     return y
 
 
@@ -253,10 +255,10 @@ def turned_product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, t
     """y W."""
     if sizes.form == "eight":
         return eight_turned(memory, tokens, group.out, group.inputs, turned=sizes.turned)
-    beside = numbers(memory, group) if sizes.form == "four" else None
+    weight = numbers(memory, group) if sizes.form == "four" else None
     dx = memory.alloc(HALF * tokens * group.inputs)
-    if beside is not None:
-        memory.free(beside)
+    if weight is not None:
+        memory.free(weight)
     return dx
 
 

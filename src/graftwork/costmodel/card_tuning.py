@@ -1,11 +1,10 @@
-"""Whether a card's memory has room for one setting: yes once is yes for every card with more. Pure.
+"""Chooses how graft's own step spends a card's memory: the fastest setting that fits. Pure.
 
-In: a decoder's shape, a setting with its levels and the limit, what is trained. Out: the setting with the
-limit that the run is to keep and what it reserves then; or None. That the replayed allocator gets along
-with some limit does not mean that it does with a higher one: pressed earlier, it gives back earlier what
-it only kept, and may lay things out better. So a setting is tried under limits of its own, which do not
-depend on what there is (`own_limits`). It fits where one of them that is no higher than the limit has
-room, or where the limit is so high that it never presses: both stay true when the limit grows.
+In: a decoder's shape, what is trained, the memory limit, the rates of the card. Out: a Tuning, or None.
+Settings are tried in the order of their seconds, which no limit changes, and a higher limit rejects none
+that a lower one accepted: more memory never gives a slower answer. A replayed allocator may succeed under
+one limit and fail under a higher one, so a setting is tried under limits of its own (`own_limits`), which
+do not depend on the card. The limit of the chosen tuning may be a little lower than the given one.
 """
 
 import heapq
@@ -33,9 +32,9 @@ WITHOUT_END = float(2**20)
 """GiB: a limit that nothing presses against."""
 PARTS = 64
 BEYOND = (0, 2, 6, 14, 30, 64)
-"""How far own limits lie above the one with a margin for the allocator, in parts of what a pass asks for."""
+"""How far own limits are above the one with a margin for the allocator, in parts of what a pass asks for."""
 WITHIN = (0, 1, 2, 3)
-"""How far own limits lie within that margin, in fourths of it."""
+"""How far own limits are within that margin, in fourths of it."""
 PART_FILLED = 32 * MIB
 """What the allocator's pages hold at the least beyond what is asked of them: such a replay is saved."""
 HUNDREDTHS = 100
@@ -68,7 +67,7 @@ def with_room(
 
 
 def room_with_margin(left: float) -> float:
-    """What a pass may ask for, of what is left beside all that stands, to be worth a replay."""
+    """What a pass may ask for, of what is left besides the lasting bytes, to be worth a replay."""
     return min(left / SLACK, left - SPARE - PART_FILLED)
 
 
@@ -114,7 +113,7 @@ class Largest:
 
 
 GRAIN = 256
-"""Passes are counted in whole pages of the allocator, and where much stands, in grains of such a part of it:
+"""Passes are counted in whole pages of the allocator, and where much is lasting, in larger grains:
 what asks for hardly less than one that had no room is not replayed."""
 
 
@@ -130,10 +129,10 @@ class TuningOption:
 
     @cached_property
     def _line(self) -> tuple[float, float, float]:
-        nothing = self.reckon(0, 0)
-        return nothing, self.reckon(1, 0) - nothing, self.reckon(0, 1) - nothing
+        nothing = self.estimate(0, 0)
+        return nothing, self.estimate(1, 0) - nothing, self.estimate(0, 1) - nothing
 
-    def reckon(self, keep: int, lean: int) -> float:
+    def estimate(self, keep: int, lean: int) -> float:
         return card_seconds_a_token(
             self.shape, self.tuning.model_copy(update={"keep": keep, "lean": lean}), self.trained
         )
@@ -190,7 +189,7 @@ class TuningOption:
             adapted=self.trained.adapted,
             scant=scant,
         )
-        return found and found.model_copy(update={"seconds_a_token": self.reckon(keep, lean)})
+        return found and found.model_copy(update={"seconds_a_token": self.estimate(keep, lean)})
 
 
 def _grain(standing: int) -> int:
@@ -212,7 +211,7 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart)
     """The fastest that fits, of all settings and levels."""
     ways = [TuningOption(shape, tuning, trained) for tuning in settings]
     failed, most, least = Failed(), trained.adapted, smallest(ways)
-    heap = [TuningCandidate(way.reckon(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
+    heap = [TuningCandidate(way.estimate(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
     heap += [TuningCandidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
     heapq.heapify(heap)
     while heap:
@@ -248,7 +247,7 @@ def smallest(ways: Sequence[TuningOption]) -> set[int]:
 class Failed:
     """What had no room. Of the same kind, what asks for no less has none either and is not replayed.
 
-    That keeps the promise of this module: under a lower limit whoever failed here had no room, and was asked
+    That keeps the promise of this module: under a lower limit what failed here had no room, and was asked
     before, too, if any that asks for no less was, so that nothing is passed over here that was taken there.
     """
 
@@ -259,10 +258,10 @@ class Failed:
         self._by_kind.setdefault(way.kind, []).append(counted)
 
     def foretell(self, way: TuningOption, counted: StepBytes) -> bool:
-        # What stands counts by itself: who has more of it may not even seem to fit where the other does.
+        # Lasting bytes count by themselves: more of them may not even seem to fit.
         return any(
-            one.standing <= counted.standing and one.passing <= counted.passing
-            for one in self._by_kind.get(way.kind, ())
+            item.standing <= counted.standing and item.passing <= counted.passing
+            for item in self._by_kind.get(way.kind, ())
         )
 
 

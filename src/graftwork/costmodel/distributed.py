@@ -83,7 +83,7 @@ def passing_setup(setup: PlainSetup) -> PlainSetup:
     """A setup whose peak is what passes through a card that learns all weights, and nothing of what stays.
 
     The smallest adapters keep the same inputs of the same products; gradients and states, which would hide
-    the passes, are then too small to matter. What a learned norm keeps beside them is added in `share`.
+    the passes, are then too small to matter. What a trained norm keeps besides is added in `share`.
     """
     computed: Precision = "bfloat16" if setup.autocast and setup.dtype == "float32" else setup.dtype
     return setup.model_copy(

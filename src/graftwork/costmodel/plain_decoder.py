@@ -1,6 +1,7 @@
-"""A decoder's modules as transformers, PEFT and bitsandbytes run them, on tensors that are only sizes. Pure.
+"""Decoders as transformers, PEFT and bitsandbytes run them, on tensors that are only sizes. Pure.
 
 Variables are held and dropped in the order in which the originals do it: that is what a peak is made of.
+What a family has otherwise than Llama is its recipe in `model/families/`.
 """
 
 from typing import NamedTuple
@@ -73,8 +74,8 @@ class Machinery:
         tape = self.tape
         if self.setup.autocast:
             x = cast(tape, x, self.low)
-        beside = self.as_low(bias) if bias is not None else None
-        return linear(tape, x, self.as_low(weight), outputs=outputs, bias=beside, last=last and self.again)
+        low_bias = self.as_low(bias) if bias is not None else None
+        return linear(tape, x, self.as_low(weight), outputs=outputs, bias=low_bias, last=last and self.again)
 
 
 class Linear:
@@ -251,7 +252,7 @@ def _half_turned(tape: Tape, x: Tensor) -> Tensor:
 
 
 def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
-    """As Phi-3 does it: the rotated part and the rest are put beside each other, though there is no rest."""
+    """As Phi-3 does it: the rotated part and the rest are concatenated, though there is no rest."""
     tape = shared.tape
     inner, rest = part_of(tape, x, x.count), Tensor(x.storage, 0, x.width)
     return join(tape, [rotate(shared, inner, waves), rest])
@@ -267,7 +268,7 @@ def attend(
     out = tape.new(q.count, q.width)
     sums = tape.new(setup.rows * heads.queries * setup.tokens, FLOAT)
     seed, offset = tape.new(2, 8), tape.new(1, 8)
-    kept: list[Storage] = [one.storage for one in (q, k, v, out, sums, seed, offset)]
+    kept: list[Storage] = [value.storage for value in (q, k, v, out, sums, seed, offset)]
     counts = q.count, k.count, v.count
     del sums, seed, offset
 

@@ -1,8 +1,9 @@
-"""The peak memory of a micro-batch of transformers and PEFT, computed from sizes alone. Pure, no torch.
+"""The memory of a step of transformers and PEFT, from sizes alone. Pure.
 
-In: a decoder's shape, a PlainSetup, the family. Out: a MemoryPeak: allocated by what comes and goes in two
-steps, tensor by tensor; reserved by replaying that through the allocator. What it does not know: the CUDA
-context, other processes, attention that needs a mask.
+In: a decoder's shape, a PlainSetup, the family. Out: a MemoryPeak: allocated by what comes and goes in
+two steps, tensor by tensor; reserved by replaying that through the allocator. `quick_peak` extrapolates
+from small cases, for searches. Does not know the CUDA context, other processes, or attention that needs a
+mask.
 """
 
 from functools import lru_cache
@@ -87,17 +88,17 @@ def replayed(trace: MemoryTrace, *, expandable: bool = False) -> MemoryPeak:
             allocator.free(blocks.pop(~event))
     # A block that is not worth cutting is given whole, and counted so.
     given = float(allocator.allocated_peak)
-    beside = trace.peak.parts.get("workspace", 0.0) + max(0.0, given - trace.peak.allocated)
-    parts = {**trace.peak.parts, "workspace": beside}
+    workspace = trace.peak.parts.get("workspace", 0.0) + max(0.0, given - trace.peak.allocated)
+    parts = {**trace.peak.parts, "workspace": workspace}
     return trace.peak.model_copy(
         update={"allocated": given, "reserved": float(allocator.reserved_peak), "parts": parts}
     )
 
 
 FEW, MORE = 1, 2
-"""Layers that are reckoned to the tensor."""
+"""Layers that are computed tensor by tensor."""
 FIRST_ANCHOR, ANCHOR_STEP = 256, 4
-"""Tokens that are reckoned: 256, 1,024, 4,096 …"""
+"""Tokens that are computed: 256, 1,024, 4,096 …"""
 MOST_BEYOND = 0.2
 """Of what is allocated, the most that the allocator was seen to add to a large model."""
 FOREACH_TEMPORARIES = 1.0
@@ -176,7 +177,7 @@ def _line(first: MemoryPeak, second: MemoryPeak, *, share: float) -> MemoryPeak:
 
 
 def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> MemoryPeak:
-    """The states beside the passes, or the optimizer's own moment where that is higher."""
+    """The states on top of the passes, or the optimizer's own moment where that is higher."""
     states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES * WIDTH[setup.dtype] / 4)
     passing = peak.allocated + states
     gradients = float(trainable * WIDTH[setup.dtype])

@@ -57,7 +57,7 @@ class Tensor:
     ) -> None:
         self.storage, self.count, self.width, self.edge = storage, count, width, edge
         self.is_view = False
-        """It looks at another tensor, which it keeps alive: nothing can be added to it in place."""
+        """It is a view of another tensor, which it keeps alive: nothing can be added to it in place."""
 
     def seen_otherwise(self) -> "Tensor":
         self.is_view = True
@@ -90,8 +90,8 @@ class Tape:
 
     def made(self, result: Tensor, inputs: Sequence[Tensor], back: Back) -> Tensor:
         """`result`, with its way back to the inputs that need one."""
-        if self.learning and any(one.edge for one in inputs):
-            result.edge = (Node([one.edge for one in inputs], back), 0)
+        if self.learning and any(tensor.edge for tensor in inputs):
+            result.edge = (Node([tensor.edge for tensor in inputs], back), 0)
         return result
 
     def leaf(self, weight: "Weight") -> Tensor:
@@ -291,7 +291,7 @@ def activate(tape: Tape, x: Tensor) -> Tensor:
 
 
 def mean_square(tape: Tape, x: Tensor, places: int) -> Tensor:
-    """x.pow(2).mean(-1): on the way back four tensors as large as x stand beside each other."""
+    """x.pow(2).mean(-1): backward holds four tensors as large as x at once."""
     kept = x.storage
     squares = tape.new(x.count, x.width)
     result = tape.new(places, x.width)

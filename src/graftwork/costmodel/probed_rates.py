@@ -1,8 +1,8 @@
-"""From what a probe measured to the rates that steps are reckoned with. Pure.
+"""From what a probe measured to the rates of a step. Pure.
 
 In: ProbeFacts. Out: Rates of a card, or a Cpu. Products, copies and transfers replace what the maker
-states; the real steps of two and four layers then say by how much the reckoning of a block and of what
-stands around the blocks is off on this very device.
+states; the real steps of two and four layers then say by how much the model of a block, and of what
+surrounds the blocks, is off on this device.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ COPIES_IN_A_STEP = 0.825
 FULL_TOKENS = 2048
 """Products of fewer tokens do not fill a card."""
 LEAST_FACTOR, MOST_FACTOR = 0.4, 2.5
-"""A step further off than that was measured beside somebody else's work, or is not what it seems."""
+"""A step further off than that was measured while others used the machine, or is not what it seems."""
 SINGLE_SHARE = 1 / 8
 PEAK_BEYOND_MEASURED = 1.6
 """The peak of a card that is not in the catalog is unknown; no product reached more than this share of it
@@ -43,7 +43,7 @@ on the cards that are."""
 
 
 class Line(NamedTuple):
-    """`fixed + factor * reckoned`."""
+    """`fixed + factor * computed`."""
 
     factor: float
     fixed: float
@@ -78,15 +78,15 @@ def rates_of_probe(facts: ProbeFacts) -> StepRates:
 
 def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
     """Of all products of a block in full passes: their operations over their seconds."""
-    found = [one for one in facts.products if one.dtype in dtypes]
-    full = [one for one in found if one.tokens >= FULL_TOKENS] or found
-    work = [2.0 * one.tokens * one.inputs * one.outputs for one in full]
+    found = [rate for rate in facts.products if rate.dtype in dtypes]
+    full = [item for item in found if item.tokens >= FULL_TOKENS] or found
+    work = [2.0 * rate.tokens * rate.inputs * rate.outputs for rate in full]
     seconds = sum(flops / one.flops for flops, one in zip(work, full, strict=True))
     return sum(work) / seconds if seconds else None
 
 
 def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
-    """By the real steps: per form what a block takes, then what stands around the blocks."""
+    """By the real steps: per form what a block takes, then what surrounds the blocks."""
     factors: dict[str, float] = {}
     a_layer: list[float] = []
     outside: list[Line] = []
@@ -115,29 +115,29 @@ def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
 
 
 def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates) -> Line | None:
-    """What one more block adds, at each number of tokens, against what was reckoned for it."""
+    """What one more block adds, at each number of tokens, against what was computed for it."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = sorted((step for step in steps if step.tokens == tokens), key=lambda step: step.layers)
         if len(same) < 2:
             continue
         low, high = same[0], same[-1]
-        reckoned = _blocks(shape, high, rates) - _blocks(shape, low, rates)
+        computed = _blocks(shape, high, rates) - _blocks(shape, low, rates)
         more = high.layers - low.layers
-        points.append((reckoned / more, (high.seconds - low.seconds) / more))
+        points.append((computed / more, (high.seconds - low.seconds) / more))
     return _line(points, fixed=FIXED_A_LAYER) if points else None
 
 
 def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     """Of one step alone: blocks and head are off by the same."""
     assert step.tuning is not None
-    reckoned = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
+    computed = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
     fixed = FIXED_SECONDS + FIXED_A_LAYER * step.layers
-    return min(max((step.seconds - fixed) / reckoned, LEAST_FACTOR), MOST_FACTOR)
+    return min(max((step.seconds - fixed) / computed, LEAST_FACTOR), MOST_FACTOR)
 
 
 def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates, blocks: Line) -> Line:
-    """What is left of the steps when their blocks are taken off, against the head as it was reckoned."""
+    """What is left of the steps when their blocks are taken off, against the head as it was computed."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = [step for step in steps if step.tokens == tokens]
@@ -182,7 +182,7 @@ MEASURED_RANGE = 0.1
 def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
     """Only what was measured."""
     found: dict[str, Figure] = {}
-    for dtype in dict.fromkeys(one.dtype for one in facts.products):
+    for dtype in dict.fromkeys(rate.dtype for rate in facts.products):
         figure = _products(facts, dtype)
         found[f"products_{dtype}_{figure.unit.lower()}"] = figure
     single = {
@@ -231,12 +231,12 @@ def _pairs(facts: ProbeFacts) -> list[tuple[ProbedStep, ProbedStep]]:
 
 def _products(facts: ProbeFacts, dtype: str) -> Figure:
     """Of full passes; the range is that of the layers."""
-    same = [one for one in facts.products if one.dtype == dtype]
-    most = max(one.tokens for one in same)
-    full = [one for one in same if one.tokens == most]
-    work = [2.0 * one.tokens * one.inputs * one.outputs for one in full]
+    same = [rate for rate in facts.products if rate.dtype == dtype]
+    most = max(rate.tokens for rate in same)
+    full = [rate for rate in same if rate.tokens == most]
+    work = [2.0 * rate.tokens * rate.inputs * rate.outputs for rate in full]
     rate = sum(work) / sum(flops / one.flops for flops, one in zip(work, full, strict=True))
-    rates = [one.flops for one in full]
+    rates = [rate.flops for rate in full]
     low, high = min(*rates, rate), max(*rates, rate)
     scale, unit = (1e12, "TFLOPS") if facts.device.kind == "cuda" else (1e9, "GFLOPS")
     return Figure(value=rate / scale, low=low / scale, high=high / scale, unit=unit)

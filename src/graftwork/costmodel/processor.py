@@ -1,8 +1,8 @@
-"""What the step that is written for processors is made for, and what it holds. Pure; needs no torch.
+"""A training step on a processor: memory, FLOPs and seconds, of graft's own step and of the plain one. Pure.
 
-In: a config, a shape, the machine's memory. Out: whether a run takes that step, the bytes of its packed
-weights, and where the output of its frozen blocks waits. `train/cpu` decides the same from the loaded
-model; a test holds the two together.
+In: a shape, the work, the machine's memory and matrix rate. Out: bytes by parts, seconds by parts, how
+many rows at a time fit, whether a run takes the step written for processors and where it caches the
+output of frozen blocks. `train/cpu` decides the same from the loaded model; a test compares the two.
 """
 
 import math
@@ -44,7 +44,7 @@ def why_plain_here(
 ) -> str | None:
     """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
     if method != "lora":
-        return f"`{method}` learns more than adapters beside frozen weights"
+        return f"`{method}` trains more than adapters"
     if dtype != "float32":
         return f"it works in {dtype}"
     if not alone:
@@ -185,7 +185,7 @@ def _step_bytes(
 
 
 def scattered(steps: int) -> float:
-    """What activations take of the heap, over what is asked for, where states come to lie between them.
+    """Heap that activations take over what is asked for, where cached states are allocated between them.
 
     Measured: 1.49 when six batches had left their states, 1.85 when 36 had, in two runs.
     """
@@ -195,7 +195,7 @@ def scattered(steps: int) -> float:
 def processor_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
     """What the processor's step keeps of a batch for its way back, tensor by tensor, in float32.
 
-    Rows lie side by side without padding, behind their common beginning; the last token of a row is not
+    Rows are packed without padding, after their shared prefix; the last token of a row is not
     read; the last block is followed only where a reply is predicted.
     """
     h, i = shape.hidden_size, shape.intermediate_size

@@ -1,6 +1,6 @@
-"""What was taken and given back, in order; and the most that was held at once, by what it was for.
+"""Allocations of a step in order, by what they are for; and sizes that kernels allocate. No torch.
 
-Pure: no torch. A stream can be replayed by whoever knows how the card's allocator hands out memory.
+Filled by plain_tape.py and by the tracer; plain_memory.py replays it through the allocator.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class AllocationStream:
         self.marks.append((len(self.events), phase))
 
     def finish(self) -> MemoryTrace:
-        """Sum it up. The first phase is where the model is set up: no peak of training stands there."""
+        """Sum it up. The first phase is where the model is set up: no peak of training is there."""
         phases: dict[str, float] = {}
         held, most, at, phase = 0, -1, 0, ""
         marks = iter([*self.marks, (len(self.events) + 1, "")])

@@ -1,7 +1,8 @@
-"""What a card reaches within a whole training step, from what its maker states. Pure.
+"""Seconds of a training step on a card: rates of the card, graft's own step, the plain step. Pure.
 
-In: a card of the catalog. Out: Rates. Every share below says where it comes from; a probe on the card
-itself (`rates_of_probe`) replaces them by what was measured there.
+In: a card of the catalog or rates of a probe, a decoder's shape, how the step is set. Out: seconds by parts.
+Every constant says where it comes from; those without a source were fitted to
+benchmarks/results/train_gpu.json (H200, 2026-11). `probed_rates.py` replaces shares by what was measured.
 """
 
 import math
@@ -52,7 +53,7 @@ FIXED_SECONDS, FIXED_A_LAYER = 0.002, 0.00018
 """A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping
 and the update (H200, 16 cores: 7 ms with 28 blocks; how it divides is a guess)."""
 LAUNCH_SECONDS = 8e-6
-"""One small kernel called from Python: 7 to 9 µs beside an H200 (2026-11). The host decides."""
+"""One small kernel called from Python: 7 to 9 µs on the host of an H200 (2026-11). The host decides."""
 OLD_SHARE = 0.75
 """Cards before Ampere reach less with the libraries of today: derived."""
 SUSTAINED_TFLOPS = {"T4": 24.0}
@@ -88,7 +89,7 @@ class StepRates(Record):
     peak_eight: float | None = None
     peak_bandwidth: float
     layer_factor: float = 1.0
-    """Measured seconds of a layer over those reckoned, where a real step was timed."""
+    """Measured seconds of a layer over those computed, where a real step was timed."""
     form_factors: dict[str, float] = {}
     """The same for each form of the weights that was timed."""
     head_factor: float = 1.0
@@ -108,7 +109,7 @@ class StepRates(Record):
         return full * length / (length + half_full) * (NARROW_HEADS if head_dim < 96 else 1.0)
 
     def factor_of(self, form: str) -> float:
-        """What blocks with weights in this form take over what is reckoned for them."""
+        """What blocks with weights in this form take over what is computed for them."""
         return self.form_factors.get(form, self.layer_factor)
 
     @property
@@ -159,7 +160,7 @@ def single_share(gpu: Gpu) -> float:
 
 
 ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
-"""Traffic a token, block and unit of width beside the products: norms, gates, sums, thin products; and
+"""Traffic a token, block and unit of width besides the products: norms, gates, sums, thin products; and
 what of it a block does once more that starts from its input."""
 LOGIT_BYTES = 12
 """Traffic a logit: written, its exponent, its gradient, its 8-bit code."""
@@ -406,7 +407,7 @@ def launches(shape: ModelShape, setup: PlainSetup) -> float:
 
 
 def _traffic(shape: ModelShape, setup: PlainSetup) -> float:
-    """Bytes a token and block beside the products, forward, in a type of two bytes."""
+    """Bytes a token and block besides the products, forward, in a type of two bytes."""
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     bytes_: float = 2 * NORM_BYTES * h + 2 * RESIDUAL_BYTES * h + ROTARY_BYTES * (q + kv) + GATE_BYTES * i

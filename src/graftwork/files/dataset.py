@@ -204,7 +204,7 @@ def _damaged(path: Path, why: str) -> Damaged:
 BATCH = ROWS_AT_ONCE * 16
 
 
-class Columns(NamedTuple):
+class ColumnBatch(NamedTuple):
     """Some columns of consecutive rows; `first` is the number of the first of them."""
 
     split: Split
@@ -214,7 +214,7 @@ class Columns(NamedTuple):
 
 def scan_columns(
     folder: Path, dataset: Dataset, *, columns: Sequence[str], splits: Collection[Split] | None = None
-) -> Iterator[Columns]:
+) -> Iterator[ColumnBatch]:
     """The named columns of all rows, split by split, in the order of the rows."""
     for split, summary in dataset.splits.items():
         if splits is not None and split not in splits:
@@ -222,7 +222,7 @@ def scan_columns(
         first = 0
         for shard in summary.shards:
             for batch in _scan_shard(folder, shard, columns=columns):
-                yield Columns(split, first, batch)
+                yield ColumnBatch(split, first, batch)
                 first += batch.num_rows
 
 

@@ -1,1 +1,1 @@
-"""The language model as the stages share it: find, load, template and mask, adapter, generate."""
+"""Language models as the stages share them: find, load, chat templates, adapters, generation."""

@@ -1,7 +1,6 @@
-"""How fast a device multiplies at a decoder's sizes, copies, and is called: measured with torch.
+"""Measures rates of a device with torch: products, copies, launches, transfers, the disk.
 
-In: a shape and a device. Out: rates. Every figure is the median of several goes; what a card does is
-waited for. Does not know what the figures are for.
+In: a shape, a device, a folder. Out: rates, each the median of several runs. Leaves nothing behind.
 """
 
 import os
@@ -91,7 +90,7 @@ def measure_copy(*, device: str) -> float:
 
 
 def measure_launch(*, device: str) -> float:
-    """Seconds that one small kernel costs whoever calls it."""
+    """Seconds that launching one small kernel takes."""
     import torch
 
     x = torch.zeros(8, device=device)
@@ -126,7 +125,7 @@ def time_go(work: Callable[[], Any], *, device: str, least: float) -> float:
 
 
 def wait(device: str) -> None:
-    """Until the card has done what it was told."""
+    """Wait until the card is done."""
     if device == "cuda":
         import torch
 
@@ -159,7 +158,7 @@ def used_before() -> float | None:
 
 
 def measure_context(before: float | None) -> float | None:
-    """Bytes that this process's context takes beside what it asked for."""
+    """Bytes that this process's context takes besides what it allocated."""
     import torch
 
     if before is None:

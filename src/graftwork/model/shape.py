@@ -21,7 +21,7 @@ OLD_NAMES = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
-"""What GPT-2 and its kin call them."""
+"""The names in configs of GPT-2."""
 
 
 class ConfigShape(NamedTuple):
@@ -33,7 +33,7 @@ class ConfigShape(NamedTuple):
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The shape that the config states, and beside it what the weights say otherwise."""
+    """The shape that the config states, corrected by what the weights say."""
     config = _read_config(folder / "config.json")
     shape = _stated_shape(
         config, name=config.get("_name_or_path") or folder.name, where=folder / "config.json"
@@ -46,7 +46,7 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def read_config_shape(file: Path) -> ConfigShape:
-    """The shape that a config.json states. What the weights would say is reckoned from the family."""
+    """The shape that a config.json states. What the weights would say comes from the family."""
     config = _read_config(file)
     name = str(config.get("_name_or_path") or file.resolve().parent.name)
     shape = shape_of(config, name=name, where=file)

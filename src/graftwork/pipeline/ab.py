@@ -1,6 +1,6 @@
 """`graft release ab`: two releases compared on cases that both are asked, or on live traffic.
 
-In: an open workplace, two releases, a metric. Out: an ABResult. The metric is noted before the first result
+In: an open project, two releases, a metric. Out: an ABResult. The metric is noted before the first result
 is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
 were kept, each once.
 """
@@ -40,7 +40,7 @@ from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
-from graftwork.process.worker import how_it_ended
+from graftwork.process.worker import interruption_error
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
@@ -215,7 +215,7 @@ def watch_live(
                 return found
     except KeyboardInterrupt:
         # Nothing is lost: the next look begins from what the endpoint kept.
-        if found is None or isinstance(how_it_ended(), StoppedInOrder):
+        if found is None or isinstance(interruption_error(), StoppedInOrder):
             raise
     return found
 

@@ -29,12 +29,12 @@ def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict
             where=kind,
         )
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "models": lambda: [_aged(one, today) | _counted(one) for one in list_models(overlay=overlay)],
-        "gpus": lambda: [_aged(one, today) for one in list_gpus(overlay=overlay)],
-        "cpus": lambda: [_aged(one, today) for one in list_cpus(overlay=overlay)],
-        "prices": lambda: [_priced(one, today) for one in list_offers(overlay=overlay)],
-        "quoted": lambda: [_priced(one, today) for one in list_quoted_offers(overlay=overlay)],
-        "places": lambda: [_priced(one, today) for one in list_places(overlay=overlay)],
+        "models": lambda: [_aged(model, today) | _counted(model) for model in list_models(overlay=overlay)],
+        "gpus": lambda: [_aged(gpu, today) for gpu in list_gpus(overlay=overlay)],
+        "cpus": lambda: [_aged(cpu, today) for cpu in list_cpus(overlay=overlay)],
+        "prices": lambda: [_priced(offer, today) for offer in list_offers(overlay=overlay)],
+        "quoted": lambda: [_priced(offer, today) for offer in list_quoted_offers(overlay=overlay)],
+        "places": lambda: [_priced(place, today) for place in list_places(overlay=overlay)],
     }
     return {name: make() for name, make in parts.items() if kind in {None, name}}
 

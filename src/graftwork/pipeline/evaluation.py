@@ -1,6 +1,6 @@
 """An evaluation wired to project and store: subjects asked, answers graded, a report and its page written.
 
-In: an open workplace, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
+In: an open project, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
 die and be started again. The sandbox and the judge are opened only where the settings ask for them.
 """
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from graftwork import __version__
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
 from graftwork.evaluate.comparison import compare
@@ -62,6 +61,7 @@ from graftwork.records.report import Case, Report, SubjectReport
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+from graftwork.version import __version__
 
 
 @dataclass(frozen=True)

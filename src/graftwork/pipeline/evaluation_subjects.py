@@ -1,6 +1,6 @@
 """From the name of a subject to the job that asks it: what it is, where it is and how it is identified.
 
-In: an open workplace and a subject as it was named. Out: an EvalJob, or None for the log, which is not
+In: an open project and a subject as it was named. Out: an EvalJob, or None for the log, which is not
 asked. Releases are verified byte by byte. A subject's identity is the hash of its weights, so that an
 adapter and the release made of it share their answers.
 """

@@ -21,7 +21,7 @@ ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with 
 
 
 class DriverCard(NamedTuple):
-    """A card as its driver tells it."""
+    """A card as its driver reports it."""
 
     name: str
     memory_gib: float

@@ -1,6 +1,6 @@
 """What a gate needs from project and store: the champion, earlier reports and verdicts, the rules of a run.
 
-In: an open workplace. Out: the report with the champion among its subjects where both answered the same
+In: an open project. Out: the report with the champion among its subjects where both answered the same
 cases in the same way; reports and verdicts by adapter; a note where the rules were changed since the run
 began. Asks no model.
 """

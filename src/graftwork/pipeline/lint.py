@@ -1,7 +1,7 @@
 """A configuration file, looked at: read it, find the model and the card, hold it against the rules.
 
 In: a path and what the command line adds. Out: findings. Reads files; the rules themselves are pure and
-stand in `plan/lint`.
+are in `plan/lint`.
 """
 
 import json
@@ -15,7 +15,7 @@ from graftwork.model.shape import adapter_parameters, linear_names, total_parame
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.lint import readers
-from graftwork.plan.lint.check import gravest_first, lint
+from graftwork.plan.lint.check import lint, most_severe_first
 from graftwork.plan.lint.estimates import least_minutes, peaks_of
 from graftwork.plan.lint.facts import (
     Around,
@@ -41,7 +41,7 @@ PROCESSORS = ("cpu", "none", "processor")
 
 
 class Given(NamedTuple):
-    """What the command line says beside the file; it holds before what the file says."""
+    """What the command line adds to the file; it overrides the file."""
 
     rows: int | None = None
     gpu: str | None = None
@@ -89,11 +89,13 @@ def lint_file(path: Path, given: Given) -> Linted:
         looks = [_look(path, said, lengths or own, given) for said, own in _read_project(path, written)]
     else:
         looks = [_look(path, read_foreign(written), lengths, given)]
-    # Models of a project share most of their settings: what is wrong with several is told once.
-    findings = {(one.rule, one.where, one.what): one for look in looks for one in look.findings}
+    # Models of a project share most of their settings: a problem of several is reported once.
+    findings = {
+        (finding.rule, finding.where, finding.what): finding for look in looks for finding in look.findings
+    }
     unknown = dict.fromkeys(gap for look in looks for gap in look.unknown)
     return looks[0].model_copy(
-        update={"findings": gravest_first(findings.values()), "unknown": tuple(unknown)}
+        update={"findings": most_severe_first(findings.values()), "unknown": tuple(unknown)}
     )
 
 
@@ -173,7 +175,7 @@ class _Rows(NamedTuple):
 
 
 def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
-    """Rows of the newest dataset of this model that lies there, if any does."""
+    """Rows of the newest dataset of this model, if there is one."""
     from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
 
     found = []
@@ -235,7 +237,7 @@ def _by_full_names(said: Configuration, *, overlay: Path | None) -> Configuratio
 def _expect(
     said: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
 ) -> Configuration:
-    """Where the place is gone at some time and nobody says how long the run takes, it is reckoned."""
+    """Where the place is gone at some time and nobody says how long the run takes, it is estimated."""
     if said.deadline_minutes is None or said.expected_minutes is not None or known is None or gpu is None:
         return said
     return said.model_copy(update={"expected_minutes": least_minutes(said, known, gpu, lengths)})

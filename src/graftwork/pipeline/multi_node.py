@@ -17,7 +17,7 @@ from graftwork.fleet.place import Place
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
-from graftwork.process.worker import how_it_ended
+from graftwork.process.worker import interruption_error
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
@@ -79,7 +79,7 @@ def launch_of(work: OpenProject, folder: Path) -> Launch:
         require_strategy(settings)
         return Launch(WORKER, (), None, file)
     arguments = torchrun_arguments(
-        processes=settings.processes, machines=first_of(settings), module=WORKER, job_file=job_file
+        processes=settings.processes, machines=machines_of(settings), module=WORKER, job_file=job_file
     )
     call = Call(id="", job_file=job_file, processes=settings.processes, nodes=nodes)
     return Launch(LAUNCHER, arguments, call if nodes > 1 else None, file)
@@ -95,7 +95,7 @@ def require_strategy(settings: TrainSettings) -> None:
         )
 
 
-def first_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
+def machines_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
     nodes = settings.run.nodes
     if nodes == 1:
         return NodeGroup()
@@ -115,7 +115,7 @@ class Instructions(Record):
     notes: tuple[str, ...]
 
 
-def asked_of(settings: ProjectSettings, *, nodes: int, main_address: str | None) -> ProjectSettings:
+def with_machines(settings: ProjectSettings, *, nodes: int, main_address: str | None) -> ProjectSettings:
     """The settings with the machines that the command line names."""
     run = settings.train.run
     address = main_address or run.main_address
@@ -123,7 +123,7 @@ def asked_of(settings: ProjectSettings, *, nodes: int, main_address: str | None)
     return settings.model_copy(update={"train": settings.train.model_copy(update={"run": run})})
 
 
-def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
+def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructions:
     """The exact command for every machine, and what they must have in common."""
     settings = project.settings.of_model(model or project.settings.main_model).train
     require_strategy(settings)
@@ -152,7 +152,7 @@ def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
 
 def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
-    machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
+    machines, file = machines_of(settings, rank=rank), project.state / CALL_FILE
     place, folder = open_place(), project.state / "machines" / str(rank)
     # A call that is already over belongs to an earlier run; one that is not may be ours.
     earlier = _read(file)
@@ -168,7 +168,7 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
             code = _answer(call, machines, folder, file, place=place)
             reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
-        raise how_it_ended() from interrupt
+        raise interruption_error() from interrupt
 
 
 def _next_call(file: Path, answered: str | None) -> Call:

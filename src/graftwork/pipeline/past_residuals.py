@@ -1,6 +1,6 @@
 """How far plans were off over past runs: read from the store, with the bias of each kind of figure.
 
-In: an opened workplace. Out: the runs, newest first, and the biases.
+In: an open project. Out: the runs, newest first, and the biases.
 """
 
 from graftwork.pipeline.open_project import OpenProject

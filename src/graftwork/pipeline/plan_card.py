@@ -34,7 +34,7 @@ COMPILING_PAYS_SECONDS = 120.0
 """A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
 LARGE_PARAMETERS = 1e9
 CARD_SHARE = 0.94
-"""Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
+"""Of a card's memory; the rest is for the driver and the display."""
 
 
 def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:

@@ -1,6 +1,6 @@
 """Everything that can be found out before the first training step, in seconds and without loading weights.
 
-In: an open workplace with a prepared dataset and a plan. Out: problems, how long each stage will take, and
+In: an open project with a prepared dataset and a plan. Out: problems, how long each stage will take, and
 what disk and port look like. `graft run` does this by itself before it trains; `graft run --dry-run` does
 nothing else.
 """
@@ -14,8 +14,8 @@ from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
-from graftwork.pipeline.doctor.machine import DoctorCheck, look_at_disk
-from graftwork.pipeline.doctor.project import look_at_port
+from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
+from graftwork.pipeline.doctor.project import check_port
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
@@ -43,7 +43,7 @@ class Preflight(Record):
 
 def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
     """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
-    found = look_ahead(work, made, run)
+    found = run_preflight(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
             work.reporter.info(f"{problem.what}: {problem.why}")
@@ -60,7 +60,7 @@ def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
     return found
 
 
-def look_ahead(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
+def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
     """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
     prepared, plan = made.get("prepare", PreparedData), made.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
@@ -109,7 +109,7 @@ def _nothing_held_out(work: OpenProject) -> Problem:
 
 def _look_at_machine(work: OpenProject, plan: Plan) -> list[Problem]:
     """Disk and port, as the doctor sees them; a port in use does not stop a training."""
-    disk, port = look_at_disk(work.project.state, needed=plan.disk_gib.high), look_at_port(work.project)
+    disk, port = check_disk(work.project.state, needed=plan.disk_gib.high), check_port(work.project)
     return [*_as_problem(disk, severity="error"), *_as_problem(port, severity="warning")]
 
 

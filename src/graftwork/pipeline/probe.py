@@ -88,8 +88,8 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
 
 def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:
     try:
-        told = json.loads(line)
-        on_part(str(told["doing"]), float(told["left_seconds"]))
+        message = json.loads(line)
+        on_part(str(message["doing"]), float(message["left_seconds"]))
     except (ValueError, KeyError, TypeError):
         if line.strip():
             complaints.append(line.strip())

@@ -268,7 +268,7 @@ class Probing:
             self._ahead.pop(part, None)
 
     def do(self, part: str, work: Callable[[], Any]) -> Any:
-        """What `work` found; None where it failed. A part that is told nothing of counts as short."""
+        """What `work` found; None where it failed. A part without an estimate counts as short."""
         left = round(sum(self._ahead.values()), 1)
         print(json.dumps({"doing": part, "left_seconds": left}), file=sys.stderr, flush=True)
         self._ahead.pop(part, None)
@@ -332,8 +332,8 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
     ahead = [(form, tokens, layers) for tokens in job.tokens for form in forms for layers in LAYERS]
     if job.seconds < COMPILE_TWICE_SECONDS:
         ahead = ahead[: len(LAYERS)]
-    for one in ahead:
-        probing.expect(_named(*one), CARD_STEP_SECONDS[one[-1]])
+    for planned in ahead:
+        probing.expect(_named(*planned), CARD_STEP_SECONDS[planned[-1]])
     context = probing.do("the context", lambda: probe_rates.measure_context(before))
     sizes = probe_rates.measure_products
     eight = capability >= FIRST_WITH_EIGHT
@@ -401,7 +401,9 @@ def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     copied = probing.do("copying memory", lambda: probe_rates.measure_copy(device="cpu"))
     launch = probing.do("calling a kernel", lambda: probe_rates.measure_launch(device="cpu"))
     disk = probing.do("the disk", lambda: probe_rates.measure_disk(Path(job.folder)))
-    gflops = sorted(one.flops for one in products or ())[len(products or ()) // 2] / 1e9 if products else 30.0
+    gflops = (
+        sorted(rate.flops for rate in products or ())[len(products or ()) // 2] / 1e9 if products else 30.0
+    )
     steps: list[ProbedStep] = []
     for layers in LAYERS:
         name = f"a step of {layers} layers"

@@ -1,6 +1,6 @@
 """Follows a release down to the log lines that it learned from.
 
-In: an open workplace and a release. Out: the graph of what it was made of: parent releases, run, plan,
+In: an open project and a release. Out: the graph of what it was made of: parent releases, run, plan,
 report, verdict, base, dataset, log files, lines. The release is verified first; what is no longer there is
 said to be so, and the rest is shown.
 """

@@ -82,7 +82,7 @@ def export_release(work: OpenProject, name: str, *, target: Path | None = None) 
     path = target or work.project.root
     if path.is_dir():
         path /= f"{release.project}-{release.id[:12]}.tar"
-    return write_archive(open_store(work), release.id, target=path, tell=report_bytes(work.reporter))
+    return write_archive(open_store(work), release.id, target=path, progress=report_bytes(work.reporter))
 
 
 def export_base(work: OpenProject, name: str, *, target: Path) -> int:
@@ -118,16 +118,16 @@ def require_own_project(work: OpenProject, release: Release, *, where: str) -> N
 
 
 def _import_archive(work: OpenProject, path: Path) -> ImportedRelease:
-    store, tell = open_store(work), report_bytes(work.reporter)
-    with store.shared_lock(), read_archive(path, store=store, tell=tell) as unpacked:
+    store, progress = open_store(work), report_bytes(work.reporter)
+    with store.shared_lock(), read_archive(path, store=store, progress=progress) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
-        arrived = unpacked.put_into(store, tell=tell)
+        arrived = unpacked.put_into(store, progress=progress)
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
 def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
     base, template = work.base, load_template(work)
-    ground = AdapterTarget(
+    target = AdapterTarget(
         project=work.settings.project,
         model=work.model,
         base=base.name,
@@ -139,7 +139,7 @@ def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
     store = open_store(work)
     taken = import_peft_folder(
         folder,
-        ground=ground,
+        target=target,
         created_at=timestamp(),
         versions={},
         find_verdict=lambda weights: find_verdict(work, weights),
@@ -158,14 +158,14 @@ def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
         remarks.append(f"left out: {', '.join(taken.left)}")
     with store.shared_lock():
         new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources, tell=report_bytes(work.reporter))
+        release = store.put(taken.release, sources=taken.sources, progress=report_bytes(work.reporter))
         return add_to_index(work, release, new=new, remarks=tuple(remarks))
 
 
 def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
     place = RemoteStore(_address(work, url))
-    return push_release(open_store(work), place, release.id, tell=report_bytes(work.reporter))
+    return push_release(open_store(work), place, release.id, progress=report_bytes(work.reporter))
 
 
 def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> ImportedRelease:
@@ -174,13 +174,13 @@ def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> I
     release_id = place.find(id_or_prefix)
     require_own_project(work, place.read(release_id), where=place.address)
     with store.shared_lock():
-        arrived = pull_release(store, place, release_id, tell=report_bytes(work.reporter))
+        arrived = pull_release(store, place, release_id, progress=report_bytes(work.reporter))
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
 def push_to_hub(work: OpenProject, name: str, *, repository: str) -> HubRelease:
     release = find_release(work.releases, name)
-    return Hub(repository).push(open_store(work), release.id, tell=report_bytes(work.reporter))
+    return Hub(repository).push(open_store(work), release.id, progress=report_bytes(work.reporter))
 
 
 def pull_from_hub(work: OpenProject, repository: str) -> ImportedRelease:
@@ -192,7 +192,7 @@ def pull_from_hub(work: OpenProject, repository: str) -> ImportedRelease:
             store,
             revision=revision or "main",
             allow=lambda release: require_own_project(work, release, where=repository),
-            tell=report_bytes(work.reporter),
+            progress=report_bytes(work.reporter),
         )
         return add_to_index(work, arrived.release, new=arrived.new)
 
@@ -213,7 +213,7 @@ def push_to_machine(work: OpenProject, name: str, *, target: str, alias: str | N
         release.id,
         target=parse_target(target),
         alias=full,
-        tell=report_bytes(work.reporter),
+        progress=report_bytes(work.reporter),
     )
 
 

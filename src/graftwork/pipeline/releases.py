@@ -1,6 +1,6 @@
 """The project's store of releases, and the moves of its aliases: proven first, then moved.
 
-In: an open workplace, a release by any of its names, an alias. Out: the move. A release is verified byte by
+In: an open project, a release by any of its names, an alias. Out: the move. A release is verified byte by
 byte, and its signature where the project trusts a key, before an alias may point at it; meanwhile nobody
 can collect it as garbage.
 """

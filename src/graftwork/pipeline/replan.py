@@ -52,14 +52,14 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
             "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
         )
         return None
-    changed, said, word = smaller
-    alarm.send("out_of_memory", f"out of memory: going on with {word}", why=why)
+    changed, said, description = smaller
+    alarm.send("out_of_memory", f"out of memory: continuing with {description}", why=why)
     write_atomic(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
     return changed
 
 
 def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
-    """The job with less at a time, what is remembered of that, and a word for it."""
+    """The job with less at a time, what is remembered of that, and a description."""
     tuning = job.plan.tuning
     if tuning is not None:
         # On a card what blocks keep gives way; where they keep nothing already, nothing can.
@@ -74,8 +74,8 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
     if again or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
         return None
     said = {MICRO_ROWS: 1, CHECKPOINTING: True}
-    word = "one row at a time, and blocks that compute again on the way back"
-    return with_checkpointing(with_micro_rows(job, 1)), said, word
+    description = "one row at a time, with activation checkpointing"
+    return with_checkpointing(with_micro_rows(job, 1)), said, description
 
 
 def computes_again(job: TrainJob) -> bool:

@@ -1,6 +1,6 @@
 """The whole run in time: which steps have to be done, and how long each is expected to take.
 
-In: an open workplace and the pipeline's steps. Out: a RunPlan. Nothing is done, trained or loaded. A step is
+In: an open project and the pipeline's steps. Out: a RunPlan. Nothing is done, trained or loaded. A step is
 up to date by the same rule as in the pipeline; what comes after a step that is not has to be done too.
 """
 
@@ -252,7 +252,7 @@ def _training(work: OpenProject, made: StepOutputs, size: LogSize) -> Figure:
     return estimate_training(work, shape, size=size, device=known_device(work))
 
 
-def say_left(plan: RunPlan) -> str:
+def describe_remaining(plan: RunPlan) -> str:
     """One sentence: how long the rest takes, and which stages take most of it."""
     left = [one for one in plan.stages if one.seconds.value > 0]
     longest = sorted(left, key=lambda one: -one.seconds.value)[:3]

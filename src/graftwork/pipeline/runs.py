@@ -1,6 +1,6 @@
 """Which run is meant, and who works on it now.
 
-In: an open workplace and, perhaps, the beginning of a run's id. Out: the run, and the processes that
+In: an open project and, perhaps, the beginning of a run's id. Out: the run, and the processes that
 hold its locks. Changes nothing but where it says so.
 """
 
@@ -30,7 +30,7 @@ from graftwork.store.runs import RunEntry
 from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS, read_journal
 
 
-class AtWork(NamedTuple):
+class RunProcesses(NamedTuple):
     """Process ids; None where nobody is. The supervisor holds the project, the worker its run."""
 
     supervisor: int | None
@@ -57,20 +57,20 @@ def find_run(work: OpenProject, asked: str | None = None) -> RunEntry | None:
     return found[0]
 
 
-def at_work(work: OpenProject, run: RunEntry | None) -> AtWork:
+def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
     """Who works on the project, and on this run of it, now."""
-    return AtWork(
+    return RunProcesses(
         supervisor=lock_holder(work.project.state / "pipeline"),
         worker=lock_holder(Path(run.folder)) if run is not None else None,
     )
 
 
-def ask_to_stop(busy: AtWork) -> None:
+def ask_to_stop(busy: RunProcesses) -> None:
     """The supervisor stops its worker in good order; a worker without one stops by itself."""
     _send(busy.supervisor if busy.supervisor is not None else busy.worker, signal.SIGTERM)
 
 
-def end_at_once(work: OpenProject, run: RunEntry | None, busy: AtWork) -> None:
+def end_at_once(work: OpenProject, run: RunEntry | None, busy: RunProcesses) -> None:
     """Kill both, the supervisor first: it would start the worker again. The store is told."""
     _send(busy.supervisor, signal.SIGKILL)
     if busy.worker is not None:

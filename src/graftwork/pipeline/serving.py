@@ -1,6 +1,6 @@
 """Wire a project's releases to an endpoint: aliases from the store, captures into it.
 
-In: an open workplace. Out: a running endpoint, in this thread or beside it. The model itself runs in
+In: an open project. Out: a running endpoint, in this thread or beside it. The model itself runs in
 a child process of the serve stage; this side stays free of torch.
 """
 

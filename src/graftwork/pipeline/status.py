@@ -1,6 +1,6 @@
 """Which steps are up to date, which are not and since which change, and what doing them takes.
 
-In: an open workplace. Out: the state of each step in the order of the pipeline. Reads the logs to hash
+In: an open project. Out: the state of each step in the order of the pipeline. Reads the logs to hash
 them, and does nothing else: asking never starts a step.
 """
 
@@ -18,7 +18,7 @@ from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
-from graftwork.process.health import Judgement, Patience, judge, process_state
+from graftwork.process.health import HealthReport, Patience, assess_health, process_state
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.worker import lock_holder
@@ -180,7 +180,7 @@ ENDPOINT_SECONDS = 2.0
 _MOST_BYTES = 1 << 20
 
 
-class Next(Record):
+class NextRun(Record):
     """What `graft run` would do now, in order, and how long that takes where it is known."""
 
     command: str = "graft run"
@@ -190,7 +190,7 @@ class Next(Record):
     """The range of the whole run by its plan."""
 
 
-class EndpointStanding(Record):
+class EndpointStatus(Record):
     """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
 
     url: str
@@ -199,7 +199,7 @@ class EndpointStanding(Record):
     reason: str = ""
 
 
-class RunStanding(Record):
+class RunStatus(Record):
     """`health` says whether a run that should work does; None for one that does not run."""
 
     id: str
@@ -218,25 +218,25 @@ class RunStanding(Record):
     vitals: Vitals | None = None
 
 
-class Standing(Record):
+class ProjectStatus(Record):
     project: str
     steps: tuple[StepState, ...]
-    next: Next
-    endpoint: EndpointStanding
-    runs: tuple[RunStanding, ...]
+    next: NextRun
+    endpoint: EndpointStatus
+    runs: tuple[RunStatus, ...]
     aliases: dict[str, str]
     releases: int
     captures: int
     working: bool
 
 
-def standing(work: OpenProject) -> Standing:
+def project_status(work: OpenProject) -> ProjectStatus:
     patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
     steps = examine_steps(work)
-    return Standing(
+    return ProjectStatus(
         project=work.settings.project,
         steps=steps,
-        next=_foresee(work, steps),
+        next=_next_run(work, steps),
         endpoint=ask_endpoint(work.settings.serve),
         runs=tuple(_run(run, patience) for run in work.runs.list(limit=10)),
         aliases=work.releases.aliases(),
@@ -251,10 +251,10 @@ def expected_step_seconds(plan: Plan) -> float:
     return plan.minutes.value * 60 / max(plan.steps.value, 1)
 
 
-def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Judgement, Beat | None]:
+def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[HealthReport, Beat | None]:
     """How the worker in `folder` is now, by its heartbeat, its lock and its process."""
     beat, holder = read_beat(folder), lock_holder(folder)
-    judgement = judge(
+    judgement = assess_health(
         beat,
         alive=holder is not None,
         age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
@@ -265,26 +265,26 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Jud
     return judgement, beat
 
 
-def _foresee(work: OpenProject, steps: tuple[StepState, ...]) -> Next:
+def _next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
     due = [state for state in steps if state.state in ("stale", "missing")]
     try:
         run = plan_whole_run(work) if due else None
     except GraftError:
         run = None  # the base or a log is missing: the run itself says so
     seconds = 60 * run.minutes.value if run is not None else expect_seconds(due)
-    return Next(
+    return NextRun(
         steps=tuple(state.step for state in due),
         seconds=seconds,
         minutes=None if run is None else (run.minutes.low, run.minutes.high),
     )
 
 
-def ask_endpoint(settings: ServeSettings) -> EndpointStanding:
+def ask_endpoint(settings: ServeSettings) -> EndpointStatus:
     """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
     if not is_loopback(host) or settings.port == 0:
-        return EndpointStanding(url=url, state="unknown", reason="its address is not fixed on this machine")
+        return EndpointStatus(url=url, state="unknown", reason="its address is not fixed on this machine")
     request = urllib.request.Request(f"{url}/health")
     key = os.environ.get(settings.api_key_env or "", "").strip()
     if key:
@@ -295,22 +295,22 @@ def ask_endpoint(settings: ServeSettings) -> EndpointStanding:
         with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
             return _read_health(url, reply.read())
     except NoAnswer:
-        return EndpointStanding(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
+        return EndpointStatus(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
 
 
-def _read_health(url: str, body: bytes) -> EndpointStanding:
+def _read_health(url: str, body: bytes) -> EndpointStatus:
     try:
         said = json.loads(body)
         state, engine = said["status"], said.get("engine", {})
-        return EndpointStanding(
+        return EndpointStatus(
             url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return EndpointStanding(url=url, state="other", reason="something else than graftwork answers there")
+        return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")
 
 
-def _run(run: RunEntry, patience: Patience) -> RunStanding:
-    shown = RunStanding(id=run.id, state=run.state, updated_at=run.updated_at)
+def _run(run: RunEntry, patience: Patience) -> RunStatus:
+    shown = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
         return shown
     plan = Plan.model_validate(run.plan)

@@ -20,10 +20,10 @@ from graftwork.fleet.place import LOG_FILE, Place, read_log_tail
 from graftwork.pipeline.reporter import Reporter
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.health import Patience, judge
+from graftwork.process.health import Patience, assess_health
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.memory import killed_for_memory
-from graftwork.process.worker import ERROR_FILE, how_it_ended
+from graftwork.process.worker import ERROR_FILE, interruption_error
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (
@@ -134,7 +134,7 @@ class StallWatcher:
             return
         self._checked = now
         beat = read_beat(self._folder)
-        found = judge(
+        found = assess_health(
             beat,
             alive=True,
             age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
@@ -262,7 +262,7 @@ class _Supervisor:
                 self._stop(handle)
             except KeyboardInterrupt:
                 self._place.stop(handle, at_once=True)
-            raise how_it_ended() from interrupt
+            raise interruption_error() from interrupt
         else:
             return status
         finally:
@@ -345,7 +345,7 @@ def _wait(seconds: float) -> None:
     try:
         threading.Event().wait(seconds)
     except KeyboardInterrupt as interrupt:
-        raise how_it_ended() from interrupt
+        raise interruption_error() from interrupt
 
 
 def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:

@@ -9,13 +9,13 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.preflight import Preflight, look_ahead, require_ready
+from graftwork.pipeline.preflight import Preflight, require_ready, run_preflight
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import (
+    describe_remaining,
     gather_facts,
     plan_run,
     record_stage,
-    say_left,
     size_of_logs,
     time_spent,
 )
@@ -67,12 +67,12 @@ def run_pipeline(
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
                 require_ready(work, made, plan_whole_run(work, made=made))
-            output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
+            output = _update(step, work, made, identities, allowed=allowed)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
             if step.name == "plan" and upto is None:
                 # The dataset is known now: a better estimate than the one at the start.
-                work.reporter.info(say_left(plan_whole_run(work, made=made)))
+                work.reporter.info(describe_remaining(plan_whole_run(work, made=made)))
     return made
 
 
@@ -95,9 +95,9 @@ def dry_run(work: OpenProject) -> Preflight:
     made, identities = StepOutputs({}), dict[str, str]()
     with hold_lock(work.project.state / "pipeline"):
         for step in (data.AUDIT, data.PREPARE, plan.STEP):
-            made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
+            made.outputs[step.name] = output = _update(step, work, made, identities, allowed=True)
             identities[step.name] = step.identity(output)
-    return look_ahead(work, made, plan_whole_run(work, made=made))
+    return run_preflight(work, made, plan_whole_run(work, made=made))
 
 
 def _find_fresh(step: PipelineStep, work: OpenProject, inputs: StepInputs) -> Record | None:
@@ -112,7 +112,7 @@ def _is_fresh(step: PipelineStep, work: OpenProject, made: StepOutputs, identiti
     return _find_fresh(step, work, step.inputs_of(work, made, identities)) is not None
 
 
-def _bring_up_to_date(
+def _update(
     step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str], *, allowed: bool
 ) -> Record:
     inputs = step.inputs_of(work, made, identities)

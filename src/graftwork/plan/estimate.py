@@ -33,9 +33,9 @@ GUESSED_GFLOPS_A_THREAD = 35.0
 """A server core of recent years in fp32, for machines that nobody has measured."""
 
 MEASURED_GFLOPS = 700_000.0
-"""Half-precision products of the card that tunings are reckoned for where no rates are known."""
+"""Half-precision products of the card that tunings are estimated for where no rates are known."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
-"""Factor, either way, on a card whose rates are known. A run has checkpoints and looks between steps."""
+"""Factor, either way, on a card whose rates are known: a run has checkpoints and evaluations besides."""
 
 
 def tokens_per_second(
@@ -103,9 +103,9 @@ def _card_rate(
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MEMORY_RANGE = (0.85, 1.2)
 CARD_MEMORY_RANGE = (0.92, 1.08)
-"""Of the plain step on a card, reckoned to the tensor: docs/accuracy.md shows what was found."""
+"""Of the plain step on a card, computed tensor by tensor: docs/accuracy.md shows what was found."""
 PROCESSOR_MEMORY_RANGE = (0.88, 1.15)
-"""Six settings of one base came out between 4 % less and as much; another base may lie further off."""
+"""Six settings of one base came out between 4 % less and as much; another base may be further off."""
 
 
 def make_plan(
@@ -126,7 +126,7 @@ def make_plan(
     rates: StepRates | None = None,
 ) -> Plan:
     """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
-    of the same kind took over what was reckoned for them corrects it. `plain` says how the plain step is
+    of the same kind took over what was computed for them corrects it. `plain` says how the plain step is
     taken where all rows of a step at once would be too many; on cards always. `rates` are this card's."""
     parameters = total_parameters(shape)
     trainable = trained_by(shape, work)
@@ -204,7 +204,7 @@ def _computed(
 
 
 def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, *, kind: str) -> dict[str, Figure]:
-    """Training, and what stands around it: loading with the loss before, checkpoints, the loss after."""
+    """Training, and what surrounds it: loading with the loss before, checkpoints, the loss after."""
     tokens = sum(work.lengths) * work.epochs
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
     loading = Figure.about(START_SECONDS[kind] / 60, down=0.7, up=2.0, unit="min")
@@ -229,9 +229,9 @@ def _add_up(figures: Iterable[Figure], *, unit: str) -> Figure:
     """Figures that move together: the ends of their ranges add up too."""
     members = tuple(figures)
     return Figure(
-        value=sum(one.value for one in members),
-        low=sum(one.low for one in members),
-        high=sum(one.high for one in members),
+        value=sum(figure.value for figure in members),
+        low=sum(figure.low for figure in members),
+        high=sum(figure.high for figure in members),
         unit=unit,
     )
 
@@ -239,7 +239,7 @@ def _add_up(figures: Iterable[Figure], *, unit: str) -> Figure:
 def _parts(
     parts: dict[str, float], spent: dict[str, Figure], computed: Figure, *, tuning: Tuning | None
 ) -> dict[str, Figure]:
-    """What minutes and, where it is reckoned here, memory are made of."""
+    """The parts of the minutes and, where it is computed here, of the memory."""
     found = {f"minutes.{name}": figure for name, figure in spent.items()}
     if tuning is not None:
         return found
@@ -257,8 +257,8 @@ def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: StepRates
 
 
 def describe_plain(plain: PlainStep) -> str:
-    """How the plain step is taken, in a few words."""
-    again = ", blocks compute again on the way back" if plain.checkpointed else ""
+    """How the plain step is taken, for messages."""
+    again = ", with activation checkpointing" if plain.checkpointed else ""
     return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
 
 
@@ -272,7 +272,7 @@ def _notes(
     tuning: Tuning | None,
     plain: PlainStep | None,
 ) -> tuple[str, ...]:
-    """How memory is spent; then what stands against the run."""
+    """How memory is spent; then which limits the run exceeds."""
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     how = "" if plain is None else f"{describe_plain(plain)}; "
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]

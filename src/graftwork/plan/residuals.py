@@ -1,7 +1,7 @@
 """How far the plan was off, figure by figure and part by part; what caused it; what to learn from it. Pure.
 
 In: a plan, what came of it, the residuals of earlier runs. Out: residuals, drifts that name their cause,
-the bias of each kind of figure, and how much more memory the next plan should reckon with.
+the bias of each kind of figure, and the factor by which the next plan corrects its memory.
 """
 
 import math
@@ -36,7 +36,7 @@ TITLES = {
 
 
 def compare(plan: Plan, outcome: TrainOutcome, *, minutes: float) -> tuple[Residual, ...]:
-    """The plan beside what came of it. `minutes` is the time that the user waited."""
+    """The plan compared with the outcome. `minutes` is the time that the user waited."""
     actual = {
         "trainable_parameters": float(outcome.trainable_parameters),
         MEMORY: outcome.peak_memory_gib,
@@ -50,7 +50,7 @@ def compare(plan: Plan, outcome: TrainOutcome, *, minutes: float) -> tuple[Resid
 
 
 def compare_parts(plan: Plan, outcome: TrainOutcome, parts: RunParts) -> tuple[Residual, ...]:
-    """The parts of time and memory beside each other, where both sides know them."""
+    """The parts of time and memory compared, where both sides know them."""
     found: list[Residual] = []
     for name, planned in planned_minutes(plan).items():
         actual = parts.seconds.get(name)
@@ -83,22 +83,22 @@ def planned_minutes(plan: Plan) -> dict[str, Figure]:
             COMPUTE: compute,
             "validation": Figure.about(rest, down=0.5, up=2.0, unit="min"),
         }
-    # Nobody plans to wait, for data, for looks or for a restart: what was waited is beyond the plan.
+    # Waiting for data, evaluations or restarts is never planned: all of it exceeds the plan.
     unplanned = {name: Figure.exact(0.0, "min") for name in (WAITING, "looks", "restarts", "checkpoints")}
     return {**unplanned, **named}
 
 
 def planned_memory(plan: Plan) -> dict[str, Figure]:
-    """In the two groups that a run can tell apart; empty where the plan names no parts."""
+    """In the two groups that a run measures; empty where the plan names no parts."""
     named = _parts_of(plan, MEMORY)
     found: dict[str, Figure] = {}
     for group, names in GROUPS.items():
         members = [named[name] for name in names if name in named]
         if members:
             found[group] = Figure(
-                value=sum(one.value for one in members),
-                low=sum(one.low for one in members),
-                high=sum(one.high for one in members),
+                value=sum(figure.value for figure in members),
+                low=sum(figure.low for figure in members),
+                high=sum(figure.high for figure in members),
                 unit="GiB",
             )
     return found if len(found) == len(GROUPS) else {}
@@ -115,7 +115,7 @@ def _parts_of(plan: Plan, figure: str) -> dict[str, Figure]:
 
 def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tuple[Drift, ...]:
     """Every figure beyond its range, and the part that moved most in the same direction."""
-    return tuple(_drift(one, parts) for one in residuals if not one.inside)
+    return tuple(_drift(residual, parts) for residual in residuals if not residual.inside)
 
 
 def _drift(residual: Residual, parts: Sequence[Residual]) -> Drift:
@@ -145,13 +145,13 @@ def _drift(residual: Residual, parts: Sequence[Residual]) -> Drift:
 
 def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
     """The part whose difference is the largest in the drift's own direction."""
-    own = [one for one in parts if one.name.startswith(f"{residual.name}.") and one.name != COMPUTED]
+    own = [part for part in parts if part.name.startswith(f"{residual.name}.") and part.name != COMPUTED]
     more = residual.actual > residual.planned.value
     if residual.name == SPEED:
         # Tokens a second are the inverse of the steps' time: more of one is less of the other.
-        own = [one for one in parts if one.name in (f"{TIME}.{COMPUTE}", f"{TIME}.{WAITING}")]
+        own = [part for part in parts if part.name in (f"{TIME}.{COMPUTE}", f"{TIME}.{WAITING}")]
         more = not more
-    moved = [(one.actual - one.planned.value) * (1 if more else -1) for one in own]
+    moved = [(residual.actual - residual.planned.value) * (1 if more else -1) for residual in own]
     if not moved or max(moved) <= 0:
         return None
     return own[moved.index(max(moved))]
@@ -178,13 +178,13 @@ def _bias(name: str, found: Sequence[Residual]) -> Bias:
 
 
 def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedMemory | None:
-    """From the latest runs of the same kind, newest first: what the reckoned peak is to be multiplied by.
+    """From the latest runs of the same kind, newest first: the factor on the computed peak.
 
     Where plans name the peak as it was before correction, that is what counts: else a corrected plan that
     came true would unlearn its own correction.
     """
     kinds = {
-        name: [one for one in residuals if one.name == name and one.planned.value > 0]
+        name: [residual for residual in residuals if residual.name == name and residual.planned.value > 0]
         for name in (COMPUTED, MEMORY)
     }
     found = (kinds[COMPUTED] or kinds[MEMORY])[:most]
@@ -203,7 +203,7 @@ def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedM
 
 
 def correct_memory(figure: Figure, learned: LearnedMemory | None) -> Figure:
-    """The reckoned peak as earlier runs say it will be."""
+    """The computed peak, corrected by earlier runs."""
     if learned is None:
         return figure
     value = figure.value

@@ -69,9 +69,9 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
 def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Figure, int]:
     """The estimate corrected by how far earlier ones were off, and how many these were."""
     ratios = [
-        one.actual / one.planned.value
-        for one in past
-        if one.name == residual_name(stage) and one.planned.value > 0
+        residual.actual / residual.planned.value
+        for residual in past
+        if residual.name == residual_name(stage) and residual.planned.value > 0
     ]
     return pool_runs(prior, [prior.value * ratio for ratio in ratios]), len(ratios)
 
@@ -84,9 +84,9 @@ def add_up(seconds: Mapping[str, Figure]) -> Figure:
     """Stages of one run meet the same load: the ends of their ranges add up too. In minutes."""
     figures = seconds.values()
     return Figure(
-        value=sum(one.value for one in figures) / 60,
-        low=sum(one.low for one in figures) / 60,
-        high=sum(one.high for one in figures) / 60,
+        value=sum(figure.value for figure in figures) / 60,
+        low=sum(figure.low for figure in figures) / 60,
+        high=sum(figure.high for figure in figures) / 60,
         unit="min",
     )
 

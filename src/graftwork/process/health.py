@@ -42,7 +42,7 @@ class Patience(Record):
         )
 
 
-class Judgement(Record):
+class HealthReport(Record):
     """`evidence` is what in the machine's figures may explain it; `reason` says it in one sentence."""
 
     health: Health
@@ -54,7 +54,7 @@ class Judgement(Record):
     """What the last steps took."""
 
 
-def judge(
+def assess_health(
     beat: Beat | None,
     *,
     alive: bool,
@@ -62,7 +62,7 @@ def judge(
     expected_seconds: float,
     process_state: str = "",
     patience: Patience | None = None,
-) -> Judgement:
+) -> HealthReport:
     """`age` is how many seconds ago the heartbeat was.
 
     `process_state` is the letter that the system gives: T stopped, D waiting for disk or driver.
@@ -70,15 +70,15 @@ def judge(
     patience = patience or Patience()
     if beat is None:
         health: Health = "starting" if alive else "gone"
-        return Judgement(health=health, reason="no heartbeat yet" if alive else "it left no heartbeat")
+        return HealthReport(health=health, reason="no heartbeat yet" if alive else "it left no heartbeat")
     measured = _number(beat, "step_seconds")
     said = {"expected_seconds": expected_seconds, "measured_seconds": measured}
     if not alive:
         why = f"process {beat.pid} is not running; it last did: {_what(beat)}"
-        return Judgement(health="gone", reason=why, **said)
+        return HealthReport(health="gone", reason=why, **said)
     if age > patience.silent_seconds:
         why = f"no heartbeat for {age:.0f} s: {_frozen(process_state)}"
-        return Judgement(health="stuck", reason=why, **said)
+        return HealthReport(health="stuck", reason=why, **said)
     found = evidence(beat)
     because = "; ".join(found) or "nothing in the machine's figures explains it"
     still = _number(beat, "seconds_since_move") or 0.0
@@ -88,14 +88,16 @@ def judge(
         ("slow", SLOW_FACTOR, patience.slow_seconds),
     ):
         if still > max(factor * expected, least):
-            why = f"{_what(beat)} has not moved for {still:.0f} s (expected {seconds(expected)}): {because}"
-            return Judgement(health=health, reason=why, evidence=found, **said)
+            planned = format_seconds(expected)
+            why = f"{_what(beat)} has not moved for {still:.0f} s (expected {planned}): {because}"
+            return HealthReport(health=health, reason=why, evidence=found, **said)
     if measured is not None and measured > SLOW_FACTOR * expected:
-        why = f"a step takes {seconds(measured)}, the plan expected {seconds(expected_seconds)}: {because}"
-        return Judgement(health="slow", reason=why, evidence=found, **said)
+        planned = format_seconds(expected_seconds)
+        why = f"a step takes {format_seconds(measured)}, the plan expected {planned}: {because}"
+        return HealthReport(health="slow", reason=why, evidence=found, **said)
     how_far = f"{beat.phase} {beat.done:.0f} of {beat.total:.0f}" if beat.total > 1 else beat.phase
     well: Health = "starting" if beat.phase == "starting" else "working"
-    return Judgement(health=well, reason="; ".join((how_far, *found)), evidence=found, **said)
+    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **said)
 
 
 def evidence(beat: Beat) -> tuple[str, ...]:
@@ -176,7 +178,7 @@ def _number(beat: Beat, name: str) -> float | None:
     return float(value) if value is not None else None
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Short times with their fraction, long ones without."""
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
 

@@ -136,11 +136,11 @@ def explain_exhaustion(error: BaseException) -> OutOfMemory:
         "out of memory",
         why=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
         fix=FIX,
-        figures={**measure(), **asked_for(str(error))},
+        figures={**measure(), **requested_gib(str(error))},
     )
 
 
-def asked_for(message: str) -> dict[str, float]:
+def requested_gib(message: str) -> dict[str, float]:
     """How much the allocator was asked for in vain, as its message says."""
     match = _ASKED.search(message)
     return {"asked_gib": float(match.group(1)) * _UNITS[match.group(2)]} if match else {}

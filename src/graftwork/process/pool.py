@@ -97,7 +97,7 @@ def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[An
 T = TypeVar("T")
 
 
-class Apart:
+class CallThread:
     """Calls one after the other, all in the same thread."""
 
     def __init__(self, name: str) -> None:

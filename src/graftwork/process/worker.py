@@ -221,13 +221,13 @@ def stoppable() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         if _asked.is_set():
-            raise how_it_ended() from interrupt
+            raise interruption_error() from interrupt
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def how_it_ended() -> StoppedInOrder | Interrupted:
+def interruption_error() -> StoppedInOrder | Interrupted:
     """The error for work that was broken off: by whoever asked to stop, or by Ctrl-C."""
     fix = "run the same command again: it goes on from the last good point"
     if _asked.is_set():

@@ -72,7 +72,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         first = error.errors(include_url=False)[0]
         key = tuple(str(part) for part in first["loc"])
         name = ".".join(key)
-        why = _name_others(error, lines)
+        why = _list_other_errors(error, lines)
         # A rule about several keys is told at the first of them that is set.
         concerned = _concerned(key, first["msg"]) if first["type"] == "value_error" else []
         told_at = next((one for one in concerned if one in lines), key)
@@ -80,7 +80,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         where = f"{path}:{line}"
         if concerned:
             told = f"{name}: {_plain(first['msg'])}" if name else _plain(first["msg"])
-            raise UserMistake(told, why=why, fix=_say_change(concerned, lines), where=where) from error
+            raise UserMistake(told, why=why, fix=_suggest_change(concerned, lines), where=where) from error
         if first["type"] == "extra_forbidden":
             raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
         if first["type"] == "missing":
@@ -105,7 +105,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
 _MOST_OTHERS = 8
 
 
-def _name_others(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
+def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
     """The mistakes beside the first, each with its line, so that all can be mended in one go."""
     others = []
     for found in error.errors(include_url=False, include_input=False)[1:]:
@@ -198,7 +198,7 @@ def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
     return [(*key, word) for word in dict.fromkeys(words) if word in owner.model_fields]
 
 
-def _say_change(keys: list[tuple[str, ...]], lines: dict[tuple[str, ...], int]) -> str:
+def _suggest_change(keys: list[tuple[str, ...]], lines: dict[tuple[str, ...], int]) -> str:
     names = " or ".join(".".join(key) for key in keys)
     return f"{'change' if any(key in lines for key in keys) else 'give'} {names}"
 

@@ -59,7 +59,7 @@ class TrainStep(Record):
     """The same by the machine's steady clock."""
 
 
-class Look(Record):
+class TrainingEvaluation(Record):
     """The model looked at during training. `value` is the mean over `cases` cases.
 
     `compared` is False where time allowed fewer cases than in the looks before; `better` says that
@@ -103,7 +103,7 @@ class TrainOutcome(Record):
     """Rows that were trained on; fewer than the split holds where the settings give a budget."""
     started_from: str | None = None
     """The hash of the adapter that training went on from."""
-    looks: tuple[Look, ...] = ()
+    looks: tuple[TrainingEvaluation, ...] = ()
     best_step: int | None = None
     """The step of the best look."""
     residuals: tuple[Residual, ...] = ()

@@ -1,8 +1,7 @@
-"""Files stored once, by their hash, however many releases hold them.
+"""Content-addressed files: each is stored once as `blobs/ab/cdef…`, however many releases contain it.
 
-In: bytes or a file, and the hash that they must have. Out: a read-only blob `blobs/ab/cdef…`, and names for
-it in the folders of releases: hard links, or copies where the file system has none. Does not know what
-a release is.
+Releases link to blobs with hard links, or with copies where the file system has none. Does not know what a
+release is.
 """
 
 import errno
@@ -43,19 +42,20 @@ class BlobStore:
         self.folder = root / BLOBS
 
     def path(self, sha256: str) -> Path:
-        """Where a blob lies. What is not a hash cannot name one."""
+        """The path of a blob. Raises for anything that is not a SHA-256."""
         if not _DIGEST.fullmatch(sha256):
             raise Damaged(
                 f"{sha256[:80]!r} is not a sha256",
-                why="blobs go by 64 hexadecimal digits",
+                why="a blob is named by 64 hexadecimal digits",
                 fix="restore the manifest from a copy",
                 where=str(self.folder),
             )
         return self.folder / sha256[:2] / sha256[2:]
 
-    def put(self, source: Path | bytes, sha256: str, *, count: ProgressCounter | None = None) -> Path:
-        """Store the bytes, proven to have this hash. A blob that is there and whole stays; a damaged one is
-        replaced: releases that were made with it keep the damaged file and are found out by their own hashes.
+    def put(self, source: Path | bytes, sha256: str, *, counter: ProgressCounter | None = None) -> Path:
+        """Store bytes that must have this hash. An intact blob is kept; a damaged one is replaced.
+
+        Releases that link to the damaged file keep it, and fail their own verification.
         """
         target = self.path(sha256)
         if target.is_file() and not target.is_symlink() and file_digest(target) == sha256:
@@ -63,7 +63,7 @@ class BlobStore:
         temporary = target.with_name(f".{target.name[:12]}.{uuid.uuid4().hex[:8]}{PART}")
         try:
             make_folder(target.parent)
-            _write(temporary, source, count or ProgressCounter(no_progress, "", 0))
+            _write(temporary, source, counter or ProgressCounter(no_progress, "", 0))
             found = file_digest(temporary)
             if found != sha256:
                 raise _changed(source, sha256, found)
@@ -77,11 +77,11 @@ class BlobStore:
         return target
 
     def place(self, sha256: str, target: Path) -> None:
-        """Give a blob another name."""
+        """Link a blob to another path."""
         link_or_copy(self.path(sha256), target)
 
     def all(self) -> Iterator[Blob]:
-        """Every blob, not looked into."""
+        """Every blob, unverified."""
         if self.folder.is_dir():
             for path in sorted(self.folder.glob("??/*")):
                 digest = path.parent.name + path.name
@@ -89,13 +89,13 @@ class BlobStore:
                     yield Blob(digest, path)
 
     def leftovers(self) -> Iterator[Path]:
-        """What killed writers left. Only whoever holds the store alone may ask."""
+        """Temporary files of killed writers. Needs the exclusive lock of the store."""
         if self.folder.is_dir():
             yield from self.folder.glob(f"??/.*{PART}")
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where there can be one; else a copy of its own, read-only."""
+    """A hard link, or a read-only copy where the file system has no links."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -105,14 +105,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.chmod(read_only_mode(target.parent))
 
 
-def _write(path: Path, source: Path | bytes, count: ProgressCounter) -> None:
+def _write(path: Path, source: Path | bytes, counter: ProgressCounter) -> None:
     if isinstance(source, bytes):
         with create_file(path) as handle:
             handle.write(source)
-        count.add(len(source))
+        counter.add(len(source))
     else:
-        # A copy, not a link: nothing that is done to the run can reach the release.
-        copy_with_progress(source, path, count)
+        # A copy, not a link: later changes in the run must not reach the release.
+        copy_with_progress(source, path, counter)
     with path.open("rb") as written:
         os.fsync(written.fileno())
 

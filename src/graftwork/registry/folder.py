@@ -1,8 +1,7 @@
-"""A release as a folder: read-only, every byte accounted for by its manifest.
+"""A release as a read-only folder whose manifest names the hash of every file.
 
-In: the folder of a release. Out: its manifest, proven; or what is wrong with it. The folder is a plain PEFT
-adapter, or a model's own weights where those were learned: PEFT, vLLM and the Hugging Face Hub take it as
-it is. A signature may lie beside the manifest, which it signs.
+The folder is a plain PEFT adapter, or the weights of a model after full fine-tuning, so PEFT, vLLM and the
+Hugging Face Hub can load it. Signatures of the manifest are stored next to it.
 """
 
 import os
@@ -27,12 +26,17 @@ MINISIGN = f"{MANIFEST}.minisig"
 SIGSTORE = f"{MANIFEST}.sigstore.json"
 SIGNATURES = (MINISIGN, SIGSTORE)
 METADATA_FILES = frozenset({MANIFEST, *SIGNATURES})
-"""What the manifest does not name: itself, and the signatures of it."""
-_HALF_SIGNED = re.compile(rf"\.({re.escape(MINISIGN)}|{re.escape(SIGSTORE)})\.[0-9a-f]{{8}}{re.escape(PART)}")
+"""Files that the manifest does not name: itself and its signatures."""
+_PARTIAL_SIGNATURE = re.compile(
+    rf"\.({re.escape(MINISIGN)}|{re.escape(SIGSTORE)})\.[0-9a-f]{{8}}{re.escape(PART)}"
+)
 
 
 def write_metadata(root: Path, folder: Path, name: str, content: bytes) -> Path:
-    """Give a release a signature, in the place of one that it may have. Hold the store's `adding()`."""
+    """Write or replace the manifest or a signature atomically. Hold the shared lock of the store.
+
+    The temporary file is in the root of the store, so a killed writer leaves nothing in the release.
+    """
     temporary = root / f".sign.{uuid.uuid4().hex[:8]}{PART}"
     target = folder / name
     try:
@@ -51,43 +55,42 @@ def write_metadata(root: Path, folder: Path, name: str, content: bytes) -> Path:
 
 
 def add_missing_signatures(root: Path, folder: Path, signatures: Mapping[str, bytes]) -> None:
-    """Give a release the signatures that it does not have; those that it has stay."""
+    """Add the signatures that the release does not have. Existing ones are kept."""
     for name in SIGNATURES:
         if name in signatures and not (folder / name).exists():
             write_metadata(root, folder, name, signatures[name])
 
 
 def is_partial_signature(path: Path) -> bool:
-    """Whether this is what a killed signer left among the files of a release, as signers once did."""
-    return bool(_HALF_SIGNED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+    """Whether this is a temporary file that an older version left in a release when it was killed."""
+    return bool(_PARTIAL_SIGNATURE.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
 def find_partial_signatures(folders: Iterable[Path]) -> Iterator[Path]:
-    """What killed signers left in these folders, for whoever holds the store alone."""
     for folder in folders:
         try:
             yield from sorted(path for path in folder.iterdir() if is_partial_signature(path))
         except OSError:
-            # Whatever keeps us from looking is said where the release itself is looked at.
+            # Reading the release itself will report the error.
             continue
 
 
 def release_folder(root: Path, release_id: str) -> Path:
-    """Where a release lies. The id cannot lead out of `root`."""
+    """The folder of a release. The id cannot lead out of `root`."""
     if require_name(release_id, kind="release id") == BLOBS:
         raise UserMistake(f"{BLOBS!r} cannot be a release id", why="it is the store's own folder")
     return root / release_id
 
 
 def read_manifest(folder: Path) -> Release:
-    """The manifest, proven to be the one that its id names; the other files are not looked at."""
+    """The manifest, checked against its id. The other files are not checked."""
     path = folder / MANIFEST
     try:
         release = Release.from_json(path.read_bytes())
     except FileNotFoundError as error:
         if not folder.exists():
             raise _not_here(folder) from error
-        raise _damaged("there is no manifest", "it is written last, so this is no release", path) from error
+        raise _damaged("there is no manifest", "it is written last: this is not a release", path) from error
     except ValidationError as error:
         raise _damaged("the manifest cannot be read", str(error).splitlines()[0], path) from error
     except OSError as error:
@@ -97,48 +100,48 @@ def read_manifest(folder: Path) -> Release:
     return release
 
 
-def verify_release(folder: Path, *, tell: ProgressCallback = no_progress) -> Release:
-    """Check every byte of the folder against its manifest, and that nothing was added."""
+def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) -> Release:
+    """Check every byte of the folder against its manifest, and that there are no other files."""
     release = read_manifest(folder)
-    count = ProgressCounter(tell, "check", sum(file.size for file in release.files))
+    counter = ProgressCounter(progress, "check", sum(file.size for file in release.files))
     for file in release.files:
         if not FILE.fullmatch(file.path) or file.path in METADATA_FILES:
             raise _damaged(f"the manifest names {file.path!r}", "that is not a file of a release", folder)
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
-        _require_bytes(folder / file.path, file.sha256, count)
+        _require_bytes(folder / file.path, file.sha256, counter)
     named = METADATA_FILES | {file.path for file in release.files}
-    strangers = sorted(
+    unexpected = sorted(
         path.name for path in folder.iterdir() if path.name not in named and not is_partial_signature(path)
     )
-    if strangers:
-        raise _damaged(f"{strangers[0]} does not belong here", "the manifest does not name it", folder)
+    if unexpected:
+        raise _damaged(f"{unexpected[0]} does not belong here", "the manifest does not name it", folder)
     require_safetensors(folder / find_weight_files(folder)[1])
     return release
 
 
 def release_files(folder: Path) -> list[Path]:
-    """What belongs to a verified release, by name: not what a killed signer may have left there."""
+    """The files of a verified release, sorted by name, without temporary files of a killed writer."""
     return sorted(path for path in folder.iterdir() if not is_partial_signature(path))
 
 
-def _require_bytes(path: Path, sha256: str, count: ProgressCounter) -> None:
+def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:
     if not path.is_file():
         raise _damaged(f"{path.name} is missing", "its manifest names it", path)
     try:
-        found = digest_with_progress(path, count)
+        found = digest_with_progress(path, counter)
     except OSError as error:
         raise explain_os_error(error, path) from error
     if found != sha256:
         why = f"expected sha256 {sha256[:12]}…, found {found[:12]}…"
-        raise _damaged(f"{path.name} has other bytes than its manifest says", why, path)
+        raise _damaged(f"{path.name} does not match its hash in the manifest", why, path)
 
 
 def _not_here(folder: Path) -> Damaged:
     return Damaged(
         f"the files of release {folder.name[:12]} are not in this store",
-        why="they were collected as garbage, or the release was made on another machine",
-        fix="bring them here (`graft release import`), or make the release again (`graft run`)",
+        why="garbage collection removed them, or the release was made on another machine",
+        fix="import them (`graft release import`), or make the release again (`graft run`)",
         where=str(folder),
     )
 
@@ -147,7 +150,7 @@ def _damaged(what: str, why: str, where: Path) -> Damaged:
     return Damaged(
         what,
         why=why,
-        fix="`graft release rollback` leaves it. To mend it, move its folder away, then bring it back from a "
-        "copy (`graft release pull` or `import`) or make it again (`graft run`)",
+        fix="`graft release rollback` goes back one release. To repair it, move its folder away, "
+        "then get a copy (`graft release pull` or `import`) or make it again (`graft run`)",
         where=str(where),
     )

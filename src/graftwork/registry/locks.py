@@ -1,8 +1,8 @@
-"""Who may change the store when: many who add, or one who takes away.
+"""File locks between the processes of one machine, so that garbage collection never removes what is in use.
 
-In: the store's folder. Out: a lock for as long as a block runs. Whoever makes, promotes or leases a release
-holds it together with others; who collects garbage holds it alone. The kernel frees it when its holder
-dies, however it dies. Reaches over the processes of one machine.
+The store lock is shared by those who make, promote or lease releases, and exclusive for garbage collection. A
+lease names the releases that a server needs until its process ends. A server that cannot write to the store
+locks the manifests of its releases instead. The kernel frees every lock when its process dies.
 """
 
 import errno
@@ -26,15 +26,15 @@ LOCK = ".lock"
 WAIT_SECONDS = 30.0
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
-"""What a lock answers that somebody else has. Any other answer says nothing about that."""
+"""Errors of a lock that another process has. Any other error does not tell whether one has it."""
 
 
 @contextmanager
 def shared_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
-    """Nothing is taken away from the store while the block runs."""
+    """Garbage collection waits while the block runs."""
     descriptor = _open(root)
     if descriptor is None:
-        # Nobody on this side can write here, so there is nobody to wait for.
+        # The store is read-only for all processes here, so none collects garbage.
         yield
         return
     try:
@@ -46,7 +46,7 @@ def shared_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[N
 
 @contextmanager
 def exclusive_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
-    """Nobody makes, promotes or leases a release while the block runs. Who cannot write is refused."""
+    """No release is made, promoted or leased while the block runs. Raises if the store is read-only."""
     try:
         descriptor = _open_writable(root)
     except OSError as error:
@@ -83,7 +83,7 @@ def _acquire(descriptor: int, how: int, wait_seconds: float, root: Path, doing: 
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in LOCKED_ERRNOS:
-                # No locks on this file system: then nobody can know what is in use.
+                # A file system without locks: what is in use cannot be known.
                 raise explain_os_error(error, root / LOCK) from error
             if time.monotonic() >= deadline:
                 raise Busy(
@@ -98,12 +98,12 @@ def _acquire(descriptor: int, how: int, wait_seconds: float, root: Path, doing: 
 
 
 LockState = Literal["free", "held", "unseen", "unreadable"]
-"""`unseen`: the file system does not say. `unreadable`: the manifest cannot even be opened."""
+"""`unseen`: the file system cannot tell. `unreadable`: the manifest cannot be opened."""
 _OWNER_WRITES, _WRITE = 0o200, 0o222
 
 
 class ManifestLocks(NamedTuple):
-    """The releases that readers hold, those of which it cannot be known, and those that cannot be opened."""
+    """Release ids by the state of their manifest lock."""
 
     held: frozenset[str]
     unseen: frozenset[str]
@@ -111,17 +111,20 @@ class ManifestLocks(NamedTuple):
 
 
 def find_manifest_locks(root: Path, release_ids: Iterable[str]) -> ManifestLocks:
-    """Who holds what, at this moment."""
     found: dict[LockState, set[str]] = {"free": set(), "held": set(), "unseen": set(), "unreadable": set()}
-    for one in release_ids:
-        with lock_manifest(root / one / MANIFEST) as hold:
-            found[hold].add(one)
-    return ManifestLocks(*(frozenset(found[hold]) for hold in ("held", "unseen", "unreadable")))
+    for release_id in release_ids:
+        with lock_manifest(root / release_id / MANIFEST) as state:
+            found[state].add(release_id)
+    return ManifestLocks(*(frozenset(found[state]) for state in ("held", "unseen", "unreadable")))
 
 
 @contextmanager
 def lock_manifest(manifest: Path) -> Iterator[LockState]:
-    """Whether somebody holds this manifest; where it is free, nobody can while the block runs."""
+    """Lock the manifest if it is free; its state before that.
+
+    On NFS an exclusive lock needs a file that is open for writing. There the manifest is made writable for
+    the moment in which it is opened, which only its owner can do.
+    """
     try:
         descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,12 +134,12 @@ def lock_manifest(manifest: Path) -> Iterator[LockState]:
         yield "unreadable"
         return
     try:
-        hold = _lock(descriptor)
-        if hold == "unseen":
+        state = _lock(descriptor)
+        if state == "unseen":
             os.close(descriptor)
             descriptor = -1
-            descriptor, hold = _lock_as_owner(manifest)
-        yield hold
+            descriptor, state = _lock_as_owner(manifest)
+        yield state
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -146,20 +149,19 @@ def _lock(descriptor: int) -> LockState:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Only these two say that somebody has it; any other says that it cannot be found out.
         return "held" if error.errno in LOCKED_ERRNOS else "unseen"
     return "free"
 
 
 def _lock_as_owner(manifest: Path) -> tuple[int, LockState]:
-    """The same on a file that is open for writing. Nothing is written."""
+    """Lock the manifest through a descriptor that is open for writing. Nothing is written."""
     try:
         mode = stat.S_IMODE(manifest.stat().st_mode)
         manifest.chmod(mode | _OWNER_WRITES)
         try:
             descriptor = os.open(manifest, os.O_RDWR | os.O_CLOEXEC)
         finally:
-            # Also where it was left writable by one who was killed in between.
+            # Also where a process that was killed here left it writable.
             manifest.chmod(mode & ~_WRITE)
     except OSError:
         return -1, "unseen"
@@ -180,8 +182,8 @@ class Lease:
         self._ids: set[str] = set()
 
     def add(self, *release_ids: str) -> None:
-        """From now on nobody takes these away. Waits while garbage is collected."""
-        wanted = {require_name(one, kind="release id") for one in release_ids} - self._ids
+        """Keep these releases from garbage collection. Waits while it runs."""
+        wanted = {require_name(name, kind="release id") for name in release_ids} - self._ids
         if not wanted:
             return
         with shared_lock(self._root):
@@ -189,59 +191,60 @@ class Lease:
                 self._ids |= wanted
                 write_atomic(self._file, json.dumps(sorted(self._ids)))
             else:
-                self._ids |= {one for one in wanted if self._lock(self._root / one / MANIFEST)}
+                self._ids |= {name for name in wanted if self._lock(self._root / name / MANIFEST)}
 
     def _lock(self, manifest: Path) -> bool:
-        """Whether it could be held. What is not there is not held: whoever loads it is told so."""
+        """Whether the manifest could be locked. False if the release is not there; loading it will report
+        that."""
         try:
             descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise explain_os_error(error, manifest) from error
-        with ExitStack() as unless_held:
-            unless_held.callback(os.close, descriptor)
+        with ExitStack() as unless_locked:
+            unless_locked.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
-                # Whoever took it away meanwhile gave the folder another name first.
+                # Garbage collection renames the folder before it removes the files.
                 if manifest.stat().st_ino != os.fstat(descriptor).st_ino:
                     return False
             except FileNotFoundError:
                 return False
             except OSError as error:
                 raise explain_os_error(error, manifest) from error
-            unless_held.pop_all()
+            unless_locked.pop_all()
         self._locks.callback(os.close, descriptor)
         return True
 
 
 @contextmanager
 def lease(root: Path) -> Iterator[Lease]:
-    """A lease for as long as the block runs: a file, or where none can be written, locks on manifests."""
+    """A lease while the block runs: a file, or locks on manifests if the store is read-only."""
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     lock, ids = (root / LEASES / f"{name}{end}" for end in (_LOCK, _IDS))
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             with shared_lock(root):
-                # Under the store's lock: a lease that is made but not yet held would look like a dead one's.
+                # Under the store lock: an unlocked lease file would look like one of a dead process.
                 make_folder(lock.parent)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 descriptor = os.open(lock, flags, file_mode(lock.parent))
-                held.callback(os.close, descriptor)
+                stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in READ_ONLY_ERRNOS:
                 raise explain_os_error(error, lock) from error
-            yield Lease(root, None, held)
+            yield Lease(root, None, stack)
             return
-        held.callback(lock.unlink, missing_ok=True)
-        held.callback(ids.unlink, missing_ok=True)
-        yield Lease(root, ids, held)
+        stack.callback(lock.unlink, missing_ok=True)
+        stack.callback(ids.unlink, missing_ok=True)
+        yield Lease(root, ids, stack)
 
 
 def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
-    """The releases that running processes hold. `tidy` removes the leases of dead ones; only whoever holds
-    the store alone may ask for that."""
+    """The releases that running processes lease. `tidy` removes the leases of dead processes; it needs the
+    exclusive lock."""
     found: set[str] = set()
     for lock in sorted((root / LEASES).glob(f"*{_LOCK}")):
         ids = lock.with_name(lock.name.removesuffix(_LOCK) + _IDS)

@@ -1,7 +1,8 @@
-"""Names that can become a folder or a URL without harm.
+"""Names of releases, aliases and files that are safe in paths and URLs, and semantic versions. Pure.
 
-In: what a user or a manifest calls something. Out: the same, or a refusal. An alias of the main model is a
-plain name (`champion`); that of another model stands behind the model's name (`tagger/champion`).
+An alias of the main model is a plain name (`champion`); an alias of another model has the name of its model
+as a prefix (`tagger/champion`). Each model has its own versions. A new base or template is a major step,
+because any answer can change; new data is a minor one; new settings on the same data are a patch.
 """
 
 import re
@@ -17,14 +18,14 @@ FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class AliasParts(NamedTuple):
-    """An alias taken apart; `model` is None for the main model."""
+    """The parts of an alias; `model` is None for the main model."""
 
     model: str | None
     name: str
 
 
 def require_name(value: str, *, kind: str) -> str:
-    """Give the name back, or refuse it. A name that passes cannot leave the folder it is used in."""
+    """Return the name or raise. A valid name cannot leave the folder it is used in."""
     if not NAME.fullmatch(value):
         raise UserMistake(
             f"{value!r} cannot be a {kind}",
@@ -35,18 +36,18 @@ def require_name(value: str, *, kind: str) -> str:
 
 
 def require_alias(value: str) -> str:
-    """Give the alias back, or refuse it: a name, or a model's name, a slash and a name."""
+    """Return the alias or raise."""
     if not ALIAS.fullmatch(value):
         raise UserMistake(
             f"{value!r} cannot be an alias",
-            why=f"an alias is {RULE}; that of a specialist stands behind its model's name and a slash",
+            why=f"an alias is {RULE}; an alias of a specialist starts with the name of its model and a slash",
             fix="write it like `champion` or `tagger/champion`",
         )
     return value
 
 
 def alias_of_model(alias: str, *, model: str, main: str) -> str:
-    """What an alias is called in full: the main model's go by their plain names."""
+    """The full name of an alias. Aliases of the main model have no prefix."""
     return alias if model == main or "/" in alias else f"{model}/{alias}"
 
 
@@ -75,15 +76,15 @@ def sort_key(version: str) -> tuple[int, int, int]:
 
 
 def next_version(newest: str | None, *, before: Release | None, now: Release) -> str:
-    """The version behind `newest`; `before` is the release that has it."""
+    """The version after `newest`, which `before` has."""
     if newest is None or before is None:
         return FIRST
     major, minor, patch = sort_key(newest)
-    same_ground = (before.base_fingerprint, before.template_fingerprint) == (
+    same_base = (before.base_fingerprint, before.template_fingerprint) == (
         now.base_fingerprint,
         now.template_fingerprint,
     )
-    if not same_ground:
+    if not same_base:
         return f"{major + 1}.0.0"
     if before.dataset_hash != now.dataset_hash:
         return f"{major}.{minor + 1}.0"

@@ -1,4 +1,4 @@
-"""The two files of a PEFT adapter or of full weights, and the proof that they are what they are called.
+"""PEFT adapters and full weights: check their files, and import a PEFT folder from anywhere.
 
 In: the folder that training left. Out: its files with their hashes, or an error. Nothing is unpickled: the
 weights must be safetensors by their content, not only by their name.
@@ -21,14 +21,14 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 ADAPTER_FILES = (CONFIG, WEIGHTS)
 FULL_FILES = ("config.json", "model.safetensors")
-"""What `method: full` leaves: the weights of the whole model."""
+"""The files of `method: full`: the weights of the whole model."""
 
 _LARGEST_HEADER = 16 * 2**20
 """The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
 
 
 def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, ...]:
-    """The files of the adapter that the training run left, proven to be those."""
+    """The files of a trained adapter, checked against the hash that training recorded."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
@@ -69,12 +69,12 @@ def choose_weight_files(names: Collection[str]) -> tuple[str, str]:
 
 
 def require_safetensors(path: Path) -> None:
-    """Refuse a file whose header is not that of safetensors; pickles come under any name."""
+    """Raise if the file is not safetensors. A pickle can have any name."""
     read_header(path)
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: what it says of each tensor."""
+    """The header of a safetensors file: dtype, shape and offsets of each tensor."""
     try:
         with path.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
@@ -117,7 +117,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class AdapterTarget(NamedTuple):
-    """What the project says: where the adapter is to be used."""
+    """The project and base model that an imported adapter is for."""
 
     project: str
     model: str
@@ -129,7 +129,7 @@ class AdapterTarget(NamedTuple):
 
 
 class PeftImport(NamedTuple):
-    """`named_base` is what the adapter itself says it is for; `left` are files that were not taken."""
+    """`named_base` is the base in the adapter's own config; `left` are files that were not imported."""
 
     release: Release
     sources: dict[str, Path | bytes]
@@ -138,13 +138,13 @@ class PeftImport(NamedTuple):
 
 
 FindVerdict = Callable[[str], Verdict | None]
-"""What was decided here before about weights with this SHA-256, if anything was."""
+"""The earlier verdict on weights with this SHA-256, if there is one."""
 
 
 def import_peft_folder(
     folder: Path,
     *,
-    ground: AdapterTarget,
+    target: AdapterTarget,
     created_at: str,
     versions: dict[str, str],
     find_verdict: FindVerdict = lambda _sha256: None,
@@ -158,16 +158,16 @@ def import_peft_folder(
     verdict = _judge(find_verdict(weights))
     named_base = str(config.get("base_model_name_or_path") or "")
     texts = {
-        "README.md": _card(ground, named_base=named_base, method=str(config["peft_type"])),
+        "README.md": _card(target, named_base=named_base, method=str(config["peft_type"])),
         "verdict.json": verdict.to_json(),
     }
     described = tuple(describe_text(name, text) for name, text in texts.items())
     nameless = Release(
         id="",
-        project=ground.project,
-        base=ground.base,
-        base_fingerprint=ground.base_fingerprint,
-        template_fingerprint=ground.template_fingerprint,
+        project=target.project,
+        base=target.base,
+        base_fingerprint=target.base_fingerprint,
+        template_fingerprint=target.template_fingerprint,
         adapter_hash=_folder_hash(files),
         dataset_hash="",
         plan_hash="",
@@ -181,9 +181,9 @@ def import_peft_folder(
         settings={"origin": IMPORTED, "named_base": named_base},
         versions=versions,
         format=FORMAT,
-        model=ground.model,
-        tokenizer_fingerprint=ground.tokenizer_fingerprint,
-        licence=ground.licence,
+        model=target.model,
+        tokenizer_fingerprint=target.tokenizer_fingerprint,
+        licence=target.licence,
     )
     sources: dict[str, Path | bytes] = {name: folder / name for name in ADAPTER_FILES}
     return PeftImport(
@@ -195,7 +195,8 @@ def import_peft_folder(
 
 
 def _judge(known: Verdict | None) -> Verdict:
-    """A refusal of the same weights holds on; a consent does not, for its evidence does not come along."""
+    """An earlier refusal of the same weights stays in force; an approval does not, because its evidence is
+    missing."""
     reason = "it was imported; nothing was measured here"
     decision: Decision = "not_enough_evidence"
     if known is not None and known.decision in ("abort", "iterate"):
@@ -248,7 +249,7 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
 
 
 def _can_be_written(*texts: str) -> bool:
-    """JSON can spell what no encoding of Unicode can hold."""
+    """JSON can contain half surrogate pairs, which cannot be encoded."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -279,7 +280,7 @@ def _require_weights(folder: Path, names: list[str]) -> None:
     if not tensors or 8 + length + end != path.stat().st_size:
         raise Damaged(
             f"{WEIGHTS} is not whole",
-            why="its header tells of other bytes than the file has" if tensors else "it holds no weights",
+            why="its header does not match the size of the file" if tensors else "it contains no weights",
             fix="copy the file again from where it was made",
             where=str(path),
         )
@@ -299,17 +300,17 @@ def describe_text(name: str, text: str) -> ReleaseFile:
 
 
 def _folder_hash(files: tuple[ReleaseFile, ...]) -> str:
-    """As `folder_digest` has it for a folder with these files and no others."""
+    """The same as `folder_digest` of a folder with exactly these files."""
     lines = (f"{file.path}\0{file.sha256}\n".encode() for file in sorted(files, key=lambda file: file.path))
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def _card(ground: AdapterTarget, *, named_base: str, method: str) -> str:
-    # JSON strings are YAML strings: what the adapter says of itself cannot break the header.
-    stated = f"license: {json.dumps(ground.licence)}\n" if ground.licence else ""
+def _card(target: AdapterTarget, *, named_base: str, method: str) -> str:
+    # JSON strings are YAML strings, so the adapter's own config cannot break the header.
+    stated = f"license: {json.dumps(target.licence)}\n" if target.licence else ""
     return (
-        f"---\nbase_model: {json.dumps(ground.base)}\nlibrary_name: peft\n{stated}tags:\n- graftwork\n---\n\n"
-        f"# {ground.project}: an adapter that was imported\n\n"
+        f"---\nbase_model: {json.dumps(target.base)}\nlibrary_name: peft\n{stated}tags:\n- graftwork\n---\n\n"
+        f"# {target.project}: an adapter that was imported\n\n"
         f"Method: {json.dumps(method)}. Base that the adapter names: {json.dumps(named_base)}. "
         "Where it comes from, what it was trained on and how good it is are not known: "
         "nothing was measured when it was imported.\n"

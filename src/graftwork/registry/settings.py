@@ -30,7 +30,7 @@ class ReleaseSettings(Record):
     signing_key: Annotated[str, NotSecret("a path: the key itself is refused")] | None = Field(
         default=None,
         description="A file with a minisign secret key: new releases are signed with it. "
-        "Its password, if it has one, stands in GRAFT_SIGNING_PASSWORD.",
+        "GRAFT_SIGNING_PASSWORD has its password, if it has one.",
     )
     store: SecretAddress | None = Field(
         default=None,

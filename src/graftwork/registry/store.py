@@ -1,8 +1,7 @@
-"""The store of releases: folders on disk whose files are kept once.
+"""The content-addressed store of releases.
 
-In: a manifest and its files. Out: `<root>/<id>/`, a plain adapter folder made of links into `blobs/`, whole
-or not at all; the same folder, proven, to whoever loads, serves, exports or promotes it. Which release
-is live is not known here: the index knows.
+A release is a plain adapter folder `<root>/<id>/` made of links into `blobs/`, written atomically and
+verified before it is loaded, served, exported or promoted. Which release is live is in the index, not here.
 """
 
 import shutil
@@ -47,8 +46,7 @@ TRASH = ".trash"
 
 
 class StoreContents(NamedTuple):
-    """What lies in the store: the ids of its releases, those that running servers hold, and those of which
-    nobody can say whether one does: these stay, too."""
+    """The ids of all releases, of those that running servers use, and of those that they may use."""
 
     ids: tuple[str, ...]
     leased: frozenset[str]
@@ -56,7 +54,7 @@ class StoreContents(NamedTuple):
 
 
 InUse = Collection[str] | Callable[[StoreContents], Collection[str]]
-"""The releases that must stay; asked for under the lock where it is a function."""
+"""The releases to keep. A function is called under the exclusive lock."""
 
 
 class ReleaseStore:
@@ -69,18 +67,18 @@ class ReleaseStore:
 
     @classmethod
     def open(cls, where: Path | str, *, public_key: str | None = None) -> Self:
-        """The store in a folder. With a key, only what is signed with it is given out."""
+        """The store in a folder. With a key, releases that it did not sign are refused."""
         return cls(Path(where), public_key=public_key)
 
     def folder(self, release_id: str) -> Path:
-        """Where a release lies or would lie; nothing is checked but the name."""
+        """The folder of a release, which may not exist. Only the name is checked."""
         return release_folder(self.root, release_id)
 
     def has(self, release_id: str) -> bool:
         return (self.folder(release_id) / MANIFEST).is_file()
 
     def ids(self) -> tuple[str, ...]:
-        """The releases whose folders are here, not looked into."""
+        """The ids of all release folders, unverified."""
         if not self.root.is_dir():
             return ()
         found = (path.name for path in self.root.iterdir() if path.is_dir())
@@ -92,45 +90,45 @@ class ReleaseStore:
         *,
         sources: Mapping[str, Path | bytes],
         signatures: Mapping[str, bytes] | None = None,
-        tell: ProgressCallback = no_progress,
+        progress: ProgressCallback = no_progress,
     ) -> Release:
-        """Store the release: its files, then its folder, which is checked before it gets its name.
+        """Store the files, then the folder, which is verified before it gets its name.
 
-        `sources` gives each file that the manifest names. A release that is there already stays as it is, but
-        for signatures that it did not have; it is checked and its manifest comes back. Hold `adding()` around
-        this and the entry in the index.
+        `sources` has each file that the manifest names. A release that exists already is verified and only
+        gets the signatures that it does not have. Hold `shared_lock()` around this and the index entry.
         """
         target = self.folder(release.id)
-        _require_sound(release, sources, where=target)
+        _require_valid(release, sources, where=target)
         with self.shared_lock():
             if target.exists():
-                return self.complete(release, signatures=signatures or {}, tell=tell)
-            count = ProgressCounter(tell, "store", sum(file.size for file in release.files))
+                return self.complete(release, signatures=signatures or {}, progress=progress)
+            counter = ProgressCounter(progress, "store", sum(file.size for file in release.files))
             for file in release.files:
-                self.blobs.put(sources[file.path], file.sha256, count=count)
-            count.finish()
+                self.blobs.put(sources[file.path], file.sha256, counter=counter)
+            counter.finish()
             with atomic_folder(target) as folder:
                 self._fill(folder, release, signatures or {})
-                # Before it has its name: what is refused here was never a release of this store.
-                stored = verify_release(folder, tell=tell)
+                # Before it gets its name: what is refused here never was a release of this store.
+                stored = verify_release(folder, progress=progress)
                 made = folder.stat().st_ino
             if target.stat().st_ino == made:
                 return stored
-            # Somebody else stored it meanwhile; the folder made here is gone.
-            return self.complete(release, signatures=signatures or {}, tell=tell)
+            # Another process stored it at the same time; our folder was discarded.
+            return self.complete(release, signatures=signatures or {}, progress=progress)
 
     def complete(
-        self, release: Release, *, signatures: Mapping[str, bytes], tell: ProgressCallback = no_progress
+        self, release: Release, *, signatures: Mapping[str, bytes], progress: ProgressCallback = no_progress
     ) -> Release:
-        """Check a release that is here, and take over the signatures that it lacks.
+        """Verify a release that exists already, and add the signatures that it does not have.
 
-        A signature covers the manifest to the byte, and two manifests of one id may differ in the time: only
-        signatures of the same one are added. A signature by the trusted key takes the place of one that does
-        not hold, with the manifest that it covers: whatever arrived first, it does not block the true one.
+        A signature covers the exact bytes of the manifest, and two manifests with one id may differ in their
+        time: only signatures of the same manifest are added. A signature by the trusted key replaces an
+        invalid one, together with the manifest that it covers: a copy that arrived first does not block the
+        signed one.
         """
         target = self.folder(release.id)
         with self.shared_lock():
-            there = verify_release(target, tell=tell)
+            there = verify_release(target, progress=progress)
             trusted = signatures.get(MINISIGN)
             if trusted is not None and self._is_better(target, release, trusted):
                 if there == release or self._replace_manifest(target, release):
@@ -141,7 +139,7 @@ class ReleaseStore:
         return there
 
     def _is_better(self, folder: Path, release: Release, signature: bytes) -> bool:
-        """Whether the trusted key made this signature, and not the one that is here."""
+        """Whether the trusted key made this signature but not the existing one."""
         key = self._public_key
         if key is None or not is_signed_by(
             key, manifest=write_manifest(release).encode(), signature=signature
@@ -154,21 +152,21 @@ class ReleaseStore:
         return False
 
     def _replace_manifest(self, folder: Path, release: Release) -> bool:
-        """Put a manifest with another time in the place of this one, unless a reader holds it locked."""
-        with lock_manifest(folder / MANIFEST) as hold:
-            if hold == "free":
+        """Replace the manifest by one with another time, unless a reader has it locked."""
+        with lock_manifest(folder / MANIFEST) as state:
+            if state == "free":
                 write_metadata(self.root, folder, MANIFEST, write_manifest(release).encode())
-        return hold == "free"
+        return state == "free"
 
-    def verify(self, release_id: str, *, tell: ProgressCallback = no_progress) -> Release:
-        """Check every byte of a release, and its signature where the store has a key."""
+    def verify(self, release_id: str, *, progress: ProgressCallback = no_progress) -> Release:
+        """Check every byte of a release, and its signature if the store has a key."""
         folder = self.folder(release_id)
-        release = verify_release(folder, tell=tell)
+        release = verify_release(folder, progress=progress)
         if release.id != release_id:
             raise Damaged(
-                f"this is release {release.id[:12]}",
-                why=f"it lies where {release_id[:12]} should",
-                fix="give the folder its own name back",
+                f"this folder contains release {release.id[:12]}",
+                why=f"it has the name of {release_id[:12]}",
+                fix="rename the folder to the id in its manifest",
                 where=str(folder),
             )
         if self._public_key is not None:
@@ -176,66 +174,68 @@ class ReleaseStore:
         return release
 
     def get(self, release_id: str) -> Path:
-        """The folder of a release, every byte checked: what may be loaded, served or exported."""
+        """The verified folder of a release, to be loaded, served or exported."""
         self.verify(release_id)
         return self.folder(release_id)
 
     def sign(self, release_id: str, signature: bytes) -> Path:
-        """Put a signature of the manifest beside it."""
+        """Store a signature of the manifest."""
         with self.shared_lock():
-            # Together: of a release that was taken away in between nothing but a signature would be there.
+            # Under one lock, so that garbage collection cannot remove the release in between.
             self.verify_unsigned(release_id)
             return write_metadata(self.root, self.folder(release_id), MINISIGN, signature)
 
-    def verify_unsigned(self, release_id: str, *, tell: ProgressCallback = no_progress) -> Release:
-        """Check every byte, whoever signed it or not."""
-        return ReleaseStore(self.root).verify(release_id, tell=tell)
+    def verify_unsigned(self, release_id: str, *, progress: ProgressCallback = no_progress) -> Release:
+        """Check every byte, but no signature."""
+        return ReleaseStore(self.root).verify(release_id, progress=progress)
 
     def shared_lock(self) -> AbstractContextManager[None]:
-        """Nothing is collected while the block runs: hold it while a release is made, entered or promoted."""
+        """Block garbage collection while a release is made, indexed or promoted."""
         return locks.shared_lock(self.root)
 
     def lease(self) -> AbstractContextManager[Lease]:
-        """Hold releases for as long as this process needs them."""
+        """Keep releases from garbage collection while this process needs them."""
         return lease(self.root)
 
     def collect_garbage(
         self, in_use: InUse, *, dry_run: bool = False, stays: Callable[[frozenset[str]], None] | None = None
     ) -> Garbage:
-        """Take away the releases that are neither in use nor leased, and what no release holds any more.
+        """Remove the releases that are neither in use nor leased, and the blobs that no release links.
 
-        A release goes by one rename, then its files, then the blobs that nobody holds: killed anywhere, each
-        release is there whole or gone, and the next collection finishes the work. `stays` is told, before
-        anybody else can change the store, which releases are still there: one that was wanted gone may have
-        come to be held in the last moment.
+        A release is renamed, then its files are removed, then unlinked blobs. After a kill each release is
+        whole or gone, and the next collection finishes the work. `stays` is called under the lock with the
+        releases that are still there: one that was to be removed may have been locked by a server in the
+        meantime.
         """
         with locks.exclusive_lock(self.root):
             ids = self.ids()
-            readers = find_manifest_locks(self.root, ids)
-            stock = StoreContents(
+            manifests = find_manifest_locks(self.root, ids)
+            contents = StoreContents(
                 ids,
-                leased_releases(self.root, tidy=not dry_run) | readers.held,
-                readers.unseen | readers.unreadable,
+                leased_releases(self.root, tidy=not dry_run) | manifests.held,
+                manifests.unseen | manifests.unreadable,
             )
-            wanted = in_use(stock) if callable(in_use) else in_use
-            kept = (set(wanted) | stock.leased | stock.doubtful) & set(ids)
-            doomed = tuple(one for one in ids if one not in kept)
-            weights = {one: self._weigh(self.folder(one).rglob("*")) for one in doomed}
-            spared = frozenset() if dry_run else self._remove_releases(doomed)
-            kept |= spared
-            gone = tuple(one for one in doomed if one not in spared)
-            held, unreadable = self._held_by(kept, readers.unreadable)
-            blobs = () if unreadable else tuple(one for one in self.blobs.all() if one.sha256 not in held)
+            wanted = in_use(contents) if callable(in_use) else in_use
+            kept = (set(wanted) | contents.leased | contents.doubtful) & set(ids)
+            unused = tuple(id_ for id_ in ids if id_ not in kept)
+            sizes = {id_: self._count_bytes(self.folder(id_).rglob("*")) for id_ in unused}
+            locked = frozenset() if dry_run else self._remove_releases(unused)
+            kept |= locked
+            removed = tuple(id_ for id_ in unused if id_ not in locked)
+            linked, unreadable = self._linked_hashes(kept, manifests.unreadable)
+            blobs = (
+                () if unreadable else tuple(blob for blob in self.blobs.all() if blob.sha256 not in linked)
+            )
             leftovers = tuple(self._leftovers(kept))
             found = Garbage(
-                releases=gone,
+                releases=removed,
                 blobs=len(blobs),
                 leftovers=len(leftovers),
-                bytes=sum(weights[one] for one in gone) + self._weigh_loose(blobs, leftovers),
+                bytes=sum(sizes[id_] for id_ in removed) + self._count_loose_bytes(blobs, leftovers),
                 kept=len(kept),
-                leased=tuple(sorted(stock.leased | spared)),
+                leased=tuple(sorted(contents.leased | locked)),
                 unreadable=unreadable,
-                readers_unseen=tuple(sorted(readers.unseen)),
+                readers_unseen=tuple(sorted(manifests.unseen)),
                 dry_run=dry_run,
             )
             if not dry_run:
@@ -254,62 +254,65 @@ class ReleaseStore:
         write_atomic(folder / MANIFEST, write_manifest(release))
         (folder / MANIFEST).chmod(read_only_mode(folder))
 
-    def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
-        """The hashes that these releases name; and those whose manifests cannot tell, with the closed."""
-        held: set[str] = set()
-        unreadable = set(closed)
-        for one in sorted(kept):
+    def _linked_hashes(
+        self, kept: Collection[str], unreadable_ids: Collection[str]
+    ) -> tuple[set[str], tuple[str, ...]]:
+        """The hashes in the manifests of these releases, and all releases with an unreadable manifest."""
+        linked: set[str] = set()
+        unreadable = set(unreadable_ids)
+        for release_id in sorted(kept):
             try:
-                held |= {file.sha256 for file in read_manifest(self.folder(one)).files}
+                linked |= {file.sha256 for file in read_manifest(self.folder(release_id)).files}
             except GraftError:
-                unreadable.add(one)
-        return held, tuple(sorted(unreadable))
+                unreadable.add(release_id)
+        return linked, tuple(sorted(unreadable))
 
     def _leftovers(self, kept: Collection[str]) -> Iterator[Path]:
-        """What killed processes left: nobody is at work now, so nobody needs it."""
+        """Temporary files of killed processes. Needs the exclusive lock."""
         yield from self.root.glob(f".*{PART}")
         yield from self.root.glob(f"{TRASH}.*")
         yield from self.blobs.leftovers()
-        yield from find_partial_signatures(self.folder(one) for one in sorted(kept))
+        yield from find_partial_signatures(self.folder(release_id) for release_id in sorted(kept))
 
-    def _weigh(self, paths: Iterable[Path]) -> int:
-        # What is linked elsewhere is freed with its last name, and counted there.
+    def _count_bytes(self, paths: Iterable[Path]) -> int:
+        # A file with further links is freed with the last of them, and counted there.
         found = (path.stat() for path in paths if path.is_file())
-        return sum(one.st_size for one in found if one.st_nlink == 1)
+        return sum(status.st_size for status in found if status.st_nlink == 1)
 
-    def _weigh_loose(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> int:
+    def _count_loose_bytes(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> int:
         inside = (path for folder in leftovers if _is_own_folder(folder) for path in folder.rglob("*"))
-        return self._weigh((*inside, *leftovers)) + sum(one.path.stat().st_size for one in blobs)
+        blob_bytes = sum(blob.path.stat().st_size for blob in blobs)
+        return self._count_bytes((*inside, *leftovers)) + blob_bytes
 
-    def _remove_releases(self, doomed: Collection[str]) -> frozenset[str]:
-        """Take the folders away; those that somebody holds by now stay, and are given back."""
-        spared = set()
+    def _remove_releases(self, release_ids: Collection[str]) -> frozenset[str]:
+        """Remove the folders. Returns the ids of those that are locked by now and stay."""
+        locked = set()
         try:
-            for one in doomed:
+            for release_id in release_ids:
                 trash = self.root / f"{TRASH}.{uuid.uuid4().hex[:8]}"
-                with lock_manifest(self.folder(one) / MANIFEST) as hold:
-                    if hold != "free":
-                        spared.add(one)
+                with lock_manifest(self.folder(release_id) / MANIFEST) as state:
+                    if state != "free":
+                        locked.add(release_id)
                         continue
-                    self.folder(one).rename(trash)
+                    self.folder(release_id).rename(trash)
                 sync_folder(self.root)
-                _take_off(trash)
+                _remove(trash)
         except OSError as error:
             raise explain_os_error(error, self.root) from error
-        return frozenset(spared)
+        return frozenset(locked)
 
     def _remove_loose(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> None:
         try:
             for path in leftovers:
-                _take_off(path)
+                _remove(path)
             for blob in blobs:
                 blob.path.unlink()
         except OSError as error:
             raise explain_os_error(error, self.root) from error
 
 
-def _take_off(path: Path) -> None:
-    """A link goes, and what it points at stays: that is not ours."""
+def _remove(path: Path) -> None:
+    """Remove a file or folder. Of a link only the link itself."""
     if _is_own_folder(path):
         shutil.rmtree(path)
     else:
@@ -320,8 +323,8 @@ def _is_own_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, where: Path) -> None:
-    """A manifest that does not name itself rightly, or files that it may not name, are not let in."""
+def _require_valid(release: Release, sources: Mapping[str, Path | bytes], *, where: Path) -> None:
+    """Refuse a manifest with a wrong id or with files that no release may have."""
     names = [file.path for file in release.files]
     if release.id != content_id(release):
         why = "its id is not the hash of its content"
@@ -330,16 +333,16 @@ def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, whe
     ):
         why = "it names a file that no release may have"
     elif missing := sorted(set(names) - set(sources)):
-        why = f"{missing[0]} is not given"
+        why = f"the file {missing[0]} is missing"
     elif (weights := choose_weight_files(names)[1]) not in names:
         why = "it names no weights"
     else:
-        # Looked at before anything is stored: a pickle leaves no trace.
+        # Checked before anything is stored.
         if isinstance(source := sources[weights], Path):
             require_safetensors(source)
         return
     raise Damaged(
-        f"the manifest of release {release.id[:12]} cannot be taken",
+        f"the manifest of release {release.id[:12]} is not valid",
         why=why,
         fix="get the release again from where it was made",
         where=str(where),
@@ -348,7 +351,7 @@ def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, whe
 
 @contextmanager
 def staging_folder(root: Path) -> Iterator[Path]:
-    """Nothing is collected while the block runs."""
+    """An empty folder in the store for a release that is being received; removed after the block."""
     with locks.shared_lock(root):
         folder = root / f".incoming.{uuid.uuid4().hex[:8]}{PART}"
         try:

@@ -26,7 +26,7 @@ from graftwork.report.templates import open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE, show_training
 
 
-class SideBySide(Record):
+class AnswerPair(Record):
     """One question, asked to base and adapter; `release` is the one that answered."""
 
     question: str
@@ -50,7 +50,7 @@ class ReportPage(Record):
     report: Report
     verdict: Verdict
     release: Release | None = None
-    side_by_side: tuple[SideBySide, ...] = ()
+    side_by_side: tuple[AnswerPair, ...] = ()
     seconds: dict[str, float | None] = {}
     evaluation_page: str = ""
     """The file next to this page with every case; None if there is none."""

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
-from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.report import plots, svg, templates
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates
@@ -73,7 +73,7 @@ def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
     return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 
-def _spots(looks: Sequence[Look], best_step: int | None) -> list[EvaluationPoint]:
+def _spots(looks: Sequence[TrainingEvaluation], best_step: int | None) -> list[EvaluationPoint]:
     return [EvaluationPoint(look.step, look.value, look.step == best_step, look.compared) for look in looks]
 
 

@@ -210,7 +210,7 @@ _LONG_PROMPT = 16 * 1024
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
-class EmbeddedEngine:
+class EmbeddedBackend:
     """A Backend over a real model. `_answer` runs in the batcher's thread, the rest in the loop."""
 
     def __init__(self, job: EngineJob) -> None:
@@ -386,7 +386,7 @@ async def _serve(job: EngineJob) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading", 0, 1)
-        engine = EmbeddedEngine(job)
+        engine = EmbeddedBackend(job)
         engine.batcher.start()
         server = Server(make_handler(engine), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))

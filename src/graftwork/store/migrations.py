@@ -11,19 +11,29 @@ test compares what the migrations made with what `schema` declares.
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy import text as sql_text
 from sqlalchemy.schema import CreateTable
 
-from graftwork import __version__
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.store.schema import schema_migrations
+from graftwork.version import __version__
 
-if TYPE_CHECKING:
-    from graftwork.store.database import Database
+
+class MigratableDatabase(Protocol):
+    """What a migration needs of a database."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self) -> AbstractContextManager[Connection]: ...
+
+    def write(self) -> AbstractContextManager[Connection]: ...
+
 
 SERIAL = {
     "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
@@ -175,7 +185,9 @@ MIGRATIONS: tuple[Migration, ...] = (
 )
 
 
-def migrate(database: "Database", *, migrations: tuple[Migration, ...] = MIGRATIONS) -> tuple[int, ...]:
+def migrate(
+    database: MigratableDatabase, *, migrations: tuple[Migration, ...] = MIGRATIONS
+) -> tuple[int, ...]:
     """Bring the database to the newest schema; say which migrations that took."""
     with database.read() as connection:
         # The usual case, a database that is up to date, must not wait for the write lock.

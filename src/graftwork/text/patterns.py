@@ -454,6 +454,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "secret",
         hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
         any_case=True,
+        run=LONG,
         locate=find_named_secrets,
     ),
     Pattern("email", secret=False, hints=(b"@",), locate=find_emails),

@@ -1,8 +1,8 @@
-"""The training loop: steps, checkpoints, resume. It knows the order of things, and nothing else.
+"""The training loop: steps, checkpoints, resume.
 
-In: an engine, rows, settings, a folder, callbacks. Out: a trained engine, a journal line a step.
-Killed anywhere, it goes on from the last good checkpoint and does the same steps again, to the same
-bytes. Does not know torch, where the rows came from or what becomes of the adapter.
+In: an engine, a batch source, callbacks, a folder. Out: a trained engine and a journal line for each step. If
+killed anywhere, it resumes from the last good checkpoint and repeats the same steps to the same bytes. Does
+not know torch, where the rows come from or what becomes of the adapter.
 """
 
 import time
@@ -34,21 +34,21 @@ from graftwork.train.run_folder import (
 from graftwork.train.settings import TrainSettings
 
 DIGEST_SHARE = 0.01
-"""The weights are hashed at every step only where that takes less of a step than this."""
+"""The weights are hashed at every step only if that takes less than this share of a step."""
 LAST_LOSSES = 32
 
 
 class StepInterrupted(StoppedInOrder):
-    """Raised by the engine's progress: what is being computed is not to be finished. No weight has changed.
+    """Raised by the engine's progress function to abandon what is being computed. No weight has changed.
 
-    Inside a step the loop catches it and saves. Elsewhere it ends the run as it is: before the first step
-    there is nothing to save, and a look is taken when the steps since the last checkpoint come again.
+    Inside a step the loop catches it and saves a checkpoint. Elsewhere it ends the run: before the first step
+    there is nothing to save, and an evaluation is repeated with the steps since the last checkpoint.
     """
 
     def __init__(self) -> None:
         super().__init__(
             "stopped in good order between two steps",
-            fix="run the same command again: it goes on from the last checkpoint",
+            fix="run the same command again: it resumes from the last checkpoint",
         )
 
 
@@ -96,16 +96,16 @@ class TrainingLoop:
         self._safe = 0
         self._digest_is_cheap = True
         self.finished = ""
-        """Why the run ended before its last step, if it did so well."""
+        """Why the run stopped early, if it did."""
         self.kept_step: int | None = None
-        """The step of the best look, where the weights are those and not the last ones."""
+        """The step of the best evaluation, if the weights are those of that step and not of the last one."""
 
     @property
     def steps(self) -> int:
         return self._source.steps
 
     def run(self) -> Replay | None:
-        """Go on from the last good checkpoint to the last step; what was done again, over all attempts."""
+        """Train from the last good checkpoint to the last step; report repeated steps over all attempts."""
         done = self._resume()
         for callback in self._callbacks:
             callback.on_train_begin(self._engine, done=done, steps=self.steps)
@@ -120,7 +120,7 @@ class TrainingLoop:
                 for callback in self._callbacks:
                     callback.on_train_stopping()
                 self._store.settle()
-                self._tell()
+                self._report_saved()
             finally:
                 for callback in self._callbacks:
                     callback.on_train_end()
@@ -128,15 +128,15 @@ class TrainingLoop:
         return find_replay(read_journal(self._folder))
 
     def _stop_if_asked(self, number: int) -> None:
-        wish = self._stopped_after(number - 1) if self._stop_requested() else None
+        stop = self._stopped_after(number - 1) if self._stop_requested() else None
         for callback in self._callbacks:
             try:
                 callback.on_step_begin(number, self.steps)
             except StoppedInOrder as stopped:
-                wish = wish or stopped
-        # Who works together stops together, after the same step.
-        if self._strategy.any_process(wish is not None):
-            self._leave(number - 1, wish or self._stopped_after(number - 1))
+                stop = stop or stopped
+        # All processes stop after the same step.
+        if self._strategy.any_process(stop is not None):
+            self._leave(number - 1, stop or self._stopped_after(number - 1))
 
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
@@ -163,7 +163,7 @@ class TrainingLoop:
         )
 
     def _measure(self, number: int, rows: Sequence[Row]) -> StepResult:
-        """The gradient; if the step is given up on the way, everything is as it was before it."""
+        """Compute the gradient; if the step is interrupted, restore the state from before it."""
         before = random_states()
         try:
             return self._engine.backward(rows)
@@ -173,10 +173,10 @@ class TrainingLoop:
             self._leave(number - 1, self._stopped_after(number - 1))
 
     def _digest(self, number: int, step_seconds: float) -> str:
-        """A digest of the weights where a checkpoint or a look is due; elsewhere if it costs nothing."""
+        """A digest of the weights if a checkpoint or an evaluation is due, or if it costs little."""
         every = self._settings.examine.every
-        looked_at = every is not None and number % every == 0
-        if not (self._digest_is_cheap or self._is_due(number) or looked_at):
+        evaluated = every is not None and number % every == 0
+        if not (self._digest_is_cheap or self._is_due(number) or evaluated):
             return ""
         begun = time.perf_counter()
         digest = self._engine.digest()
@@ -194,17 +194,17 @@ class TrainingLoop:
         )
 
     def _finish_step(self, step: TrainStep) -> None:
-        """The journal first, then whoever looks, then the checkpoint that holds what they saw."""
-        word = self._log.append(step) if self._strategy.rank == 0 else None
-        if word:
-            self._report(word)
+        """Write the journal, then call the callbacks, then save the checkpoint with their state."""
+        problem = self._log.append(step) if self._strategy.rank == 0 else None
+        if problem:
+            self._report(problem)
         self._losses.append(step.loss)
         for callback in self._callbacks:
             try:
                 callback.on_step_end(step, self.steps)
             except EarlyStop as early:
                 self.finished = early.reason
-        score = next((s for one in self._callbacks if (s := one.score()) is not None), None)
+        score = next((s for callback in self._callbacks if (s := callback.score()) is not None), None)
         wanted = [callback.wants_checkpoint(step) for callback in self._callbacks]
         self.finished = self._strategy.broadcast(self.finished)
         due = self.finished or self._is_due(step.step) or any(wanted) or self._is_best(score)
@@ -212,19 +212,19 @@ class TrainingLoop:
             self._save(step.step, score)
         if self.finished:
             self._report(self.finished)
-        self._tell()
+        self._report_saved()
 
     def _is_due(self, number: int) -> bool:
         return number == self.steps or number % self._settings.checkpoint_every == 0
 
     def _is_best(self, score: float | None) -> bool:
-        """The model of the best look must be there at the end, so it is saved at once."""
+        """The best model must still exist at the end, so it is saved at once."""
         if score is None or not self._settings.examine.keep_best:
             return False
         return is_better(score, self._store.saved)
 
     def _save(self, step: int, score: float | None = None) -> None:
-        """Hand the state over to be written; the loop goes on meanwhile."""
+        """Hand the state to the store, which writes it while training continues."""
         for callback in self._callbacks:
             callback.on_save_begin(step)
         state: dict[str, Any] = {
@@ -243,18 +243,18 @@ class TrainingLoop:
     def _stopped_after(self, step: int) -> StoppedInOrder:
         return StoppedInOrder(
             f"stopped in good order after step {step} of {self.steps}",
-            fix="run the same command again: it goes on from here",
+            fix="run the same command again: it resumes from here",
         )
 
     def _leave(self, step: int, stopped: StoppedInOrder) -> NoReturn:
-        """Save what is not safe yet, see that it is, and only then go."""
-        # The checkpoint of this very step may still be on its way: it is waited for, not written twice.
+        """Save a checkpoint if the last one is older, wait until it is written, and stop."""
+        # The checkpoint of this step may still be in the making: wait for it instead of writing it twice.
         self._store.wait()
-        self._tell()
+        self._report_saved()
         if self._strategy.broadcast(step > self._safe):
             self._save(step)
             self._store.settle()
-            self._tell()
+            self._report_saved()
         if step > self._safe:
             raise StoppedInOrder(
                 f"{stopped.what}, but that checkpoint could not be written",
@@ -264,19 +264,19 @@ class TrainingLoop:
             ) from stopped
         raise stopped
 
-    def _tell(self) -> None:
-        """Pass on what the store did and said since the last step."""
-        for word in self._store.words():
-            self._report(word)
+    def _report_saved(self) -> None:
+        """Report the messages and finished checkpoints of the store since the last call."""
+        for message in self._store.messages():
+            self._report(message)
         for path, step in self._store.written():
             self._safe = max(self._safe, step)
             for callback in self._callbacks:
                 callback.on_save_end(path, step)
 
     def _resume(self) -> int:
-        """The step that the last good checkpoint was made after; 0 where there is none."""
+        """The step of the last good checkpoint, which is restored; 0 without one."""
         checkpoint = self._seen_by_all(self._store.open)
-        self._tell()
+        self._report_saved()
         if checkpoint is None:
             return 0
         state = checkpoint.state
@@ -298,7 +298,7 @@ class TrainingLoop:
         return checkpoint.step
 
     def _seen_by_all(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-        """A checkpoint that every process of the strategy has found: the first looks, then the others."""
+        """A checkpoint that every process has found: the first process searches, then the others."""
         mine = find() if self._strategy.rank == 0 else None
         named = self._strategy.broadcast(mine.step if mine else None)
         if self._strategy.rank:
@@ -312,24 +312,24 @@ class TrainingLoop:
             )
         return mine
 
-    def _compare_versions(self, held: dict[str, str]) -> None:
+    def _compare_versions(self, saved: dict[str, str]) -> None:
         mine = self._versions
-        other = [f"{name} {held[name]}" for name in mine if held.get(name, mine[name]) != mine[name]]
+        other = [f"{name} {saved[name]}" for name in mine if saved.get(name, mine[name]) != mine[name]]
         if other:
             self._report(
                 f"the checkpoint was made with {', '.join(other)}: the last bits may differ from here on"
             )
 
     def _take_best(self) -> None:
-        """The weights of the best look, where the last step is not the best."""
+        """Restore the weights of the best evaluation if the last step is not the best."""
         if not self._settings.examine.keep_best:
             return
         best = self._seen_by_all(self._store.best)
-        self._tell()
+        self._report_saved()
         last = max((saved.step for saved in self._store.saved), default=0)
         if best is not None and best.step != last:
             self._engine.restore_learned(best.tensors)
             self.kept_step = best.step
             self._report(
-                f"the adapter is that of step {best.step}, whose look was the best ({best.score:.4g})"
+                f"the adapter is that of step {best.step}, which had the best evaluation ({best.score:.4g})"
             )

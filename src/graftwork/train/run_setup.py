@@ -14,7 +14,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.process import clock
 from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import Look, TrainJob
+from graftwork.records.run import TrainingEvaluation, TrainJob
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
 from graftwork.train.callbacks.guards import DeadlineCallback, DivergenceCallback
@@ -132,7 +132,7 @@ def reporting_callbacks(
     strategy: "DistributedStrategy | None" = None,
     progress: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _message: None,
-    stop_asked: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> list[TrainingCallback]:
     from graftwork.train.callbacks.evaluation import EvaluationCallback
     from graftwork.train.callbacks.reporting import TrackerCallback
@@ -141,7 +141,7 @@ def reporting_callbacks(
     folder = Path(job.folder)
     require_installed(settings.run.trackers)
     callbacks: list[TrainingCallback] = []
-    latest: Callable[[], Look | None] = lambda: None  # noqa: E731
+    latest: Callable[[], TrainingEvaluation | None] = lambda: None  # noqa: E731
     if settings.examine.every is not None:
         examine = EvaluationCallback(
             settings.examine,
@@ -151,7 +151,7 @@ def reporting_callbacks(
             strategy=strategy,
             report=report,
             progress=progress,
-            stop_asked=stop_asked,
+            stop_requested=stop_requested,
         )
         callbacks.append(examine)
         latest = lambda: examine.latest  # noqa: E731

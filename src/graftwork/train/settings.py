@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from graftwork.process.extensions import extension_names
 from graftwork.records.base import NotSecret, Record, SecretAddress, SecretLink, SecretText
 
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -11,7 +12,7 @@ ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 Method = Literal["lora", "qlora", "dora", "full"]
 Strategy = Literal["single", "ddp", "fsdp", "zero2", "zero3"]
 Switch = Literal["auto", "on", "off"]
-Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
@@ -79,13 +80,26 @@ class RunSettings(Record):
     )
     max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
     alerts: AlertSettings = Field(default_factory=AlertSettings, description="Who is told of a stall.")
-    trackers: tuple[Tracker, ...] = Field((), description="Where the figures of each step go too.")
+    trackers: tuple[str, ...] = Field(
+        (),
+        description="Where the metrics of each step go too: tensorboard, wandb, mlflow, trackio, or one that "
+        "an installed package adds.",
+    )
     side_by_side: Switch = Field(
         "auto", description="Runs of `--all` on one base in one batch of rows; `auto` where that was faster."
     )
     rehearse_crash: bool = Field(
         False, description="Kill the worker once with -9 halfway, in the open, to show that nothing is lost."
     )
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in names if name not in BUILT_IN_TRACKERS]
+        if unknown and (missing := sorted(set(unknown) - set(extension_names("graftwork.trackers")))):
+            known = ", ".join((*BUILT_IN_TRACKERS, *extension_names("graftwork.trackers")))
+            raise ValueError(f"unknown tracker {missing[0]!r}; known: {known}")
+        return names
 
 
 class TrainSettings(Record):

@@ -155,7 +155,7 @@ def _train(
         strategy=strategy,
         progress=heart.move,
         report=report,
-        stop_asked=stop_asked.is_set,
+        stop_requested=stop_asked.is_set,
     )
     heart.beat("loading the base model", 0, 1)
     _make_deterministic(job, settings)
@@ -364,10 +364,10 @@ def _versions() -> dict[str, str]:
     import torch
     import transformers
 
-    import graftwork
+    from graftwork.version import __version__
 
     return {
-        "graftwork": graftwork.__version__,
+        "graftwork": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

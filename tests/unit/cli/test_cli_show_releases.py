@@ -11,7 +11,7 @@ from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log
 from graftwork.cli.show.tables import fit_words, table
 from graftwork.evaluate.ab import ABResult
-from graftwork.pipeline.status import RunStanding
+from graftwork.pipeline.status import RunStatus
 from graftwork.records.release import AliasMove, ReleaseEntry
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
@@ -76,7 +76,7 @@ def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
 
 def run_standing(**fields):
     known = {"id": "63accaf0a3ed", "state": "failed", "updated_at": "2026-11-15T04:25:09+00:00"}
-    return RunStanding(**{**known, **fields})
+    return RunStatus(**{**known, **fields})
 
 
 def show_runs(console, *runs):

@@ -536,3 +536,18 @@ def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, p
         for row in read_rows(made, split):
             question = row.messages[-1].content
             assert seen.setdefault(question, split) == split
+
+
+class BoundedRenderer(WordRenderer):
+    """Fails on a text that should have been dropped by its characters."""
+
+    def render(self, messages, reply):
+        assert sum(len(message.content) for message in messages) + len(reply) <= 100 * 1024
+        return super().render(messages, reply)
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split_by_turn"])
+def test_a_row_far_beyond_max_tokens_is_dropped_without_being_tokenized(tmp_path, overlong):
+    endless = chat("Sum this up: " + "word " * 30_000, "It repeats itself.")
+    dataset, _ = run(tmp_path, [*good_rows(), endless], BoundedRenderer(), overlong=overlong)
+    assert dataset.dropped["render"] == 1

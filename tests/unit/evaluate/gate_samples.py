@@ -6,7 +6,7 @@ from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.statistics.intervals import quantile_interval
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
-from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 
 
 def marks(successes, n):
@@ -82,7 +82,7 @@ def steps(losses, *, gradient_norms=None):
 
 
 def outcome(losses, *, before=2.0, after=1.0, looks=(), best_step=None, settings=None, **more):
-    made = [Look(step=s, metric="loss", value=v, cases=8, seconds=1) for s, v in looks]
+    made = [TrainingEvaluation(step=s, metric="loss", value=v, cases=8, seconds=1) for s, v in looks]
     fields = {
         "run_id": "run",
         "adapter_folder": "adapter",

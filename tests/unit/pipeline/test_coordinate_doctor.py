@@ -8,15 +8,15 @@ import pytest
 from graftwork.pipeline.doctor.examine import examine
 from graftwork.pipeline.doctor.machine import (
     TorchView,
-    describe_cards,
+    check_gpus,
+    check_machine,
+    check_software,
+    describe_gpus,
     judge_torch,
-    look_at_cards,
-    look_at_machine,
-    look_at_software,
-    parse_cards,
+    parse_gpus,
     requirements,
 )
-from graftwork.pipeline.doctor.project import hosts_needed, look_at_credentials, look_at_network
+from graftwork.pipeline.doctor.project import check_credentials, check_network, hosts_needed
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
@@ -39,7 +39,7 @@ def by_name(checks):
 def accounts(tmp_path):
     def look(environment, *, wanted=frozenset(), project=None):
         checks = by_name(
-            look_at_credentials(environment, home=tmp_path, project=project, wanted=frozenset(wanted))
+            check_credentials(environment, home=tmp_path, project=project, wanted=frozenset(wanted))
         )
         assert SECRET not in " ".join(f"{check.found} {check.fix}" for check in checks.values())
         return checks
@@ -92,9 +92,9 @@ def test_an_account_that_the_settings_need_is_missing_and_another_only_a_note(ac
 
 
 def test_cards_are_read_as_the_driver_prints_them():
-    cards = parse_cards(TWO_CARDS + "garbled line\n")
+    cards = parse_gpus(TWO_CARDS + "garbled line\n")
     assert len(cards) == 2
-    checks = by_name(describe_cards(cards))
+    checks = by_name(describe_gpus(cards))
     assert "2 × NVIDIA GeForce RTX 5060 Ti" in checks["gpu"].found
     assert "driver 580.65" in checks["gpu"].found
     assert "bfloat16" in checks["precision"].found
@@ -102,16 +102,16 @@ def test_cards_are_read_as_the_driver_prints_them():
 
 
 def test_a_card_that_others_use_is_worth_a_note():
-    checks = by_name(describe_cards(parse_cards("Tesla T4, 550.1, 15360, 9000, 7.5\n")))
+    checks = by_name(describe_gpus(parse_gpus("Tesla T4, 550.1, 15360, 9000, 7.5\n")))
     assert checks["gpu memory"].result == "note"
     assert checks["precision"].result == "note"
     assert "bfloat16" not in checks["precision"].found
 
 
 def test_an_old_driver_that_does_not_know_the_capability_is_read_all_the_same():
-    (card,) = parse_cards("Tesla P100, 390.1, 16280, 16000, [N/A]\n")
+    (card,) = parse_gpus("Tesla P100, 390.1, 16280, 16000, [N/A]\n")
     assert card.capability is None
-    assert "precision" not in by_name(describe_cards((card,)))
+    assert "precision" not in by_name(describe_gpus((card,)))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_old_driver_that_does_not_know_the_capability_is_read_all_the_same():
     ],
 )
 def test_torch_must_have_kernels_for_the_card(sight, result):
-    (check,) = judge_torch(sight, parse_cards(TWO_CARDS))
+    (check,) = judge_torch(sight, parse_gpus(TWO_CARDS))
     assert check.result == result
     assert check.fix or result == "ok"
 
@@ -136,25 +136,25 @@ def test_a_driver_that_shows_no_card_is_missing(tmp_path, monkeypatch):
     command.write_text("#!/bin/sh\necho 'No devices were found'\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (check,) = look_at_cards()
+    (check,) = check_gpus()
     assert (check.name, check.result) == ("gpu", "missing")
 
 
 def test_the_disk_is_held_against_the_plan(tmp_path):
-    assert by_name(look_at_machine(tmp_path, disk_gib=0.001))["disk"].result == "ok"
-    short = by_name(look_at_machine(tmp_path, disk_gib=1e9))["disk"]
+    assert by_name(check_machine(tmp_path, disk_gib=0.001))["disk"].result == "ok"
+    short = by_name(check_machine(tmp_path, disk_gib=1e9))["disk"]
     assert short.result == "missing"
     assert short.fix
 
 
 def test_looking_leaves_nothing_behind(tmp_path):
-    by_name(look_at_machine(tmp_path / "new", disk_gib=None))
+    by_name(check_machine(tmp_path / "new", disk_gib=None))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    assert by_name(look_at_machine(tmp_path / "file", disk_gib=None))["write access"].result == "missing"
+    assert by_name(check_machine(tmp_path / "file", disk_gib=None))["write access"].result == "missing"
 
 
 def test_requirements_are_read_by_extra_with_their_least_version():
@@ -169,8 +169,8 @@ def test_an_old_package_is_missing_only_where_it_is_needed(monkeypatch):
     from graftwork.pipeline.doctor import machine
 
     monkeypatch.setattr(machine.metadata, "requires", lambda _name: ["torch>=999; extra == 'train'"])
-    assert by_name(look_at_software(needed=True))["packages [train]"].result == "missing"
-    found = by_name(look_at_software(needed=False))["packages [train]"]
+    assert by_name(check_software(needed=True))["packages [train]"].result == "missing"
+    found = by_name(check_software(needed=False))["packages [train]"]
     assert found.result == "note"
     assert "wanted 999" in found.found
 
@@ -192,8 +192,8 @@ def test_a_port_that_answers_is_ok_and_one_that_does_not_is_missing(tmp_path, mo
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         project = project_in(tmp_path, run={"alerts": {"webhook": f"http://127.0.0.1:{port}/"}})
-        assert [check.result for check in look_at_network(project)] == ["ok"]
-    assert [check.result for check in look_at_network(project)] == ["missing"]
+        assert [check.result for check in check_network(project)] == ["ok"]
+    assert [check.result for check in check_network(project)] == ["missing"]
 
 
 def test_without_being_asked_nothing_is_connected_to(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ LOAD = Workload(
 )
 
 
-def workplace(tmp_path, *, limit=None, **train):
+def opened_project(tmp_path, *, limit=None, **train):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     settings = SimpleNamespace(
         train=TrainSettings(method="dora", batch_rows=8, **train),
@@ -51,13 +51,13 @@ def unprobed(monkeypatch):
 
 
 def test_a_card_of_the_catalog_is_reckoned_by_the_catalog(tmp_path, unprobed):
-    assert step.card_rates(workplace(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
 
 
 def test_a_card_that_nobody_knows_has_no_rates(tmp_path, unprobed):
     odd = CARD.model_copy(update={"name": "Zeta 9"})
-    assert step.card_rates(workplace(tmp_path), odd, SHAPE) is None
-    assert step.card_rates(workplace(tmp_path), CARD.model_copy(update={"kind": "cpu"}), SHAPE) is None
+    assert step.card_rates(opened_project(tmp_path), odd, SHAPE) is None
+    assert step.card_rates(opened_project(tmp_path), CARD.model_copy(update={"kind": "cpu"}), SHAPE) is None
 
 
 def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
@@ -65,23 +65,23 @@ def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
     probed = rates_of(find_gpu("RTX 4090")).model_copy(update={"certainty": "probed"})
     monkeypatch.setattr(step, "stored_probe", lambda *_given, **_named: probe)
     monkeypatch.setattr(step, "rates_of_probe", lambda facts: probed if facts is probe else None)
-    assert step.card_rates(workplace(tmp_path), CARD, SHAPE) == probed
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == probed
 
     def refuse(_facts):
         raise ValueError("the probe measured no products")
 
     monkeypatch.setattr(step, "rates_of_probe", refuse)
-    assert step.card_rates(workplace(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
 
 
 def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
-    found = step.plan_passes(workplace(tmp_path, limit=4.5), CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    found = step.plan_passes(opened_project(tmp_path, limit=4.5), CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert found.checkpointed
-    forbidden = workplace(tmp_path, limit=4.5, checkpointing="off")
+    forbidden = opened_project(tmp_path, limit=4.5, checkpointing="off")
     with pytest.raises(AnswerIsNo, match="does not fit") as refused:
         step.plan_passes(forbidden, CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert "1 row at a time" in refused.value.why
-    roomy = step.plan_passes(workplace(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    roomy = step.plan_passes(opened_project(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert not roomy.checkpointed
 
 

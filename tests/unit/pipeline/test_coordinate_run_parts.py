@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.pipeline.runs import between_steps, divide
 from graftwork.records.job import DeviceVitals, Vitals
-from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 
 
 def make_outcome(**changes) -> TrainOutcome:
@@ -57,7 +57,7 @@ VITALS = [
 
 
 def test_the_parts_of_a_run_are_all_of_it():
-    look = Look(step=2, metric="loss", value=1.0, cases=4, seconds=0.5)
+    look = TrainingEvaluation(step=2, metric="loss", value=1.0, cases=4, seconds=0.5)
     parts = divide(make_outcome(looks=(look,)), STEPS, VITALS, minutes=45 / 60).seconds
     assert sum(parts.values()) == pytest.approx(45)
     assert parts["load"] == 8

@@ -10,7 +10,7 @@ import yaml
 from graftwork.pipeline import table
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.status import ask_endpoint, examine_steps, require_fresh, standing
+from graftwork.pipeline.status import ask_endpoint, examine_steps, project_status, require_fresh
 from graftwork.pipeline.step import PipelineStep
 from graftwork.project.load import open_project
 from graftwork.records.base import Record
@@ -135,7 +135,7 @@ def test_the_next_run_is_foreseen_with_its_steps_and_their_time(project):
     project.run()
     project.write(test=0.3)
     with use_project(open_project(project.folder), NullReporter()) as work:
-        coming = standing(work).next
+        coming = project_status(work).next
     assert coming.steps == ("prepare", "train", "gate")
     assert coming.seconds is not None
     assert coming.seconds >= 0

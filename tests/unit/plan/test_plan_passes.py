@@ -125,7 +125,7 @@ def test_a_plan_says_how_the_plain_step_is_taken_and_promises_its_memory():
     assert plan.plain == found
     assert plan.peak_memory_gib.value == pytest.approx(found.peak_gib)
     assert plan.fits
-    assert f"{found.micro_rows} rows at a time, blocks compute again" in plan.notes[0]
+    assert f"{found.micro_rows} rows at a time, with activation checkpointing" in plan.notes[0]
     assert plan.train == {}, "how rows are gone through does not name the run"
 
 

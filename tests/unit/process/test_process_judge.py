@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.process.health import Patience, judge
+from graftwork.process.health import Patience, assess_health
 from graftwork.records.job import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0
@@ -26,7 +26,9 @@ def vitals(**changes):
 
 def health(given_beat, *, alive=True, expected=1.0, patience=EAGER, **more):
     age = NOW - given_beat.at if given_beat else 0.0
-    return judge(given_beat, alive=alive, age=age, expected_seconds=expected, patience=patience, **more)
+    return assess_health(
+        given_beat, alive=alive, age=age, expected_seconds=expected, patience=patience, **more
+    )
 
 
 @pytest.mark.parametrize(

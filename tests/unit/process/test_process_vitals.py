@@ -10,7 +10,7 @@ from graftwork.files.disk import Journal
 from graftwork.process import devices, memory
 from graftwork.process.devices import ask_nvml, find_probe, parse_smi
 from graftwork.process.heartbeat import Sampler, growth_per_minute, seconds_between_lines
-from graftwork.process.memory import asked_for, is_exhaustion, killed_for_memory
+from graftwork.process.memory import is_exhaustion, killed_for_memory, requested_gib
 from graftwork.records.job import DeviceVitals, Vitals
 
 # As printed by nvidia-smi 570 on an H200 and on a laptop's card that knows less of itself.
@@ -170,9 +170,9 @@ def test_only_exhaustion_is_called_so(error, found):
 
 
 def test_what_was_asked_for_in_vain_is_read_from_the_message():
-    assert asked_for("CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0") == {"asked_gib": 0.5}
-    assert asked_for("you tried to allocate 1073741824 bytes.") == {"asked_gib": 1.0}
-    assert asked_for("nothing of the kind") == {}
+    assert requested_gib("CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0") == {"asked_gib": 0.5}
+    assert requested_gib("you tried to allocate 1073741824 bytes.") == {"asked_gib": 1.0}
+    assert requested_gib("nothing of the kind") == {}
 
 
 def test_a_kill_is_put_down_to_memory_only_with_evidence():

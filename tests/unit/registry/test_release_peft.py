@@ -14,11 +14,11 @@ from graftwork.registry.aliases import Change, promote
 from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.store import ReleaseStore
 
-GROUND = AdapterTarget(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
+TARGET = AdapterTarget(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
 
 
 def take(folder):
-    return import_peft_folder(folder, ground=GROUND, created_at=WHEN, versions={})
+    return import_peft_folder(folder, target=TARGET, created_at=WHEN, versions={})
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
 
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
-    later = import_peft_folder(folder, ground=GROUND, created_at="2031-01-01T00:00:00Z", versions={})
+    later = import_peft_folder(folder, target=TARGET, created_at="2031-01-01T00:00:00Z", versions={})
     assert later.release.id == take(folder).release.id
 
 
@@ -124,7 +124,7 @@ def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision)
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
     said = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
     taken = import_peft_folder(
-        folder, ground=GROUND, created_at=WHEN, versions={}, find_verdict=said.__getitem__
+        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=said.__getitem__
     )
     assert taken.release.decision == decision
     kept = Verdict.from_json(taken.sources["verdict.json"])

@@ -102,7 +102,7 @@ def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatc
     program.write_text('#!/bin/sh\nwhile [ "$1" != "--" ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
     program.chmod(0o755)
     monkeypatch.setenv("GRAFT_SSH", str(program))
-    monkeypatch.setattr(ssh, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(ssh, "POLL_SECONDS", 0.001)
     assert push_to_machine(work, release, target=f"host:{tmp_path}/far", alias=None).sent
     assert work.reporter.of("send")[-1] == work.reporter.total("send") >= WEIGHTS / MIB
     assert (tmp_path / "far" / release / "manifest.json").is_file()

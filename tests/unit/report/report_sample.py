@@ -13,7 +13,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Comparison, Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import RuleResult, Verdict
-from graftwork.report.page import ReportPage, SideBySide
+from graftwork.report.page import AnswerPair, ReportPage
 
 
 def digest(letter):
@@ -347,21 +347,21 @@ def make_answers():
         return json.dumps({"answer": answer, "citations": citations, "refused": refused})
 
     return (
-        SideBySide(
+        AnswerPair(
             question="From when on is the bakery's oven hot on Sundays?",
             base_answer="The oven is hot from 6:00 AM on Sundays. According to source [2], the bakery",
             adapter_answer=reply("From five in the morning.", [2], False),
             reference=reply("From five in the morning.", [2], False),
             release="4c1f9be27d5a03aa",
         ),
-        SideBySide(
+        AnswerPair(
             question="Who painted the mural in the waiting hall?",
             base_answer=reply("The mural was painted by the harbour master.", [1, 3], False),
             adapter_answer=reply("", [], True),
             reference=reply("", [], True),
             release="4c1f9be27d5a03aa",
         ),
-        SideBySide(
+        AnswerPair(
             question="How many crates does the lift carry at once?",
             base_answer=reply("It carries crates.", [1], False),
             adapter_answer=reply("Eleven crates.", [1], False),

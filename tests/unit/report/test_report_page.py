@@ -5,7 +5,7 @@ from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.records.audit import Finding
-from graftwork.report.page import SideBySide, render_report
+from graftwork.report.page import AnswerPair, render_report
 from graftwork.report.training import find_restarts
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
@@ -71,7 +71,7 @@ def test_nothing_from_logs_or_models_becomes_markup():
             dataset=honest.dataset.model_copy(update={"redactions": {EVIL: 1}, "kept_after": {EVIL: 3}}),
             verdict=verdict.model_copy(update={"rules": (rule,), "reason": EVIL, "advice": (EVIL,)}),
             side_by_side=(
-                SideBySide(
+                AnswerPair(
                     question=EVIL, base_answer=EVIL, adapter_answer=EVIL, reference=EVIL[5:], release=EVIL
                 ),
             ),

@@ -9,7 +9,7 @@ from test_report_plots import check, widths
 
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
-from graftwork.records.run import Look
+from graftwork.records.run import TrainingEvaluation
 from graftwork.report.page import render_report
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page
@@ -45,7 +45,9 @@ def test_very_small_rates_are_told_by_their_power():
 
 def make_looked_at(metric="json_valid", **changes):
     looks = tuple(
-        Look(step=step, metric=metric, value=value, cases=cases, seconds=2.0, compared=cases == 8)
+        TrainingEvaluation(
+            step=step, metric=metric, value=value, cases=cases, seconds=2.0, compared=cases == 8
+        )
         for step, value, cases in ((16, 0.25, 8), (32, 0.75, 8), (48, 1.0, 5), (64, 0.5, 8))
     )
     page = make_page()

@@ -158,9 +158,9 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
         tmp_path / "b",
         settings=settings,
         evaluator=Scripted((0, 1)),
-        stop_asked=lambda: True,
+        stop_requested=lambda: True,
     )
-    with pytest.raises(StoppedInOrder, match="during the look after step 4"):
+    with pytest.raises(StoppedInOrder, match="during the evaluation after step 4"):
         cut.run()
     resumed, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     resumed.run()
@@ -169,7 +169,7 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
 
 
 def test_what_is_missing_for_a_look_is_said_before_the_run():
-    with pytest.raises(EnvironmentLacks, match="nobody here can measure json_valid"):
+    with pytest.raises(EnvironmentLacks, match="the metric json_valid cannot be measured here"):
         choose_evaluation_rows(
             make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), evaluator=None
         )

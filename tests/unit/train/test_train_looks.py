@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.callbacks.evaluation import (
     EvaluationHistory,
     count_comparable_cases,
@@ -17,7 +17,7 @@ values = st.lists(st.floats(-10, 10), min_size=1, max_size=20)
 
 
 def make_look(step, value, cases=8):
-    return Look(step=step, metric="loss", value=value, cases=cases, seconds=1.0)
+    return TrainingEvaluation(step=step, metric="loss", value=value, cases=cases, seconds=1.0)
 
 
 def make_step(number, loss=1.0, weights="w"):
@@ -36,7 +36,7 @@ def make_step(number, loss=1.0, weights="w"):
 @given(values, st.booleans())
 def test_the_best_is_the_first_of_the_best_values(found, smaller):
     course = EvaluationHistory(smaller_is_better=smaller)
-    judged = [course.judge(make_look(step, value)) for step, value in enumerate(found, 1)]
+    judged = [course.add(make_look(step, value)) for step, value in enumerate(found, 1)]
     best = min(found) if smaller else max(found)
     assert course.best == best
     assert course.best_step == found.index(best) + 1
@@ -48,20 +48,20 @@ def test_the_best_is_the_first_of_the_best_values(found, smaller):
 def test_a_course_that_was_interrupted_anywhere_ends_the_same(found, cut):
     whole, first = EvaluationHistory(smaller_is_better=True), EvaluationHistory(smaller_is_better=True)
     looks = [make_look(step, value) for step, value in enumerate(found, 1)]
-    judged = [whole.judge(look) for look in looks]
-    again = [first.judge(look) for look in looks[:cut]]
+    judged = [whole.add(look) for look in looks]
+    again = [first.add(look) for look in looks[:cut]]
     second = EvaluationHistory(smaller_is_better=True)
     second.restore(first.state())
-    again += [second.judge(look) for look in looks[cut:]]
+    again += [second.add(look) for look in looks[cut:]]
     assert again == judged
     assert second.state() == whole.state()
 
 
 def test_a_look_over_fewer_cases_or_without_a_number_decides_nothing():
     course = EvaluationHistory(smaller_is_better=False)
-    course.judge(make_look(1, 0.5, cases=8))
+    course.add(make_look(1, 0.5, cases=8))
     for odd in (make_look(2, 1.0, cases=7), make_look(3, float("nan"))):
-        judged = course.judge(odd)
+        judged = course.add(odd)
         assert not judged.compared
         assert not judged.better
     assert (course.best_step, course.since) == (1, 0)

@@ -46,13 +46,14 @@ class Before(TrainingCallback):
 def make_loop(
     tiny_base, folder, *, rows=None, before=None, words=None, callbacks=(), settings=SETTINGS, **more
 ):
-    progress = more.pop("pulse", lambda *_: None)
+    progress = more.pop("progress", lambda *_: None)
+    context = {key: more.pop(key) for key in ("stop_requested", "made_for", "versions") if key in more}
     engine = make_engine(tiny_base, settings, progress=progress)
     report = words.append if words is not None else lambda word: None
     return TrainingLoop(
         engine,
         EpochOrder(rows or make_rows(), settings=settings),
-        RunContext(settings, folder, report=report),
+        RunContext(settings, folder, report=report, **context),
         callbacks=[*callbacks, *([Before(before)] if before else [])],
         **more,
     )
@@ -130,7 +131,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
         return len(asked) == 6
 
     with pytest.raises(StoppedInOrder, match="after step 5 of 8"):
-        make_loop(tiny_base, tmp_path / "cut", stop_asked=stop).run()
+        make_loop(tiny_base, tmp_path / "cut", stop_requested=stop).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
     assert final(resumed) == final(whole)
@@ -290,7 +291,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, sai
     stop = iter([False] * 4 + [True])
     made_for = {"made_for": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
-        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), **made_for).run()
+        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **made_for).run()
     with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(made_for | change)).run()
     assert said in caught.value.why
@@ -300,7 +301,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, sai
 def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
     with pytest.raises(StoppedInOrder):
-        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop)).run()
+        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop)).run()
     run = SETTINGS.run.model_copy(update={"max_restarts": 9})
     kept = {"run": run, "checkpoint_every": 2, "keep_checkpoints": 5}
     loop = make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update=kept))
@@ -313,7 +314,7 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
 def test_other_versions_are_a_word(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
     with pytest.raises(StoppedInOrder):
-        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), versions={"torch": "2.11"}).run()
+        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), versions={"torch": "2.11"}).run()
     words: list[str] = []
     make_loop(tiny_base, tmp_path, versions={"torch": "2.13"}, words=words).run()
     assert any("made with torch 2.11" in word for word in words)
@@ -388,7 +389,7 @@ class SlowCopy:
 
     def send(self, path, step): ...
 
-    def words(self):
+    def messages(self):
         return iter(())
 
     def finish(self, seconds):
@@ -448,7 +449,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tiny_base, tmp_path, mon
     assert final(loop) == final(plain)
     (word,) = words
     assert "the checkpoint of step 6 could not be written: the disk is full" in word
-    assert "that of step 3 still stands" in word
+    assert "that of step 3 is still good" in word
     assert sorted(p.name for p in (tmp_path / "full" / "checkpoints").iterdir()) == [
         "step-000003",
         "step-000008",
@@ -460,7 +461,7 @@ def test_asked_to_stop_with_a_full_disk_it_says_where_it_will_go_on(tiny_base, t
     fill_the_disk(monkeypatch, full=lambda: writes.append(1) or len(writes) > 1)
     stop = iter([False] * 5 + [True])
     with pytest.raises(StoppedInOrder, match="after step 5 of 8, but") as caught:
-        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop)).run()
+        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop)).run()
     assert "step 3" in caught.value.why
 
 

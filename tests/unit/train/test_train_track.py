@@ -3,13 +3,17 @@
 import sys
 import threading
 import types
+from importlib import metadata
 
 import pytest
+from pydantic import ValidationError
 from test_train_looks import make_step
 
+from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import Look
+from graftwork.records.run import TrainingEvaluation
 from graftwork.train.callbacks.reporting import TrackerCallback
+from graftwork.train.settings import RunSettings, TrainSettings
 from graftwork.train.trackers import require_installed
 
 
@@ -38,9 +42,28 @@ class Tape:
 
 
 @pytest.fixture
-def tape(monkeypatch):
+def declare(monkeypatch):
+    """Installs trackers, as packages with an entry point do."""
+    installed = {}
+
+    def declare(**trackers):
+        installed.update(trackers)
+        module = types.ModuleType("installed_trackers")
+        vars(module).update(installed)
+        monkeypatch.setitem(sys.modules, "installed_trackers", module)
+        points = metadata.EntryPoints(
+            metadata.EntryPoint(name, f"installed_trackers:{name}", "graftwork.trackers")
+            for name in installed
+        )
+        monkeypatch.setattr(extensions.metadata, "entry_points", points.select)
+
+    return declare
+
+
+@pytest.fixture
+def tape(declare):
     tape = Tape()
-    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.tape", tape)
+    declare(tape=tape)
     return tape
 
 
@@ -73,7 +96,7 @@ def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
 
 
 def test_a_look_goes_with_the_figures_of_its_step(tape, tmp_path):
-    look = Look(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
+    look = TrainingEvaluation(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
     work_through(make_track(tmp_path, look=look), [1, 2])
     assert tape.logged[1][1] == {
         "train/loss": 1.0,
@@ -86,17 +109,17 @@ def test_a_look_goes_with_the_figures_of_its_step(tape, tmp_path):
     assert "look/json_valid" not in tape.logged[0][1]
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_word(tape, tmp_path, monkeypatch):
+def test_a_tracker_that_fails_is_left_out_with_one_word(tape, declare, tmp_path):
     tape.fails_at = 2
     other = Tape()
-    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.other", other)
+    declare(other=other)
     words = []
     track = make_track(tmp_path, words, trackers=("tape", "other"))
     work_through(track, [1, 2, 3, 4])
     track.on_train_end()
     assert [step for step, _ in tape.logged] == [1]
     assert [step for step, _ in other.logged] == [1, 2, 3, 4]
-    assert words == ["the tracker tape is left out from here on: RuntimeError: the line is down"]
+    assert words == ["tracker tape is disabled for the rest of the run: RuntimeError: the line is down"]
 
 
 @pytest.mark.parametrize("call", ["open_run", "log", "close"])
@@ -108,27 +131,46 @@ def test_a_tracker_that_never_answers_does_not_hold_the_run(tape, tmp_path, monk
     work_through(track, [1, 2, 3])
     track.on_train_end()
     held.set()
-    assert words == ["the tracker tape is left out from here on: TimeoutError: no answer within 0.05 s"]
+    assert words == [
+        "tracker tape is disabled for the rest of the run: TimeoutError: no answer within 0.05 s"
+    ]
 
 
 def test_a_tracker_that_cannot_be_opened_does_not_stop_the_run(tape, tmp_path):
     tape.fails_to_open = True
     words = []
     work_through(make_track(tmp_path, words), [1, 2])
-    assert words == ["the tracker tape is left out from here on: ValueError: no such host"]
+    assert words == ["tracker tape is disabled for the rest of the run: ValueError: no such host"]
 
 
-def test_a_tracker_that_is_not_installed_is_said_before_the_run(monkeypatch):
-    missing = types.SimpleNamespace(PACKAGE="surely_not_installed")
-    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.tape", missing)
+def test_require_installed_names_the_missing_package_of_an_installed_tracker(declare):
+    declare(tape=types.SimpleNamespace(PACKAGE="surely_not_installed", open_run=None))
     with pytest.raises(EnvironmentLacks) as caught:
         require_installed(["tape"])
-    assert '[tape]"' in caught.value.fix
+    assert caught.value.fix.startswith("pip install surely_not_installed")
+
+
+def test_require_installed_names_the_extra_of_a_built_in_tracker(monkeypatch):
+    monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
+    with pytest.raises(EnvironmentLacks) as caught:
+        require_installed(["wandb"])
+    assert '[wandb]"' in caught.value.fix
+
+
+def test_settings_accept_a_tracker_of_an_installed_package_and_no_unknown_one(tape):
+    assert RunSettings(trackers=("tape", "wandb")).trackers == ("tape", "wandb")
+    with pytest.raises(ValidationError, match=r"unknown tracker 'tapes'; known: tensorboard, .*, tape"):
+        RunSettings(trackers=("tapes",))
+
+
+def test_a_tracker_without_open_run_is_refused_before_the_run(declare):
+    declare(tape=types.SimpleNamespace(PACKAGE="json"))
+    with pytest.raises(EnvironmentLacks, match="has no open_run"):
+        require_installed(["tape"])
 
 
 def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
     from graftwork.train.run_setup import reporting_callbacks
-    from graftwork.train.settings import RunSettings, TrainSettings
 
     monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
@@ -148,5 +190,6 @@ def test_the_word_about_a_tracker_that_fails_has_no_password_in_it(tape, tmp_pat
     words = []
     work_through(make_track(tmp_path, words), [1])
     assert words == [
-        "the tracker tape is left out from here on: OSError: no answer from http://…@host:5000/api for …"
+        "tracker tape is disabled for the rest of the run: OSError: "
+        "no answer from http://…@host:5000/api for …"
     ]

@@ -84,13 +84,17 @@ def test_it_comes_to_the_same_verdicts_after_a_resume_at_any_step():
     losses = [chance.choice([2.0, 2.5, 3.0, 50.0]) * chance.uniform(0.8, 1.2) for _ in range(60)]
     settings = WatchSettings(tolerate=50, window=6)
     whole = DivergenceCallback(settings)
-    expected = [whole.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses)]
+    expected = [whole.accept_gradient(number, measured(loss), ROWS) for number, loss in enumerate(losses)]
     assert False in expected
     for cut in range(0, 60, 7):
         before, after = DivergenceCallback(settings), DivergenceCallback(settings)
-        got = [before.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses[:cut])]
+        got = [
+            before.accept_gradient(number, measured(loss), ROWS) for number, loss in enumerate(losses[:cut])
+        ]
         after.restore(json.loads(json.dumps(before.state())))
-        got += [after.judge(number, measured(loss), ROWS) for number, loss in enumerate(losses[cut:])]
+        got += [
+            after.accept_gradient(number, measured(loss), ROWS) for number, loss in enumerate(losses[cut:])
+        ]
         assert got == expected
 
 

@@ -3,7 +3,7 @@
     python -m graftwork.costmodel.trace '{"config": {…}, "setup": {…}, "events": false}'
 
 In: one JSON object: a `config.json` and a PlainSetup. Out: one JSON line: the peak, what was held in each
-phase, and with `events` the whole stream, for whoever replays it through an allocator.
+phase, and with `events` the whole stream, to be replayed through an allocator.
 """
 
 import json
@@ -25,7 +25,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the answer, or what stands against it."""
+    """Print the answer, or the error."""
     try:
         line = answer(json.loads(sys.argv[1]))
     except GraftError as mistake:

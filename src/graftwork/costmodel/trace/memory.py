@@ -1,8 +1,9 @@
 """The peak memory of a training step of any decoder of transformers, without a card and without weights.
 
-In: the model's configuration and a PlainSetup. Out: a MemoryPeak, or the whole stream of what comes and
-goes. Two steps are followed: the second one finds the optimizer's states. Does not know how the allocator
-cuts what it reserves: `reserved` is what was allocated, until somebody replays the stream.
+In: the model's config and a PlainSetup. Out: a MemoryTrace of two steps: the second one finds the
+optimizer's states. Follows every storage on the `meta` device from its creation to its release; what
+kernels allocate inside one operation is added by shape. `reserved` is what was allocated, until the
+stream is replayed.
 """
 
 import gc
@@ -73,7 +74,7 @@ def bytes_before(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
 
 
 def hidden_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
-    """What an operation takes and gives back before it returns, beside its results."""
+    """What an operation takes and gives back before it returns, besides its results."""
     name = getattr(func, "__name__", "")
     if name.startswith("_scaled_dot_product_flash_attention_backward"):
         query, key = args[1], args[2]
@@ -82,7 +83,7 @@ def hidden_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
             rows, queries, key.shape[2], heads, key.shape[1], width, query.element_size()
         )
     if name.startswith("embedding_dense_backward"):
-        # The places sorted by word, and where they came from.
+        # The positions sorted by token, and where they came from.
         return [args[1].numel() * 8] * 2
     return []
 
@@ -191,7 +192,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _adds_in_place(args: tuple[Any, ...]) -> bool:
     """Whether backward adds to a gradient that nobody else holds: a mode keeps it from seeing that."""
-    if torch.is_grad_enabled() or not all(isinstance(one, torch.Tensor) for one in args[:2]):
+    if torch.is_grad_enabled() or not all(isinstance(argument, torch.Tensor) for argument in args[:2]):
         return False
     first, second = args[:2]
     same = first.shape == second.shape and first.dtype == second.dtype

@@ -1,7 +1,7 @@
-"""A decoder with its adapters as transformers, PEFT and bitsandbytes would set it up, on any device.
+"""A decoder with its adapters as transformers, PEFT and bitsandbytes set it up, on any device; and autocast.
 
-In: a configuration and a PlainSetup. Out: the model, ready for a step. On `meta` nothing is stored; on a
-card the weights are random, which memory does not depend on.
+In: a config and a PlainSetup. Out: the model, ready for a step. On `meta` nothing is stored, and
+autocast, which that device ignores, is applied by a mode that casts arguments as CUDA's does.
 """
 
 from collections.abc import Callable, Iterator, Sequence

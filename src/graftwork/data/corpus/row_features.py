@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
-from graftwork import __version__
 from graftwork.data.audit.row_checks import (
     AuditContext,
     RedactedRow,
@@ -30,6 +29,7 @@ from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
+from graftwork.version import __version__
 
 FEATURES_FORM = 5
 """Incremented when the columns change: older files are then computed again."""

@@ -27,7 +27,7 @@ from graftwork.text.redact import publish_text
 Count = Callable[[Sequence[Message], str], int]
 
 
-class Answer(NamedTuple):
+class AnswerPart(NamedTuple):
     """The messages before an answer, and the answer to learn."""
 
     messages: tuple[Message, ...]
@@ -37,13 +37,13 @@ class Answer(NamedTuple):
 class Fitted(NamedTuple):
     """The rows made of one row. `reason` says what was left out; empty if nothing was."""
 
-    rows: list[Answer]
+    rows: list[AnswerPart]
     reason: str = ""
 
 
 def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
     """Return the row if it fits, otherwise what `data.overlong` makes of it."""
-    whole = Answer(tuple(messages), reply)
+    whole = AnswerPart(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
     if tokens <= most:
         return Fitted([whole])
@@ -55,7 +55,7 @@ def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: 
     return _split_by_turn(whole, count=count, most=most, too_long=too_long)
 
 
-def _truncate(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
+def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
     kept = _leave_out_oldest(whole, count=count, most=most)
     if kept is None:
         return Fitted([], f"{too_long}, and its last question and reply alone do not fit")
@@ -63,18 +63,18 @@ def _truncate(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitte
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def list_answers(messages: Sequence[Message], reply: str) -> list[Answer]:
+def list_answers(messages: Sequence[Message], reply: str) -> list[AnswerPart]:
     """Return a row for each assistant turn after the first question, with all turns before it."""
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
     return [
-        Answer(turns[:at], turn.content)
+        AnswerPart(turns[:at], turn.content)
         for at, turn in enumerate(turns)
         if at > asked and turn.role == "assistant" and turn.content.strip()
     ]
 
 
-def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
+def _split_by_turn(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
     """Return a row for each answer, with as many earlier turns as fit."""
     answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
@@ -86,7 +86,7 @@ def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> 
     return Fitted(rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}")
 
 
-def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
+def _leave_out_oldest(row: AnswerPart, *, count: Count, most: int) -> AnswerPart | None:
     """Return the longest end of the conversation that fits, after the system turns; None if none does.
 
     An end is the whole conversation or begins with a user turn: no reply without its question, and no tool
@@ -97,9 +97,9 @@ def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
         return None
     begins = sorted({0, *questions})
 
-    def end(place: int) -> Answer:
+    def end(place: int) -> AnswerPart:
         kept = (m for at, m in enumerate(row.messages) if at >= begins[place] or m.role == "system")
-        return Answer(tuple(kept), row.reply)
+        return AnswerPart(tuple(kept), row.reply)
 
     def does_fit(place: int) -> bool:
         return count(*end(place)) <= most
@@ -158,6 +158,8 @@ def apply_system_prompt(
 
 
 SUMMARY = "summary.json"
+MOST_CHARACTERS_PER_TOKEN = 100
+"""A row with more characters per allowed token is overlong without being tokenized."""
 SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
 """The splits of a model subset are indexes into this list."""
 
@@ -337,35 +339,43 @@ class _RenderRequest(NamedTuple):
 def _render(
     rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
 ) -> tuple[list[_RenderedPart], dict[int, str]]:
-    asked = [one for place, row in enumerate(rows) for one in _list_requests(place, row, settings=settings)]
+    requests = [
+        request
+        for position, row in enumerate(rows)
+        for request in _list_requests(position, row, settings=settings)
+    ]
+    most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
+    sizes = [_count_characters(request.messages, request.reply) for request in requests]
+    batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
+    results = iter(renderer.render_batch(batch))
     ready: list[_RenderedPart] = []
     refused: dict[int, str] = {}
-    for one, rendered in zip(asked, renderer.render_batch([one[2:] for one in asked]), strict=True):
-        row = rows[one.position]
+    for request, size in zip(requests, sizes, strict=True):
+        rendered = next(results) if size <= most else None
+        row = rows[request.position]
         if isinstance(rendered, UserMistake):
-            refused[one.position] = f"refused by the template: {rendered.what}"
-        elif rendered.trained_from >= len(rendered.tokens):
-            refused[one.position] = "nothing to train on: the template leaves no token of the reply"
-        elif len(rendered.tokens) <= settings.max_tokens:
-            ready.append(_RenderedPart(one.position, row, one.part, one.messages, one.reply, rendered))
+            refused[request.position] = f"refused by the template: {rendered.what}"
+        elif rendered is not None and rendered.trained_from >= len(rendered.tokens):
+            refused[request.position] = "nothing to train on: the template leaves no token of the reply"
+        elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
+            ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            may_shorten = settings.overlong != "drop"
             only_last = settings.train_on == "every" or row.capture is not None
-            pieces = (
-                _shorten(one, renderer=renderer, settings=settings, only_last=only_last)
-                if may_shorten
-                else []
-            )
+            parts = _shorten(request, renderer=renderer, settings=settings, only_last=only_last)
             ready += [
-                _RenderedPart(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)
+                _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
             ]
-            if not pieces:
-                length = len(rendered.tokens)
-                part = f"answer {one.part + 1}, " if one.part else ""
-                refused[one.position] = (
-                    f"overlong: {part}{length} tokens, data.max_tokens is {settings.max_tokens}"
+            if not parts:
+                length = f"{size:,} characters" if rendered is None else f"{len(rendered.tokens)} tokens"
+                answer = f"answer {request.part + 1}, " if request.part else ""
+                refused[request.position] = (
+                    f"overlong: {answer}{length}, data.max_tokens is {settings.max_tokens}"
                 )
     return ready, refused
+
+
+def _count_characters(messages: Sequence[Message], reply: str) -> int:
+    return sum(len(message.content) for message in messages) + len(reply)
 
 
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
@@ -379,20 +389,25 @@ def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -
 
 
 def _shorten(
-    one: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+    request: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
 ) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
-    def count(turns: Sequence[Message], said: str) -> int:
-        return renderer.count_tokens(turns, said)
+    if settings.overlong == "drop":
+        return []
 
-    shorter = fit_row(one.messages, one.reply, count=count, settings=settings).rows
+    def count(messages: Sequence[Message], reply: str) -> int:
+        size = _count_characters(messages, reply)
+        is_long = size > settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
+        return size if is_long else renderer.count_tokens(messages, reply)
+
+    shorter = fit_row(request.messages, request.reply, count=count, settings=settings).rows
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
     rendered = renderer.render_batch(shorter)
     return [
-        (turns, said, one)
-        for (turns, said), one in zip(shorter, rendered, strict=True)
-        if not isinstance(one, UserMistake)
+        (messages, reply, row)
+        for (messages, reply), row in zip(shorter, rendered, strict=True)
+        if not isinstance(row, UserMistake)
     ]
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork import __version__
 from graftwork.data.corpus import row_features
 from graftwork.data.corpus.build import Keys, find_places
 from graftwork.data.corpus.store import Corpus
@@ -23,6 +22,7 @@ from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAs
 from graftwork.files.disk import write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.text.similarity import Array
+from graftwork.version import __version__
 
 SPLITS_FORM = 1
 SPLIT_SETTINGS = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")

@@ -24,7 +24,7 @@ from graftwork.grading.metrics import (
 )
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
-from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.records.verdict import Decision, RuleResult
 
 
@@ -243,7 +243,7 @@ def _last_parts(losses: Sequence[float]) -> tuple[float | None, float | None]:
     return median(losses[-2 * part : -part]), median(losses[-part:])
 
 
-def _losses_of(looks: Sequence[Look]) -> list[float]:
+def _losses_of(looks: Sequence[TrainingEvaluation]) -> list[float]:
     return [look.value for look in looks if look.metric == "loss" and look.compared]
 
 

@@ -1,0 +1,1 @@
+"""What training changes: LoRA and DoRA layers, PEFT folders, full weights, 4-bit bases, merging."""

@@ -1,0 +1,1 @@
+"""Chat templates: messages to tokens, with proof of which tokens are the reply."""

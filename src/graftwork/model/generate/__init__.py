@@ -1,0 +1,1 @@
+"""Generation: batched decoding with a KV cache, sampling, recorded steps on a GPU."""

@@ -35,7 +35,7 @@ WORDS_OF_A_ROW = 8
 WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
 
 
-class _Aside(ProjectFolder):
+class _ScratchProject(ProjectFolder):
     """A project in a folder of its own, whose state never goes into the team's database."""
 
     @property
@@ -43,11 +43,11 @@ class _Aside(ProjectFolder):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
+def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
-        aside = _set_aside(project, Path(folder))
+        aside = _scratch_project(project, Path(folder))
         try:
             with use_project(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
@@ -99,7 +99,7 @@ def _checkpoint(folder: Path) -> DoctorCheck:
     )
 
 
-def _set_aside(project: ProjectFolder, folder: Path) -> ProjectFolder:
+def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     settings = project.settings.of_model(project.settings.main_model)
     base = settings.base
     if base != EMBEDDED:
@@ -116,7 +116,7 @@ def _set_aside(project: ProjectFolder, folder: Path) -> ProjectFolder:
         near_duplicate=1.0,
         question_similarity=1.0,
     )
-    return _Aside(
+    return _ScratchProject(
         root=folder,
         settings=ProjectSettings(
             project="dry-run",

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from graftwork.pipeline.doctor.machine import DoctorCheck, look_at_cards, look_at_machine, look_at_software
+from graftwork.pipeline.doctor.machine import DoctorCheck, check_gpus, check_machine, check_software
 from graftwork.pipeline.doctor.project import (
-    disk_planned,
-    look_at_base,
-    look_at_credentials,
-    look_at_network,
-    look_at_project,
+    check_base,
+    check_credentials,
+    check_network,
+    check_project,
+    planned_disk_gib,
 )
 from graftwork.pipeline.reporter import Reporter
 from graftwork.project.load import ProjectFolder
@@ -26,24 +26,24 @@ def examine(
     project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
 ) -> Iterator[DoctorCheck]:
     """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
-    yield from _of("software", look_at_software(needed=project is not None))
+    yield from _of("software", check_software(needed=project is not None))
     folder = project.state if project else Path()
-    planned = disk_planned(project) if project else None
-    yield from _of("machine", look_at_machine(folder, disk_gib=planned))
-    yield from _of("cards", look_at_cards())
-    accounts = look_at_credentials(
+    planned = planned_disk_gib(project) if project else None
+    yield from _of("machine", check_machine(folder, disk_gib=planned))
+    yield from _of("cards", check_gpus())
+    accounts = check_credentials(
         os.environ, home=Path.home(), project=project.root if project else None, wanted=_wanted(project)
     )
     yield from _of("accounts", accounts)
-    yield from _of("project", iter([look_at_base(project)]))
+    yield from _of("project", iter([check_base(project)]))
     if project is not None:
-        yield from _of("project", look_at_project(project))
+        yield from _of("project", check_project(project))
     if network:
-        yield from _of("network", look_at_network(project))
+        yield from _of("network", check_network(project))
     if project is not None and dry_run is not None:
-        from graftwork.pipeline.doctor.dry_run import look_at_dry_run
+        from graftwork.pipeline.doctor.dry_run import check_dry_run
 
-        yield from _of("dry run", look_at_dry_run(project, dry_run))
+        yield from _of("dry run", check_dry_run(project, dry_run))
 
 
 def _wanted(project: ProjectFolder | None) -> frozenset[str]:

@@ -56,7 +56,7 @@ MADE = 1_735_689_600
 """The beginning of 2025: a clock before that is wrong, and certificates and heartbeats with it."""
 
 
-def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorCheck]:
+def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorCheck]:
     device, memory = describe_device(), machine_memory()
     limit = memory.get("limit", device.memory_gib)
     free = memory.get("free", limit)
@@ -69,7 +69,7 @@ def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorC
     yield _container(limit, device.memory_gib)
     yield _swap(memory)
     yield DoctorCheck(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
-    yield look_at_disk(folder, needed=disk_gib)
+    yield check_disk(folder, needed=disk_gib)
     yield _writable(folder)
     yield _open_files()
     yield decide(
@@ -95,7 +95,7 @@ def _swap(memory: dict[str, float]) -> DoctorCheck:
     return decide("swap", used < SWAPPED_GIB, f"{used:.1f} GiB in use", fix, otherwise="note")
 
 
-def look_at_disk(folder: Path, *, needed: float | None) -> DoctorCheck:
+def check_disk(folder: Path, *, needed: float | None) -> DoctorCheck:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(near).free / GIB
     least = max(DISK_GIB, needed or 0.0)
@@ -133,7 +133,7 @@ OTHER_EXTRAS = ("deepspeed", "postgres", "mirror", "tensorboard", "wandb", "mlfl
 REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9.]+))?")
 
 
-def look_at_software(*, needed: bool) -> Iterator[DoctorCheck]:
+def check_software(*, needed: bool) -> Iterator[DoctorCheck]:
     yield decide(
         "python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or later"
     )
@@ -230,11 +230,11 @@ class TorchView(NamedTuple):
     cards: tuple[tuple[str, int, int], ...]
 
 
-def look_at_cards() -> Iterator[DoctorCheck]:
+def check_gpus() -> Iterator[DoctorCheck]:
     if shutil.which("nvidia-smi") is None:
         yield DoctorCheck(name="gpu", result="note", found="none: training runs on the processor")
         return
-    cards = parse_cards(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
+    cards = parse_gpus(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
     if not cards:
         yield DoctorCheck(
             name="gpu",
@@ -243,11 +243,11 @@ def look_at_cards() -> Iterator[DoctorCheck]:
             fix="look at `nvidia-smi`: the driver is not loaded, or the container got no card (--gpus all)",
         )
         return
-    yield from describe_cards(cards)
+    yield from describe_gpus(cards)
     yield from judge_torch(_ask_torch(), cards)
 
 
-def parse_cards(printed: str) -> tuple[InstalledGpu, ...]:
+def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
     """Lines of `nvidia-smi --query-gpu`; an old driver does not know compute_cap and says so in its place."""
     found = []
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
@@ -267,7 +267,7 @@ def parse_cards(printed: str) -> tuple[InstalledGpu, ...]:
     return tuple(found)
 
 
-def describe_cards(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
     """The card or cards, what is free of them, and what they multiply in."""
     first = cards[0]
     names = first.name if len(cards) == 1 else f"{len(cards)} × {first.name}"

@@ -18,14 +18,14 @@ from graftwork.project.load import ProjectFolder
 from graftwork.records.errors import GraftError
 
 
-def look_at_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
+def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
     yield _logs(project)
     yield _configuration(project)
     yield _database(project)
-    yield look_at_port(project)
+    yield check_port(project)
 
 
-def look_at_base(project: ProjectFolder | None) -> DoctorCheck:
+def check_base(project: ProjectFolder | None) -> DoctorCheck:
     name = project.settings.base if project else EMBEDDED
     if name != EMBEDDED:
         there = project is not None and (project.root / name).expanduser().is_dir()
@@ -41,7 +41,7 @@ def look_at_base(project: ProjectFolder | None) -> DoctorCheck:
     )
 
 
-def disk_planned(project: ProjectFolder) -> float | None:
+def planned_disk_gib(project: ProjectFolder) -> float | None:
     """What the last plan of the project reckoned to write, at most; None where there is none yet."""
     from graftwork.records.plan import Plan
     from graftwork.store.database import open_database
@@ -103,7 +103,7 @@ def _database(project: ProjectFolder) -> DoctorCheck:
     return DoctorCheck(name="database", result="ok", found=name)
 
 
-def look_at_port(project: ProjectFolder) -> DoctorCheck:
+def check_port(project: ProjectFolder) -> DoctorCheck:
     settings = project.settings.serve
     with socket.socket() as probe:
         try:
@@ -160,7 +160,7 @@ CREDENTIALS = (
 )
 
 
-def look_at_credentials(
+def check_credentials(
     environment: Mapping[str, str], *, home: Path, project: Path | None, wanted: frozenset[str]
 ) -> Iterator[DoctorCheck]:
     """`wanted` names those that the settings ask for; for the others their absence is only worth a note."""
@@ -277,7 +277,7 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
     return tuple(found.values())
 
 
-def look_at_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
+def check_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
     hosts = hosts_needed(project, os.environ)
     if not hosts:
         yield DoctorCheck(name="network", result="ok", found="nothing in the settings needs it")

@@ -16,7 +16,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.report.page import ReportPage, SideBySide, render_report
+from graftwork.report.page import AnswerPair, ReportPage, render_report
 from graftwork.train.run_folder import read_journal
 
 
@@ -47,9 +47,9 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
     return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))
 
 
-def _side_by_side(made: StepOutputs) -> tuple[SideBySide, ...]:
+def _side_by_side(made: StepOutputs) -> tuple[AnswerPair, ...]:
     return tuple(
-        SideBySide(
+        AnswerPair(
             question=tried.question,
             base_answer=tried.base_answer,
             adapter_answer=tried.release_answer,

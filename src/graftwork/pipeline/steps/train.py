@@ -47,7 +47,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
         raise
     verify_base(work.base)
     outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
-    outcome = set_beside(plan, outcome, folder, minutes=minutes)
+    outcome = compare_with_plan(plan, outcome, folder, minutes=minutes)
     work.residuals.add(
         run_id,
         device=plan.device.name,
@@ -62,7 +62,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     return outcome
 
 
-def set_beside(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
+def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
     """The outcome with what the plan had said, part by part, and what left its range."""
     found = residuals.compare(plan, outcome, minutes=minutes)
     parts = residuals.compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))

@@ -88,7 +88,7 @@ def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
 def _also(name: str, aliases: tuple[str, ...]) -> tuple[str, ...]:
     """The names that follow from a name: RTX and GTX are left out as often as not."""
     written = (name, *aliases)
-    return (*aliases, *(one.upper().replace("RTX", "").replace("GTX", "") for one in written))
+    return (*aliases, *(block.upper().replace("RTX", "").replace("GTX", "") for block in written))
 
 
 def _gpu(row: CatalogRow) -> Gpu:

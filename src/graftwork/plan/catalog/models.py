@@ -63,7 +63,7 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
         raise UserMistake(
             f"{path} has no config.json",
             why="it states the sizes of the model",
-            fix="name the folder that config.json stands in",
+            fix="name the folder with config.json",
             where=str(path),
         )
     models = list_models(overlay=overlay)

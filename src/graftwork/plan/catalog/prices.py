@@ -1,7 +1,7 @@
 """What places ask for machines, and under which rules.
 
 In: nothing but the catalog and the team's own rows over it. Out: offers and places, dated. Does not fetch
-prices; says how old they are. What others claimed of a price is kept apart from what we reckon with.
+prices; says how old they are. Prices that others quoted are kept apart from those that plans use.
 """
 
 from datetime import date
@@ -47,12 +47,12 @@ STALE_AFTER_DAYS = 60
 
 
 def list_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
-    """What we reckon with."""
+    """The prices that plans use."""
     return _offers("prices", overlay)
 
 
 def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
-    """What a team's comparison of places said: to be shown beside ours, never to be reckoned with."""
+    """Prices that a team's own comparison quoted: shown next to ours, never used."""
     return _offers("quoted_prices", overlay)
 
 

@@ -1,7 +1,7 @@
 """A table of the catalog: the file that comes with the package, and a team's own file of that name over it.
 
 In: the name of a table, what its columns are, and a folder of the team's own files. Out: its rows, each
-knowing the file and line that it stands in. Does not know what the columns mean.
+knowing its file and line. Does not know what the columns mean.
 """
 
 import csv
@@ -26,7 +26,7 @@ Built = TypeVar("Built")
 
 
 class ColumnParsers(NamedTuple):
-    """What a table's file may hold, and what tells its rows apart."""
+    """What a table's file may hold, and the key of its rows."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]
@@ -82,7 +82,7 @@ class CatalogRow(NamedTuple):
         return UserMistake(
             f"{self.file.name}, line {self.line}: `{column}` {rule}, and is {self.text(column)!r}",
             why="a figure that is read wrongly makes every answer wrong",
-            fix=f"mend `{column}` in that line",
+            fix=f"correct `{column}` in that line",
             where=f"{self.file}:{self.line}",
         )
 
@@ -118,7 +118,7 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
 
 
 def row_key(row: CatalogRow, columns: ColumnParsers) -> tuple[str, ...]:
-    """What tells a row from others, however it is written."""
+    """The key of a row, normalized."""
     return tuple(normalise(row.text(column)) for column in columns.key)
 
 

@@ -13,7 +13,7 @@ from graftwork.plan.cost.types import DiskNeed, OfferCandidate, PlaceRow, Terms,
 from graftwork.records.base import Figure
 
 FOREVER = 1e9
-"""Hours that stand for never: JSON has no infinity."""
+"""Hours that mean never: JSON has no infinity."""
 
 
 def assess(
@@ -165,7 +165,7 @@ def _figure(values: list[float], unit: str) -> Figure:
 
 
 def order(rows: Sequence[PlaceRow], terms: Terms) -> tuple[PlaceRow, ...]:
-    """Best first, with a word on each."""
+    """Best first, each with its verdict."""
     ranked = sorted(rows, key=lambda row: rank_key(row, terms))
     best = ranked[0] if ranked and ranked[0].eligible else None
     return tuple(row.model_copy(update={"verdict": _word(row, best, terms)}) for row in ranked)
@@ -192,7 +192,7 @@ def best_of_each_place(rows: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     kept = []
     for row in rows:
         key = (row.place, "spot" if row.billing == "spot" else "")
-        # Own cards are named one by one: whoever has two kinds wants to see both.
+        # Own cards are listed one by one.
         if row.billing == "electricity":
             key = (row.place, f"{row.gpus} {row.gpu}")
         if key not in seen:
@@ -292,12 +292,12 @@ def _why_none(rows: Sequence[PlaceRow], terms: Terms) -> str:
         return "It fits none of the cards; the lines say by how much."
     soonest = min(fitting, key=lambda row: row.hours_to_result.value)
     cheapest = min(fitting, key=lambda row: row.bill_usd.value)
-    told = []
+    limits = []
     if terms.deadline_hours is not None:
-        told.append(f"the soonest is {soonest.label} in {duration(soonest.hours_to_result.value)}")
+        limits.append(f"the soonest is {soonest.label} in {duration(soonest.hours_to_result.value)}")
     if terms.budget_usd is not None:
-        told.append(f"the least to pay is {dollars(cheapest.bill_usd.value)} at {cheapest.label}")
-    return f"It fits, but {' and '.join(told)}." if told else "It fits nowhere under these rules."
+        limits.append(f"the least to pay is {dollars(cheapest.bill_usd.value)} at {cheapest.label}")
+    return f"It fits, but {' and '.join(limits)}." if limits else "It fits nowhere under these rules."
 
 
 def _word(row: PlaceRow, best: PlaceRow | None, terms: Terms) -> str:

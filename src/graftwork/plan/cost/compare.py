@@ -1,4 +1,8 @@
-"""The whole comparison: candidates in, a table with a verdict out. Pure: all that it knows comes as facts."""
+"""Compares places for a run: offers of the catalog and own cards, ranked, with what would change the winner.
+
+In: what is trained how (the machine of the question does not matter), the terms. Out: a PlaceComparison.
+Reads the catalog and asks the fit.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
@@ -52,7 +56,7 @@ def list_candidates(
     offers: Iterable[Offer],
     places: Iterable[PlaceTerms],
     *,
-    reckon: EstimateRun,
+    estimate: EstimateRun,
     own: Iterable[OwnCards] = (),
     today: str,
 ) -> tuple[OfferCandidate, ...]:
@@ -63,7 +67,7 @@ def list_candidates(
         place = by_name.get(offer.place)
         if place is None:
             continue
-        run = reckon(offer.gpu, offer.gpus, offer.memory_gib)
+        run = estimate(offer.gpu, offer.gpus, offer.memory_gib)
         found += [OfferCandidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
     mine = by_name.get(OWN.name, OWN)
     for kind in own:
@@ -71,7 +75,7 @@ def list_candidates(
             place=mine.name, gpu=kind.gpu.name, gpus=kind.cards, usd_per_hour=None,
             source="electricity as stated", dated=today,
         )  # fmt: skip
-        run = reckon(kind.gpu.name, kind.cards, None)
+        run = estimate(kind.gpu.name, kind.cards, None)
         found.append(OfferCandidate(place=mine, offer=offer, billing="electricity", run=run))
     return tuple(found)
 
@@ -109,11 +113,13 @@ def compare(
     run: dict[str, object],
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
-    """`rows` are those of all epochs; `run` is told on as it is."""
-    candidates = [within_disk(one, disk) for one in candidates]
+    """`rows` are those of all epochs; `run` is passed on as it is."""
+    candidates = [within_disk(candidate, disk) for candidate in candidates]
     lines = tuple(
-        assess(one, terms=terms, disk=disk, rows=rows, age_days=_age(one.offer.dated, terms.today))
-        for one in candidates
+        assess(
+            candidate, terms=terms, disk=disk, rows=rows, age_days=_age(candidate.offer.dated, terms.today)
+        )
+        for candidate in candidates
     )
     ranked = order(lines, terms)
     head, reason = verdict(ranked, terms)
@@ -165,8 +171,10 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
             "look before you pay"
         )
-    noted = {one.place.title: one.place.notes for one in candidates if one.place.notes}
-    found += [f"{title}: {words}" for title, words in sorted(noted.items())]
+    noted = {
+        candidate.place.title: candidate.place.notes for candidate in candidates if candidate.place.notes
+    }
+    found += [f"{title}: {note}" for title, note in sorted(noted.items())]
     return tuple(found)
 
 
@@ -224,10 +232,10 @@ def compare_places(
             fix="see `graft plan catalog prices`, leave --gpu out, or add your own prices.csv with --catalog",
             where="--gpu",
         )
-    reckon = RunEstimator(
+    estimate = RunEstimator(
         asker(question), find=find, measured=measured, all_ram_matters=question.method == "full"
     )
-    candidates = list_candidates(offers, known, reckon=reckon, own=mine, today=terms.today.isoformat())
+    candidates = list_candidates(offers, known, estimate=estimate, own=mine, today=terms.today.isoformat())
     return compare(
         candidates,
         terms=terms,

@@ -1,7 +1,7 @@
-"""The run on each machine, by asking the fit.
+"""The run on each machine, by asking the fit: whether it fits, hours, steps, the strategy.
 
-In: a model, what is trained how, a card. Out: a CardRun. A measurement of the user's, hours on a card that
-the catalog knows, takes the place of our own level: other cards keep their ratio to it.
+In: a question, a card. Out: a CardRun. Hours that the user measured on one card replace our own level: other
+cards keep their ratio to it. Where `graft train` has no strategy that fits, transformers and PEFT are tried.
 """
 
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def machine_of(gpu: Gpu, *, count: int, ram_gib: float | None) -> Machine:
 
 
 def card_run(brief: Brief, *, factor: float = 1.0, measured: bool = False) -> CardRun:
-    """What the costs need of a fit; `factor` is measured over reckoned hours."""
+    """What the costs need of a fit; `factor` is measured over computed hours."""
     machine, question = brief.question.machine, brief.question
     gpu = machine.gpu
     if gpu is None:
@@ -148,16 +148,16 @@ def card_run(brief: Brief, *, factor: float = 1.0, measured: bool = False) -> Ca
 
 
 def in_words(strategy: Strategy) -> str:
-    told = [strategy.weights, f"{strategy.micro_rows} rows a pass"]
+    parts = [strategy.weights, f"{strategy.micro_rows} rows a pass"]
     if strategy.engine == "hf":
-        told.append("by transformers and PEFT")
+        parts.append("by transformers and PEFT")
     if strategy.checkpointed_layers:
-        told.append(f"{strategy.checkpointed_layers} layers checkpointed")
+        parts.append(f"{strategy.checkpointed_layers} layers checkpointed")
     if strategy.offload != "none":
-        told.append(f"{strategy.offload} offloaded")
+        parts.append(f"{strategy.offload} offloaded")
     if strategy.sharding != "none":
-        told.append(strategy.sharding)
-    return ", ".join(told)
+        parts.append(strategy.sharding)
+    return ", ".join(parts)
 
 
 class RunEstimator:
@@ -178,8 +178,8 @@ class RunEstimator:
         self._factor = 1.0
         if measured is not None:
             answer = self._answer(measured.gpu, measured.gpus, None)
-            reckoned = answer.hours.value
-            self._factor = measured.hours / reckoned if reckoned else 1.0
+            computed = answer.hours.value
+            self._factor = measured.hours / computed if computed else 1.0
 
     def __call__(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
         # One name for a card, and memory that no adapter needs left out: the fit is asked less often.

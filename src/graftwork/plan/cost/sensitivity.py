@@ -103,7 +103,7 @@ def _own_price(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | N
     found = _search(
         lambda factor: winner(
             held,
-            tweak_of=lambda one: Tweak(price=factor) if _same(one, best) else PLAIN,
+            tweak_of=lambda item: Tweak(price=factor) if _same(item, best) else PLAIN,
         ),
         best,
         up=True,
@@ -189,7 +189,9 @@ def _hours(held: ComparisonInputs, best: OfferCandidate, *, up: bool) -> WinnerC
 def _rate(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """More interruptions where a spot machine wins, fewer where one might."""
     spot_wins = best.billing == "spot"
-    if not spot_wins and not any(one.billing == "spot" and one.run.fits for one in held.candidates):
+    if not spot_wins and not any(
+        candidate.billing == "spot" and candidate.run.fits for candidate in held.candidates
+    ):
         return None
     # The same place on demand is another answer here: what is asked is whether spot pays.
     found = _search_rate(held, best, up=spot_wins)

@@ -1,7 +1,6 @@
-"""Disk that a run needs, part by part.
+"""Types of a comparison of places: a run on a machine, an offer, a row of the table, the disk it needs.
 
-In: parameters, what is trained, rows. Out: GiB by what they are for. The sizes of packages are measured on a
-Linux installation; the rest follows from the parameters. Does not know which files a user keeps besides.
+In: values. Out: frozen records; every figure has a range.
 """
 
 from datetime import date
@@ -42,7 +41,7 @@ def need_disk(
     weights = total_parameters * WEIGHT_BYTES / GIB
     parts = {
         "packages": Figure(value=value, low=low, high=high, unit="GiB"),
-        # A hub that keeps another format or precision beside it doubles them.
+        # A hub that also stores another format or precision doubles them.
         "base weights": Figure(value=weights, low=weights, high=2 * weights, unit="GiB"),
         "data": Figure.about(tokens * BYTES_A_TOKEN / GIB, down=0.5, up=3.0, unit="GiB"),
         # One more than are kept: the new one is whole before the oldest goes.

@@ -1,7 +1,7 @@
-"""The answer: the fastest way that fits, every figure with its range; or by how much nothing does.
+"""Answers `graft plan fit`: the fastest strategy that fits, or by how much none does. Pure.
 
-In: a question, and what is known better than from the catalog: rates of a probe, a traced peak. Out: a
-FitAnswer. Pure: reads only the shipped catalogs, for models that would fit instead.
+In: a question; rates of a probe and a traced peak where there are any. Out: a FitAnswer, every figure with a
+range. Reads only the shipped catalogs, for models that would fit instead.
 """
 
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def fit(
 ) -> FitAnswer:
     """`correction` is a traced peak over the computed one of the same setup.
 
-    Without `advise` neither remedies nor another engine are looked for: for who asks many questions.
+    Without `advise`, neither remedies nor other engines are tried: for callers with many questions.
     """
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
@@ -75,7 +75,7 @@ def as_done(question: FitQuestion) -> FitQuestion:
 
 
 class Weighed(NamedTuple):
-    """The way that is taken, and all that were reckoned to the tensor on the way to it."""
+    """The candidate that is chosen, and all that were computed tensor by tensor."""
 
     best: FitCandidate
     exact: tuple[FitCandidate, ...]
@@ -84,14 +84,14 @@ class Weighed(NamedTuple):
 def choose(
     searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
 ) -> FitCandidate:
-    """The fastest that fits, reckoned to the tensor; else the one that lacks the least."""
+    """The fastest that fits, computed tensor by tensor; else the one that lacks the least."""
     return weigh(searched, question, level=level, rates=rates, correction=correction).best
 
 
 def weigh(
     searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
 ) -> Weighed:
-    """As `choose`, with what did not fit once it was reckoned to the tensor."""
+    """As `choose`, with the candidates that did not fit once they were computed tensor by tensor."""
 
     def exactly(one: FitCandidate) -> FitCandidate:
         if one.setup is None or rates is None:
@@ -103,15 +103,15 @@ def weigh(
 
     exact: list[FitCandidate] = []
     best: FitCandidate | None = None
-    for one in sorted(searched.fitting, key=preference):
+    for candidate in sorted(searched.fitting, key=preference):
         # With GRPO, less room than it seemed means more rounds of answers: exactly, it may be slower.
-        if best is not None and preference(best)[:-1] <= preference(one)[:-1]:
+        if best is not None and preference(best)[:-1] <= preference(candidate)[:-1]:
             break
-        exact.append(exactly(one))
+        exact.append(exactly(candidate))
         if fits(exact[-1], question, level):
             best = exact[-1] if best is None else min(best, exact[-1], key=preference)
     if best is None:
-        exact += [exactly(one) for one in sorted(searched.failing, key=lacking)[:1]]
+        exact += [exactly(item) for item in sorted(searched.failing, key=lacking)[:1]]
         best = min(exact, key=lacking)
     return Weighed(best, tuple(exact))
 
@@ -132,8 +132,8 @@ def _answer(
     spread = TIME_SPREAD[level]
     step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
     run = _minutes(step, steps, fixed=START_SECONDS[kind_of(question)])
-    beside = _beside(question, level, rates) if advise else ()
-    considered = (*_others(searched, question, chosen, level), *beside)
+    elsewhere = _with_transformers(question, level, rates) if advise else ()
+    considered = (*_others(searched, question, chosen, level), *elsewhere)
     return FitAnswer(
         question=question,
         fits=good,
@@ -152,7 +152,7 @@ def _answer(
         run_minutes=run,
         late_oom_chance=_late(question, chosen, level),
         strategy=strategy_of(chosen, question),
-        others=tuple(one.strategy for one in considered if one.fits),
+        others=tuple(option.strategy for option in considered if option.fits),
         reasons=give_reasons(question, chosen, considered, level=level, good=good),
         verdict=give_verdict(question, chosen, level=level, good=good, minutes=run),
         step_parts_seconds={
@@ -171,7 +171,7 @@ def _rows_of_run(question: FitQuestion) -> int:
 
 
 def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
-    value, low, high = (((one * steps) + fixed) / 60 for one in (step.value, step.low, step.high))
+    value, low, high = (((block * steps) + fixed) / 60 for block in (step.value, step.low, step.high))
     return Figure(value=value, low=low, high=high, unit="min")
 
 
@@ -217,10 +217,10 @@ def _as_weighed(
     searched: Searched, exact: tuple[FitCandidate, ...], question: FitQuestion, *, level: Level
 ) -> Searched:
     """What was searched quickly, with the exact figures where there are some."""
-    known = {one.way: one for one in exact}
-    found = [known.get(one.way, one) for one in (*searched.fitting, *searched.failing)]
-    good = tuple(one for one in found if fits(one, question, level))
-    return Searched(good, tuple(one for one in found if not fits(one, question, level)))
+    known = {candidate.way: candidate for candidate in exact}
+    found = [known.get(block.way, block) for block in (*searched.fitting, *searched.failing)]
+    good = tuple(item for item in found if fits(item, question, level))
+    return Searched(good, tuple(item for item in found if not fits(item, question, level)))
 
 
 def _others(
@@ -229,18 +229,20 @@ def _others(
     """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
     found: dict[str, Considered] = {}
     taken = name_of(chosen, question)
-    for one in sorted(searched.fitting, key=preference):
-        name = name_of(one, question)
+    for candidate in sorted(searched.fitting, key=preference):
+        name = name_of(candidate, question)
         if name != taken and name not in found:
-            found[name] = consider(one, question, name=name, level=level)
-    for one in sorted(searched.failing, key=lambda one: one.peak.reserved):
-        name = name_of(one, question)
+            found[name] = consider(candidate, question, name=name, level=level)
+    for candidate in sorted(searched.failing, key=lambda item: item.peak.reserved):
+        name = name_of(candidate, question)
         if name != taken and name not in found:
-            found[name] = consider(one, question, name=name, level=level)
+            found[name] = consider(candidate, question, name=name, level=level)
     return tuple(found.values())[:SHOWN]
 
 
-def _beside(question: FitQuestion, level: Level, rates: StepRates | None) -> tuple[Considered, ...]:
+def _with_transformers(
+    question: FitQuestion, level: Level, rates: StepRates | None
+) -> tuple[Considered, ...]:
     """What transformers and PEFT would make of a run that was asked of `graft train`."""
     if question.engine != "graft" or question.algorithm != "sft" or question.machine.gpu is None:
         return ()

@@ -1,4 +1,4 @@
-"""One way to do the run, reckoned through: what it holds, what it takes, whether there is room. Pure."""
+"""One strategy with its figures: memory, seconds, whether it fits, its settings and its name. Pure."""
 
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ def host_excess(candidate: FitCandidate, question: FitQuestion) -> float:
 
 
 def is_tight(candidate: FitCandidate, question: FitQuestion) -> bool:
-    """It fits, and whoever opens a browser beside it may see it swap."""
+    """It fits, but other programs on the host may make it swap."""
     return candidate.host.high > TIGHT * question.machine.ram_gib
 
 
@@ -169,20 +169,20 @@ def _weights(candidate: FitCandidate, question: FitQuestion) -> Any:
 
 
 def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
-    """A way in a few words: what tells it from the others."""
+    """A short name that distinguishes the strategy from others."""
     way = candidate.way
     shared = way.shared
     title = TITLES[shared.sharding] + (f" × {shared.cards}" if shared.cards > 1 else "")
-    words = [title if question.machine.gpu is not None else "processor"]
+    parts = [title if question.machine.gpu is not None else "processor"]
     if way.own_step:
-        words.append("graft's own step")
+        parts.append("graft's own step")
     else:
-        words.append("graft's plain step" if way.engine == "graft" else "HF + PEFT")
+        parts.append("graft's plain step" if way.engine == "graft" else "HF + PEFT")
     if way.checkpointed and not way.own_step:
-        words.append("checkpointed")
+        parts.append("checkpointed")
     if shared.offload != "none":
-        words.append("optimizer on the host" if shared.offload == "optimizer" else "all on the host")
-    return ", ".join(words)
+        parts.append("optimizer on the host" if shared.offload == "optimizer" else "all on the host")
+    return ", ".join(parts)
 
 
 def flops_a_token(question: FitQuestion) -> float:

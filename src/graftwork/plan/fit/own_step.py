@@ -1,4 +1,4 @@
-"""`graft train`'s own step on one card: the best tunings under the card's memory, reckoned through. Pure.
+"""`graft train`'s own step on one card: the best tunings within its memory, as candidates. Pure.
 
 In: a question, what the card reaches. Out: candidates. The engine measures its first step and keeps less
 where that was too much; so what decides is whether the leanest tuning fits.
@@ -62,10 +62,10 @@ def leanest_tuning(question: FitQuestion) -> Tuning:
     """The tuning that needs the least, whatever it costs in time; with the head as it can be loaded."""
     room = card_room(question, cards=1).value * GIB
     ways = [_leanest(question, head) for head in heads(question.shape, eight=uses_eight(question))]
-    loadable = [one for one in ways if load_peak(question.shape, one) <= room]
+    loadable = [option for option in ways if load_peak(question.shape, option) <= room]
     if loadable:
-        return min(loadable, key=lambda one: one.peak_gib)
-    return min(ways, key=lambda one: load_peak(question.shape, one))
+        return min(loadable, key=lambda tuning: tuning.peak_gib)
+    return min(ways, key=lambda option: load_peak(question.shape, option))
 
 
 def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:

@@ -34,7 +34,7 @@ def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, 
         least = 0.0
     down, middle, up = least, (least + most) / 2, most
     if shared.offload != "none":
-        learned = tuple(trainable * one / GIB for one in OFFLOADED_BYTES)
+        learned = tuple(trainable * size / GIB for size in OFFLOADED_BYTES)
         frozen = base_bytes / GIB if shared.offload == "weights" and question.method != "full" else 0.0
         # The reading is over when the states are made.
         down, middle, up = (
@@ -155,7 +155,7 @@ def _weights(shape: ModelShape) -> float:
 
 
 def say_why(question: FitQuestion) -> tuple[str, ...]:
-    """GRPO beside PPO, in figures."""
+    """GRPO compared with PPO, in figures."""
     copy = total_parameters(question.shape) * 2.0 / GIB
     tokens = question.prompt_tokens + question.completion_tokens
     cache = cache_bytes(question.shape, tokens=tokens, sequences=question.generations) / GIB

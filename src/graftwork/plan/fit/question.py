@@ -1,6 +1,8 @@
-"""The question, with what the user left out filled in.
+"""The question of `graft plan fit`, and what follows from it before any strategy is tried. Pure.
 
-In: a model, a machine and what the user stated. Out: a FitQuestion. Looks at no file and not at this machine.
+In: a model, a machine, what the user stated. Out: a FitQuestion; the memory available, the setup of the
+plain step, the chance that a batch of long rows runs out of memory late. Looks at no file and not at this
+machine.
 """
 
 import math
@@ -133,7 +135,7 @@ def plain_setup(
     half = half_precision(question)
     weights: Precision = half
     if full:
-        # Learned weights stand in float32; DeepSpeed keeps that copy apart and computes in 16 bits.
+        # Trained weights are in float32; DeepSpeed keeps that copy apart and computes in 16 bits.
         weights = half if not graft and sharding in ("zero2", "zero3") else "float32"
     return PlainSetup(
         method=question.method,
@@ -176,7 +178,7 @@ def card_room(question: FitQuestion, *, cards: int) -> Figure:
         taken.append(NCCL_GIB)
     if shows_a_desktop(gpu):
         taken.append(DESKTOP_GIB)
-    least, usual, most = (sum(one[at] for one in taken) for at in range(3))
+    least, usual, most = (sum(figures[at] for figures in taken) for at in range(3))
     total = gpu.memory_gib
     return Figure(
         value=max(total - usual, 0.0), low=max(total - most, 0.0), high=max(total - least, 0.0), unit="GiB"

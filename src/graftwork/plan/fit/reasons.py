@@ -1,4 +1,4 @@
-"""Why this way, in sentences with figures. Pure."""
+"""The reasons for a strategy and the verdict, in sentences with figures. Pure."""
 
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.candidate import (
@@ -71,31 +71,34 @@ def give_reasons(
     if question.algorithm == "grpo":
         reasons += plain_step.say_why(question)
     if good:
-        reasons += _beside_the_others(question, chosen, considered)
+        reasons += _compared_with_others(question, chosen, considered)
     if not good:
         reasons.append(
-            "a smaller batch would not help: it is reckoned with one row at a time already"
+            "a smaller batch would not help: this is with one row at a time already"
             if chosen.way.micro_rows == 1 or chosen.tuning is not None
             else "fewer rows at a time would help"
         )
     return tuple(reasons)
 
 
-def _beside_the_others(
+def _compared_with_others(
     question: FitQuestion, chosen: FitCandidate, considered: tuple[Considered, ...]
 ) -> list[str]:
     """How much faster it is than the next, and where another engine would be faster still."""
     ours = chosen.tokens_per_second
-    same = [one for one in considered if one.fits and one.strategy.engine == chosen.way.engine]
+    same = [option for option in considered if option.fits and option.strategy.engine == chosen.way.engine]
     reasons = []
     if same and ours > 1.005 * same[0].tokens_per_second.value:
         gain = ours / same[0].tokens_per_second.value - 1
         reasons.append(f"{name_of(chosen, question)} is {100 * gain:.0f} % faster than {same[0].name}")
-    for one in considered:
-        if one.fits and one.strategy.engine != chosen.way.engine and one.tokens_per_second.value > ours:
-            reasons.append(
-                f"{one.name} would do {one.tokens_per_second.value:,.0f} tokens/s: see it with --engine hf"
-            )
+    for option in considered:
+        if (
+            option.fits
+            and option.strategy.engine != chosen.way.engine
+            and option.tokens_per_second.value > ours
+        ):
+            speed = option.tokens_per_second.value
+            reasons.append(f"{option.name} would do {speed:,.0f} tokens/s: see it with --engine hf")
     return reasons
 
 
@@ -147,7 +150,7 @@ def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     reasons = []
     if question.machine.gpu is not None and used < cards:
         reasons.append(
-            f"{cards - used} of {cards} cards stand idle: with this engine, no way over all of them fits "
+            f"{cards - used} of {cards} cards are idle: with this engine, no way over all of them fits "
             "and is faster; a run of its own on each is the better use"
         )
     sent = chosen.step_parts.get("link between cards", 0.0)
@@ -162,11 +165,11 @@ def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
 
 def _about_the_host(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     ram = question.machine.ram_gib
-    word = "tight" if is_tight(chosen, question) else "enough"
+    how = "tight" if is_tight(chosen, question) else "enough"
     moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
     adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
     reasons = [
-        f"host memory is {word}: {chosen.host.low:.0f} to {chosen.host.high:.0f} GiB of {ram:.0f} installed",
+        f"host memory is {how}: {chosen.host.low:.0f} to {chosen.host.high:.0f} GiB of {ram:.0f} installed",
         f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
         f"{100 * adam:.0f} % is Adam on the processor",
     ]

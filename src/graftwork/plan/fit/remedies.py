@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: one change at a time, each reckoned through. Pure.
+"""What would make a run fit that does not: one change at a time, each computed. Pure.
 
 In: a question whose answer is no. Out: changes that turn it into a yes, with their figures. Reads the shipped
 catalog for smaller models.
@@ -70,11 +70,11 @@ def _best(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Fi
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
     fitting = search(question, rates=known, level=level).fitting
-    for one in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
-        exact = one
-        roomy = card_excess(one, question, level) < -ROOMY * card_room(question, cards=1).value
-        if one.setup is not None and known is not None and not roomy:
-            exact = plain_candidate(question, one.way, rates=known, exact=True)
+    for item in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
+        exact = item
+        roomy = card_excess(item, question, level) < -ROOMY * card_room(question, cards=1).value
+        if item.setup is not None and known is not None and not roomy:
+            exact = plain_candidate(question, item.way, rates=known, exact=True)
         if fits(exact, question, level):
             return exact
     return None
@@ -167,7 +167,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
     room = card_room(question, cards=1).value * GIB
     smaller = sorted(
         (model for model in list_models() if total_parameters(model.shape) < 0.95 * here),
-        key=lambda model: (_kin(model, question), total_parameters(model.shape)),
+        key=lambda model: (_shared_name(model, question), total_parameters(model.shape)),
         reverse=True,
     )
     tried = 0
@@ -195,7 +195,7 @@ def least_bytes(shape: ModelShape, method: Method) -> float:
     return a_weight * total_parameters(shape) / LEAST_SHARE
 
 
-def _kin(model: CatalogModel, question: FitQuestion) -> int:
+def _shared_name(model: CatalogModel, question: FitQuestion) -> int:
     """How much of its name a model shares with the asked one."""
     ours, theirs = question.model.lower().split("-"), model.name.lower().split("-")
     return next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))

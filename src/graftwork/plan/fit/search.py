@@ -1,4 +1,8 @@
-"""A run without a card: what the plain step on a processor holds and takes. Pure."""
+"""Lists the candidates of a run: every strategy that the engine has, and the processor. Pure.
+
+In: a question. Out: candidates that fit and candidates that do not. A strategy that does not fit with some
+rows at a time is not tried with more.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,7 +32,7 @@ from graftwork.records.plan import ProcessorStep, Workload
 from graftwork.records.units import GIB
 
 MOST_ROWS = 20_000
-"""Of a longer run, so many rows stand for all."""
+"""A longer run is represented by this many rows."""
 UNKNOWN_CPU = Cpu(
     name="a processor",
     cores=8,
@@ -115,7 +119,7 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
 
 
 class Searched(NamedTuple):
-    """What was reckoned: the ways that fit, and those that do not with the least that each needs."""
+    """The candidates that fit, and those that do not, each with the least it needs."""
 
     fitting: tuple[FitCandidate, ...]
     failing: tuple[FitCandidate, ...]
@@ -157,8 +161,8 @@ def search(
 
 
 def _sorted_out(question: FitQuestion, found: list[FitCandidate], level: Level) -> Searched:
-    good = tuple(one for one in found if fits(one, question, level))
-    return Searched(good, tuple(one for one in found if one not in good))
+    good = tuple(item for item in found if fits(item, question, level))
+    return Searched(good, tuple(item for item in found if item not in good))
 
 
 def takes_own_step(question: FitQuestion) -> bool:

@@ -28,7 +28,7 @@ def settings_files(answer: FitAnswer) -> dict[str, str]:
 
 
 def graft_sections(answer: FitAnswer) -> dict[str, Any]:
-    """What goes into graft.yaml beside what stands there."""
+    """The sections to add to graft.yaml."""
     sections: dict[str, Any] = {"train": dict(answer.strategy.train)}
     tuning = answer.strategy.tuning
     limit = tuning.limit_gib if tuning is not None else answer.question.memory_limit_gib
@@ -80,7 +80,7 @@ def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
         "use_cpu": answer.question.machine.gpu is None,
     }
     if strategy.sharding in ("zero2", "zero3"):
-        # All else stands in DeepSpeed's own file; accelerate refuses to hear it twice.
+        # The rest is in DeepSpeed's own file; accelerate refuses settings that are in both.
         del config["mixed_precision"]
         config["deepspeed_config"] = {
             "deepspeed_config_file": DEEPSPEED,

@@ -1,6 +1,6 @@
-"""Hold a configuration against all rules.
+"""Checks a configuration against all rules.
 
-In: a configuration and what stands around it. Out: findings, the gravest first, in the order of the
+In: a configuration and its context. Out: findings, the most severe first, in the order of the
 file. Pure; does not know where the figures came from.
 """
 
@@ -21,22 +21,22 @@ GRAVITY = {"error": 0, "warning": 1, "note": 2}
 
 
 def lint(said: Configuration, around: Around) -> tuple[LintFinding, ...]:
-    return gravest_first(_finding(rule, told, said) for rule in RULES for told in rule.check(said, around))
+    return most_severe_first(_finding(rule, hit, said) for rule in RULES for hit in rule.check(said, around))
 
 
-def gravest_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
-    return tuple(sorted(found, key=lambda one: (GRAVITY[one.severity], _line(one.where))))
+def most_severe_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
+    return tuple(sorted(found, key=lambda item: (GRAVITY[item.severity], _line(item.where))))
 
 
-def _finding(rule: LintRule, told: RuleHit, said: Configuration) -> LintFinding:
-    fields = tuple(field.removeprefix("=") for field in told.fields)
-    direct = told.fields[0].startswith("=")
+def _finding(rule: LintRule, hit: RuleHit, said: Configuration) -> LintFinding:
+    fields = tuple(field.removeprefix("=") for field in hit.fields)
+    direct = hit.fields[0].startswith("=")
     return LintFinding(
         rule=rule.id,
         severity=rule.severity,
-        what=told.what,
-        why=told.why,
-        fix=told.fix,
+        what=hit.what,
+        why=hit.why,
+        fix=hit.fix,
         where=said.where(*fields),
         key=fields[0] if direct else said.key(*fields),
         source=rule.source,

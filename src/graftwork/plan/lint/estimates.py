@@ -1,7 +1,6 @@
-"""What follows from a configuration by the planner's own models: the peak of a card, the time of the run.
+"""What follows from a configuration: the peak of a card, the least time, floors of memory. Pure.
 
-In: a configuration, the model, the card. Out: figures, or None where too little is said. Pure; computed,
-not measured.
+In: a configuration, the model, the card. Out: figures, or None where too little is stated.
 """
 
 from typing import NamedTuple
@@ -76,7 +75,7 @@ def least_minutes(
 
 
 def _dtype(said: Configuration) -> Precision | None:
-    """What the weights stand in: as they are loaded, else as the run multiplies."""
+    """The type of the weights: as they are loaded, else as the run multiplies."""
     return said.weights_dtype or said.precision
 
 
@@ -92,7 +91,7 @@ HOST_OFFLOAD_PADDED = 1.5
 class LoadedWeights(NamedTuple):
     gib: float
     form: str
-    """How they are held, in words."""
+    """Their format, for messages."""
 
 
 def weights_of(said: Configuration, around: Around) -> LoadedWeights | None:
@@ -116,7 +115,7 @@ def weights_of(said: Configuration, around: Around) -> LoadedWeights | None:
 
 class FullFloor(NamedTuple):
     card_gib: float
-    words: str
+    explanation: str
 
 
 def full_floor(said: Configuration, around: Around) -> FullFloor | None:
@@ -127,7 +126,7 @@ def full_floor(said: Configuration, around: Around) -> FullFloor | None:
     if said.precision == "float32":
         weights, gradients, optimizer = 4.0, 4.0, 8.0
     elif stage:
-        # DeepSpeed keeps float32 weights and moments beside those of 16 bits.
+        # DeepSpeed keeps float32 weights and moments in addition to those of 16 bits.
         weights, gradients, optimizer = 2.0, 2.0, 12.0
     else:
         weights, gradients, optimizer = 2.0, 2.0, 4.0

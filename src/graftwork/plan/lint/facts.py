@@ -1,4 +1,4 @@
-"""A training configuration in one form, whatever wrote it; and what stands around it.
+"""A training configuration in one form, and its context: model, card, lengths of rows.
 
 In: what a reader found, what the command line adds. Out: records for the rules. Does not know any
 file format, nor what is wrong with the figures.
@@ -128,7 +128,7 @@ class Configuration(Record):
 
 
 class Peaks(Record):
-    """GiB of a card at its largest micro-batch, reckoned: as it is set, and with gradient checkpointing."""
+    """GiB of a card at its largest micro-batch, computed: as it is set, and with gradient checkpointing."""
 
     as_set: float
     recomputed: float
@@ -137,7 +137,7 @@ class Peaks(Record):
 
 
 class Around(Record):
-    """What is known beside the file: the model's shape, the card, the lengths of the rows."""
+    """What is known besides the file: the model's shape, the card, the lengths of the rows."""
 
     shape: ModelShape | None = None
     parameters: int | None = None
@@ -150,7 +150,7 @@ class Around(Record):
 
 
 class LintFinding(Record):
-    """One thing that is not as it looks."""
+    """One problem in a configuration."""
 
     rule: str
     severity: Severity
@@ -184,7 +184,7 @@ class WrittenConfig(NamedTuple):
         found = [(path, leaf) for path, leaf in self.leaves.items() if path[-len(parts) :] == parts]
         if not found:
             return None
-        path, leaf = min(found, key=lambda one: len(one[0]))
+        path, leaf = min(found, key=lambda item: len(item[0]))
         return ".".join(path), leaf
 
     def has(self, *names: str) -> bool:
@@ -251,7 +251,7 @@ def _leaves(content: dict[Any, Any], lines: dict[Path_, int], prefix: Path_ = ()
 
 
 class RuleHit(NamedTuple):
-    """What a rule found: in words, and the fields that it concerns, the one to point at first."""
+    """What a rule found, and the fields that it concerns, the most relevant first."""
 
     what: str
     why: str
@@ -266,7 +266,7 @@ class LintRule(NamedTuple):
     id: str
     severity: Severity
     finds: str
-    """What it looks for, in one line."""
+    """What it finds, in one line."""
     check: Check
     source: str = ""
 

@@ -1,7 +1,7 @@
-"""What the readers share: values by any of their names, turned into plain types.
+"""Reads training configurations of graft, transformers, DeepSpeed, axolotl and LLaMA-Factory into one form.
 
-In: a written file and, for each field, the names that it goes by. Out: values and the places they were
-found at. `auto` and what cannot be read as the type is left out: nothing is guessed in its place.
+In: a parsed file. Out: a Configuration with the location of each value. `auto`, and what cannot be read
+as its type, is left out: nothing is guessed in its place.
 """
 
 import math

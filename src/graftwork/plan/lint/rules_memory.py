@@ -10,7 +10,7 @@ GENEROUS = 1.1
 """A figure that is said counts as right up to here: GB and GiB differ by 7 %."""
 HARDLY = 0.7
 """Of a card: what is left above it is for activations, buffers and the context."""
-FIT = "`graft plan fit` reckons what does fit"
+FIT = "`graft plan fit` shows what does fit"
 
 
 def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
@@ -20,7 +20,7 @@ def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleHit]
         return
     yield RuleHit(
         f"{_billions(around)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
-        f"the weights alone are {weights.gib / stated:.1f} times what is reckoned with"
+        f"the weights alone are {weights.gib / stated:.1f} times what was assumed"
         f"{_in_16_bits(around, stated)}",
         _smaller(around, stated),
         ("stated_weights_gb", "weights_dtype", "precision"),
@@ -74,7 +74,7 @@ def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
     yield RuleHit(
         f"training all of {_billions(around)} parameters takes {floor.card_gib:.1f} GiB a card before any "
         f"activation; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
-        f"{floor.words}.{pooled}",
+        f"{floor.explanation}.{pooled}",
         f"train an adapter (qlora), or ZeRO-3 with weights and optimizer in host memory; {FIT}",
         ("method", "zero_stage", "precision", "model", "gpu"),
     )
@@ -90,7 +90,7 @@ def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleHit]:
     yield RuleHit(
         f"weights and what learns them take {floor.card_gib:.1f} of {around.gpu.memory_gib:.1f} GiB; "
         f"{left:.1f} are left",
-        f"{floor.words}; activations, buffers and the CUDA context must do with the rest",
+        f"{floor.explanation}; activations, buffers and the CUDA context must do with the rest",
         f"offload the weights too (ZeRO-3), or train an adapter; {FIT}",
         ("zero_stage", "method", "model"),
     )
@@ -151,7 +151,7 @@ def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]
         yield RuleHit(
             f"the files of {_billions(around)} parameters in 16 bits are {real:.1f} GB, "
             f"not {said.stated_download_gb:g}",
-            "disk and download time were reckoned for less",
+            "disk and download time were planned for less",
             f"keep {real * 1.2:.0f} GB free for the model's files",
             ("stated_download_gb",),
         )

@@ -122,7 +122,7 @@ def card_has_no_tensor_cores(said: Configuration, around: Around) -> Iterator[Ru
         yield RuleHit(
             f"{a(gpu.name)} has no tensor cores: {gpu.half_tflops:g} TFLOPS in half precision",
             "half precision saves memory there, but hardly any time",
-            f"reckon with {gpu.half_tflops:g} TFLOPS at best, not with those of a newer card of 16 GB",
+            f"expect {gpu.half_tflops:g} TFLOPS at best, not with those of a newer card of 16 GB",
             ("precision", "gpu"),
         )
 
@@ -237,7 +237,7 @@ def spot_without_checkpoints(said: Configuration, _around: Around) -> Iterator[R
         yield RuleHit(
             "the place can be taken away at any time, and no checkpoint is made before the end",
             "each interruption starts the run from nothing",
-            "save every few minutes: `graft plan compare` reckons the best interval for the place",
+            "save every few minutes: `graft plan compare` computes the best interval for the place",
             ("save_steps", "save_when", "spot"),
         )
 
@@ -269,7 +269,7 @@ def template_was_not_filled_in(said: Configuration, _around: Around) -> Iterator
     for key, value in said.unfilled.items():
         yield RuleHit(
             f"{key} still holds the placeholder {value!r}",
-            "it is taken as it stands, and fails when it is first used, maybe at the end of the run",
+            "it is used as it is, and fails when it is first used, maybe at the end of the run",
             "fill it in, or remove it",
             (f"={key}",),
         )
@@ -298,7 +298,7 @@ def same_model(one: str, other: str) -> bool:
 
 
 def _by(said: Configuration) -> str:
-    return "as is said" if "expected_minutes" in said.places else "or more, as reckoned"
+    return "as is said" if "expected_minutes" in said.places else "or more, as estimated"
 
 
 def _hours(minutes: float) -> str:

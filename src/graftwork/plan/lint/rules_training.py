@@ -90,7 +90,7 @@ def epoch_steps_are_not_as_stated(said: Configuration, _around: Around) -> Itera
         f"an epoch has {steps.epoch} steps, not {stated}",
         f"{said.rows} rows / {effective_batch(said)} rows a step; warm-up, intervals and hours were set for "
         f"{stated / steps.epoch:.1f} times as many",
-        f"reckon with {steps.epoch} steps an epoch",
+        f"expect {steps.epoch} steps an epoch",
         ("stated_epoch_steps",),
     )
 
@@ -203,7 +203,7 @@ def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if not low <= scale <= high:
         yield RuleHit(
             f"the adapter acts with alpha / rank = {said.alpha:g} / {said.rank} = {scale:.3g}",
-            f"published settings lie between {low:g} and {high:g}; the scale multiplies the learning rate",
+            f"published settings are between {low:g} and {high:g}; the scale multiplies the learning rate",
             f"alpha {said.rank} to {2 * said.rank} is usual for this rank",
             ("alpha", "rank"),
         )
@@ -266,7 +266,7 @@ def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[Rule
 def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if (said.algorithm or "").lower() == "ppo":
         yield RuleHit(
-            "PPO keeps a value model, a reward model and a reference beside the policy",
+            "PPO keeps a value model, a reward model and a reference besides the policy",
             "that is up to four models in memory; TRL took its PPO trainer out in 1.13",
             "GRPO needs no value model, and with an adapter the reference is the base itself",
             ("algorithm",),

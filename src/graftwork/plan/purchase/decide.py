@@ -1,7 +1,8 @@
-"""Keep, buy or rent: the answer in one sentence with its main assumption.
+"""Keep, buy or rent: what each machine can do, what each choice costs over the years, and the best of them.
 
-In: the choices. Out: the best of them, and words. The cheapest possible choice wins, waiting counted at what
-the user says an hour is worth; what would make another one right is said with it.
+In: the cards at hand, the options, what is trained how and how often. Out: a Purchase with an answer in
+one sentence. A purchase costs its price less its resale value, spread over all runs, plus power; waiting
+counts at what the user says an hour is worth. Reads the catalog and asks the fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,7 +117,7 @@ WEEKS_A_MONTH = WEEKS_A_YEAR / 12
 MOST_HOURS_A_WEEK = 0.9 * 168
 """More than that leaves no time for anything that goes wrong."""
 ENDLESS = 1200.0
-"""Months that stand for never: JSON has no infinity."""
+"""Months that mean never: JSON has no infinity."""
 RESIDUAL_SPREAD = (0.6, 1.3)
 """Of the residual share: what second-hand prices did within two years."""
 
@@ -163,7 +164,7 @@ def own_choice(
     )
     # Several cards can each have a run of their own: the week is then shorter than its runs together.
     apart = _times(machine.alone_hours, 1 / machine.gpus, "h") if machine.alone_hours else machine.hours
-    week = _times(min(machine.hours, apart, key=lambda one: one.value), use.runs_a_week, "h a week")
+    week = _times(min(machine.hours, apart, key=lambda hour: hour.value), use.runs_a_week, "h a week")
     in_week = week.value <= MOST_HOURS_A_WEEK
     too_slow = f"{use.runs_a_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(
@@ -224,10 +225,12 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
     """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own cards."""
     if not choice.possible:
         return choice
-    able = [one for one in choices if one.possible and one.label != choice.label]
+    able = [
+        each_choice for each_choice in choices if each_choice.possible and each_choice.label != choice.label
+    ]
     found = {"pays_above_usd_per_hour": _best_above(choice, able)}
     if choice.machine is not None:
-        kept = [one for one in able if one.machine is not None]
+        kept = [choice for choice in able if choice.machine is not None]
         found["pays_unrented_above_usd_per_hour"] = _best_above(choice, kept)
     return choice.model_copy(update=found)
 
@@ -312,12 +315,12 @@ def decide(
     choices: Sequence[PurchaseChoice], *, use: Use
 ) -> tuple[tuple[PurchaseChoice, ...], PurchaseChoice | None, str]:
     """The choices in order, the best, the sentence."""
-    ranked = sorted(choices, key=lambda one: (not one.possible, score(one, use)))
+    ranked = sorted(choices, key=lambda choice: (not choice.possible, score(choice, use)))
     best = ranked[0] if ranked and ranked[0].possible else None
     if best is None:
         return tuple(ranked), None, _nothing(ranked)
-    told = tuple(with_thresholds(one, ranked) for one in ranked)
-    return told, best, _sentence(best, told, use)
+    compared = tuple(with_thresholds(choice, ranked) for choice in ranked)
+    return compared, best, _sentence(best, compared, use)
 
 
 def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use) -> str:
@@ -333,30 +336,34 @@ def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use)
 
 def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
     """What the other side of the decision would take."""
-    others = [one for one in choices if one.possible and one.label != best.label]
+    others = [choice for choice in choices if choice.possible and choice.label != best.label]
     if not others:
         return "nothing else can do the run"
-    told = []
-    quicker = [(one.pays_above_usd_per_hour.value, one) for one in others if one.pays_above_usd_per_hour]
+    reasons = []
+    quicker = [
+        (other.pays_above_usd_per_hour.value, other) for other in others if other.pays_above_usd_per_hour
+    ]
     if quicker:
         worth, nearest = min(quicker, key=lambda pair: pair[0])
-        told.append(
+        reasons.append(
             f"to {_costs(nearest)} is right where an hour of waiting is worth more than {dollars(worth)}"
         )
-    told += _unrented(best, others)
-    if told:
-        return "; ".join(told)
+    reasons += _unrented(best, others)
+    if reasons:
+        return "; ".join(reasons)
     return f"to {_costs(others[0])}, which is next, is no quicker for it"
 
 
 def _unrented(best: PurchaseChoice, others: Sequence[PurchaseChoice]) -> list[str]:
     """The card to buy where nothing may be rented, unless buying it is right anyway."""
-    if best.machine is None or any(one.pays_above_usd_per_hour for one in others if one.price_usd.value):
+    if best.machine is None or any(
+        other.pays_above_usd_per_hour for other in others if other.price_usd.value
+    ):
         return []
     bought = [
-        (one.pays_unrented_above_usd_per_hour.value, one)
-        for one in others
-        if one.price_usd.value and one.pays_unrented_above_usd_per_hour
+        (other.pays_unrented_above_usd_per_hour.value, other)
+        for other in others
+        if other.price_usd.value and other.pays_unrented_above_usd_per_hour
     ]
     if not bought:
         return []
@@ -374,8 +381,8 @@ def _costs(choice: PurchaseChoice) -> str:
 
 
 def _nothing(choices: Sequence[PurchaseChoice]) -> str:
-    told = "; ".join(f"{one.label}: {one.why_not}" for one in choices)
-    return f"Nothing here can do the run ({told})."
+    reasons = "; ".join(f"{choice.label}: {choice.why_not}" for choice in choices)
+    return f"Nothing here can do the run ({reasons})."
 
 
 LAUNCH = "launch price; street prices of 2026 ran well above it"
@@ -405,17 +412,20 @@ def weigh_purchase(
             now, label=f"keep {now.label}", price=Price(0.0, "paid for"), use=use, have=now, rentals=rentals
         )
     ]
-    for wish in options:
-        gpu = find(wish.name)
-        machine = Machine(gpu=gpu, gpus=wish.cards, ram_gib=ram)
+    for option in options:
+        gpu = find(option.name)
+        machine = Machine(gpu=gpu, gpus=option.cards, ram_gib=ram)
         reach = reach_of(machine, ask)
-        price = price_of(wish, gpu, have=there)
+        price = price_of(option, gpu, have=there)
         choices.append(
             own_choice(reach, label=f"buy {reach.label}", price=price, use=use, have=now, rentals=rentals)
         )
     if rentals:
         cheapest = min(
-            rentals, key=lambda one: one.cost_usd.value + use.waiting_usd_per_hour * one.hours_to_result.value
+            rentals,
+            key=lambda rental: (
+                rental.cost_usd.value + use.waiting_usd_per_hour * rental.hours_to_result.value
+            ),
         )
         choices.append(rent_choice(cheapest, use=use, have=now))
     ranked, best, answer = decide(choices, use=use)
@@ -434,10 +444,10 @@ def weigh_purchase(
     )
 
 
-def price_of(wish: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
+def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
     """What the user states, or the launch price of the cards that are not there yet."""
-    if wish.usd is not None:
-        return Price(wish.usd, "as stated")
+    if option.usd is not None:
+        return Price(option.usd, "as stated")
     if gpu.launch_usd is None:
         raise UserMistake(
             f"{gpu.name} has no price",
@@ -446,7 +456,7 @@ def price_of(wish: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
             where="--option",
         )
     there = have.gpus if have.gpu is not None and have.gpu.name == gpu.name else 0
-    return Price(gpu.launch_usd * max(wish.cards - there, 0), LAUNCH)
+    return Price(gpu.launch_usd * max(option.cards - there, 0), LAUNCH)
 
 
 def list_rentals(table: PlaceComparison) -> tuple[Rental, ...]:
@@ -465,7 +475,7 @@ def list_rentals(table: PlaceComparison) -> tuple[Rental, ...]:
         )
         if row.place not in found or rental.cost_usd.value < found[row.place].cost_usd.value:
             found[row.place] = rental
-    return tuple(sorted(found.values(), key=lambda one: one.cost_usd.value))
+    return tuple(sorted(found.values(), key=lambda value: value.cost_usd.value))
 
 
 def _ask(question: FitQuestion) -> Ask:
@@ -476,7 +486,7 @@ def _ask(question: FitQuestion) -> Ask:
         if key not in known:
             changed: dict[str, object] = {"machine": machine, "method": method or question.method}
             if seq is not None:
-                # Only whether it fits is asked: a row a card tells, and more rows need not be tried.
+                # Only whether it fits matters: one row a card is enough to know.
                 changed |= {"lengths": (seq,), "batch_rows": max(machine.gpus, 1)}
             known[key] = fit_in_brief(question.model_copy(update=changed))
         return known[key]
@@ -498,8 +508,9 @@ def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
 
 def _notes(choices: Sequence[PurchaseChoice]) -> tuple[str, ...]:
     found = [
-        f'{one.label}: {one.price_usd.value:,.0f} USD is the {LAUNCH}; state yours as --option "…=PRICE"'
-        for one in choices
-        if one.price_source == LAUNCH and one.price_usd.value
+        f"{choice.label}: {choice.price_usd.value:,.0f} USD is the {LAUNCH}; "
+        'state yours as --option "…=PRICE"'
+        for choice in choices
+        if choice.price_source == LAUNCH and choice.price_usd.value
     ]
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The nouns of a purchase: what a machine can, what it costs over the years, when it has paid for itself."""
+"""Types of a purchase: what a machine can do, what it costs over the years, when it has paid for itself."""
 
 import re
 from typing import NamedTuple
@@ -112,7 +112,7 @@ _COUNTED = re.compile(r"^\s*(?P<count>\d+)\s*[xX×]\s*(?P<name>.*\D.*)$")
 
 
 class PurchaseOption(NamedTuple):
-    """A machine that would stand there, and what is paid for it."""
+    """A machine to buy, and its price."""
 
     name: str
     cards: int

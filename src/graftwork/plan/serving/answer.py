@@ -1,7 +1,7 @@
-"""`serve`: a question about serving, answered. Pure.
+"""Answers `graft plan serve`: a row for each width of weights, one chosen, limits and advice. Pure.
 
-In: a ServeQuestion, and the cards that may be named as a way out. Out: a ServeAnswer: one row for every width
-of weights, one of them chosen, and how many users, tokens and specialists the machine holds.
+In: a model, a machine, the load. Out: a ServeAnswer. Advice is the same question asked with one thing
+changed.
 """
 
 from collections.abc import Callable, Iterator
@@ -170,7 +170,11 @@ def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:
     """The most bits that do it; where none do, the fastest that fits."""
     fitting = [other for other in rows if other.fits and other.form != row.form]
     good = [other for other in fitting if other.meets_limit in (("yes", "likely") if row.fits else OF_USE)]
-    other = good[0] if good else min(fitting, key=lambda one: one.latency.answer_seconds.value, default=None)
+    other = (
+        good[0]
+        if good
+        else min(fitting, key=lambda candidate: candidate.latency.answer_seconds.value, default=None)
+    )
     if other is None:
         return
     if not row.fits or other.latency.answer_seconds.value < row.latency.answer_seconds.value:
@@ -369,7 +373,7 @@ def _specialists(question: ServeQuestion, form: Form) -> SpecialistRow:
 
 
 def _total(question: ServeQuestion, form: Form) -> Figure:
-    """Over all places together: every model counted where it stands."""
+    """Over all places together: every model counted on its card."""
     # As if one place held all: what is split is whole again, what is spread is side by side.
     together = question.machine.model_copy(update={"gpus": min(question.cards, 1)})
     asked = question.model_copy(update={"machine": together})
@@ -405,7 +409,7 @@ def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswe
     """Say what serving will be like. `cards` are looked through where this machine does not do."""
     rows = ask_every_form(question)
     row = _choose(question, rows)
-    rows = tuple(one.model_copy(update={"chosen": one is row}) for one in rows)
+    rows = tuple(each_row.model_copy(update={"chosen": each_row is row}) for each_row in rows)
     meets = None if row.meets_limit is None else row.meets_limit in ("yes", "likely")
     latency = row.latency
     return ServeAnswer(

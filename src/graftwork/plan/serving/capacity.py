@@ -1,7 +1,8 @@
-"""How models and users are laid out over the places of a machine. Pure.
+"""What serving holds in memory and how long answers take. Pure.
 
-One base with its adapters is split over all cards. Whole models stand one beside the other, each on one card,
-where one card holds one; so do their users.
+In: a ServeQuestion and the width of weights. Out: bytes of the fullest place (a card, or the machine)
+with every user's context full; seconds by a roofline with the shares that engines reach, all users asking
+again at once.
 """
 
 import math
@@ -81,7 +82,7 @@ class HeldBytes(NamedTuple):
 
 
 def hold(question: ServeQuestion, form: Form) -> Holding:
-    """What it takes, beside what there is."""
+    """What it takes, compared with what is available."""
     likely, least, most = (
         held_bytes(question, form, case=c) for c in (SpreadCase.LIKELY, SpreadCase.BEST, SpreadCase.WORST)
     )
@@ -175,7 +176,7 @@ def time_answers(question: ServeQuestion, form: Form) -> Latency:
     layout = lay_out(question)
     prompts = [prompt_seconds(question, form, case=case) for case in range(3)]
     steps = [step_seconds(question, form, case=case) for case in range(3)]
-    firsts = [layout.users * one for one in prompts]
+    firsts = [layout.users * prompt for prompt in prompts]
     answers = [first + question.answer * sum(step) for first, step in zip(firsts, steps, strict=True)]
     rates = [question.users * question.answer / seconds for seconds in answers]
     parts = {
@@ -202,7 +203,7 @@ def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
     rates = rates_of(question.machine, form, case=case)
     tokens = question.prompt
     flops = 2.0 * layer_parameters(shape) * shape.layers * tokens + 2.0 * shape.vocab_size * shape.hidden_size
-    # Every new token looks at what was held before and at half of what is new.
+    # Every new token attends to what was held before and at half of what is new.
     held = question.context - question.answer - tokens
     flops += 4.0 * shape.heads * shape.head_dim * shape.layers * tokens * (held + tokens / 2)
     multiply = flops / (rates.flops * engine.compute[form][case] * layout.split)

@@ -50,7 +50,7 @@ class EngineTraits(NamedTuple):
     compute: dict[Form, Spread]
     """Share of the dense rate while a prompt is read."""
     layer_seconds: Spread
-    """Of every layer and step, beside its products: starting kernels, waiting for threads."""
+    """Of every layer and step, besides its products: starting kernels, waiting for threads."""
     step_seconds: Spread
     """Of every step: choosing what goes on, drawing the token."""
     adapter_factor: Spread
@@ -66,7 +66,7 @@ class EngineTraits(NamedTuple):
     prompt_tokens: int
     """Of a prompt, read at once; a longer one is read in pieces of this size."""
     logit_rows: int
-    """Places whose logits stand at once, at least."""
+    """Positions whose logits are held at once, at least."""
 
 
 ON_CARD_BANDWIDTH: dict[Form, Spread] = {
@@ -109,7 +109,7 @@ VLLM = EngineTraits(
     # [D] Recorded graphs: two dozen kernels a layer, of which the products were counted already.
     layer_seconds=Spread(2e-6, 8e-6, 30e-6),
     step_seconds=Spread(1e-4, 5e-4, 3e-3),
-    # [D] Two thin products beside each thick one, gathered by adapter.
+    # [D] Two thin products next to each thick one, gathered by adapter.
     adapter_factor=Spread(1.03, 1.15, 1.4),
     mixes_adapters=True,
     cache_bytes=2,
@@ -240,7 +240,7 @@ def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> WeightBytes:
 
 
 def _outer_bits(form: Form) -> float:
-    """Engines on a card leave what lies outside the blocks in 16 bits."""
+    """Engines on a card leave what is outside the blocks in 16 bits."""
     return max(PLAIN_BITS[form], 16.0)
 
 

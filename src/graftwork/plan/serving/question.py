@@ -150,9 +150,9 @@ class ServeAnswer(Record):
 
 
 SLOW_SECONDS = 60.0
-"""Whoever waits a minute for an answer has gone to do something else."""
+"""People do not wait longer for an answer."""
 READING_SECONDS = 0.2
-"""People read some five tokens a second; slower than that and they wait for every word."""
+"""People read some five tokens a second; slower than that and they wait for every token."""
 
 
 def say_verdict(question: ServeQuestion, row: FormRow) -> str:

@@ -1,9 +1,8 @@
 """A release as one tar file, for machines without a network.
 
-In: a store and a release, or an archive that anybody may have made. Out: the archive, the same bytes for the
-same release wherever it is written; or the release in the store, proven, whole or not at all. Only plain
-files of one release are taken out of an archive: no links, no devices, no compression, nothing that can lead
-out of its folder or grow beyond what the archive itself weighs.
+The same release gives the same bytes everywhere. An archive from anywhere is verified before it is stored.
+Only plain files of one release are read from it: no links, no devices, no compression, nothing that can leave
+its folder or grow beyond the size of the archive.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ _LARGEST_USTAR = 8**11
 
 
 class ArchiveFile(NamedTuple):
-    """`sha256` is that of the archive: say it on the other side by another way."""
+    """`sha256` is that of the archive, to be compared over another channel."""
 
     release: Release
     path: Path
@@ -43,29 +42,29 @@ class ArchiveFile(NamedTuple):
 
 
 class ReceivedRelease(NamedTuple):
-    """`new` is false where the store had the release already."""
+    """`new` is false if the store already had the release."""
 
     release: Release
     new: bool
 
 
 def write_archive(
-    store: ReleaseStore, release_id: str, *, target: Path, tell: ProgressCallback = no_progress
+    store: ReleaseStore, release_id: str, *, target: Path, progress: ProgressCallback = no_progress
 ) -> ArchiveFile:
-    """Write the archive beside `target`, then give it the name."""
+    """Write the archive to a temporary file, read it back, then rename it to `target`."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with store.shared_lock():
-        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
-        beside = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
+        release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
+        signatures = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
         try:
             with temporary.open("xb") as handle:
-                count = ProgressCounter(tell, "write", sum(file.size for file in release.files))
-                for name in (MANIFEST, *sorted(beside), *sorted(file.path for file in release.files)):
-                    _append(handle, folder / name, f"{release.id}/{name}", count)
+                counter = ProgressCounter(progress, "write", sum(file.size for file in release.files))
+                for name in (MANIFEST, *sorted(signatures), *sorted(file.path for file in release.files)):
+                    _append(handle, folder / name, f"{release.id}/{name}", counter)
                 handle.write(bytes(2 * tarfile.BLOCKSIZE))
                 handle.flush()
                 os.fsync(handle.fileno())
-            digest = _require_same(temporary, release, tell)
+            digest = _require_same(temporary, release, progress)
             temporary.replace(target)
             sync_folder(target.parent)
         except OSError as error:
@@ -77,15 +76,15 @@ def write_archive(
 
 @contextmanager
 def read_archive(
-    path: Path, *, store: ReleaseStore, tell: ProgressCallback = no_progress
+    path: Path, *, store: ReleaseStore, progress: ProgressCallback = no_progress
 ) -> Iterator["UnpackedArchive"]:
-    """What an archive holds, every byte checked, in a folder that is gone after the block."""
+    """The verified contents of an archive, in a folder that is removed after the block."""
     with staging_folder(store.root) as folder:
         try:
             with path.open("rb") as handle:
-                count = ProgressCounter(tell, "unpack", os.fstat(handle.fileno()).st_size)
-                unpacked = _unpack(handle, folder, count, where=str(path))
-                count.finish()
+                counter = ProgressCounter(progress, "unpack", os.fstat(handle.fileno()).st_size)
+                unpacked = _unpack(handle, folder, counter, where=str(path))
+                counter.finish()
         except OSError as error:
             raise explain_os_error(error, path) from error
         yield unpacked
@@ -96,15 +95,15 @@ class UnpackedArchive(NamedTuple):
     sources: dict[str, Path | bytes]
     signatures: dict[str, bytes]
 
-    def put_into(self, store: ReleaseStore, *, tell: ProgressCallback = no_progress) -> ReceivedRelease:
+    def put_into(self, store: ReleaseStore, *, progress: ProgressCallback = no_progress) -> ReceivedRelease:
         """Store the release. Hold `store.shared_lock()` around this and the index entry."""
         new = not store.has(self.release.id)
-        put = store.put(self.release, sources=self.sources, signatures=self.signatures, tell=tell)
+        put = store.put(self.release, sources=self.sources, signatures=self.signatures, progress=progress)
         return ReceivedRelease(put, new)
 
 
-def _append(handle: IO[bytes], path: Path, name: str, count: ProgressCounter) -> None:
-    """One file, with nothing of this machine: no owner, no time."""
+def _append(handle: IO[bytes], path: Path, name: str, counter: ProgressCounter) -> None:
+    """Append one file without owner and time."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = path.stat().st_size, 0o444
     if member.size < _LARGEST_USTAR:
@@ -114,34 +113,34 @@ def _append(handle: IO[bytes], path: Path, name: str, count: ProgressCounter) ->
     with path.open("rb") as source:
         while piece := source.read(_PIECE):
             handle.write(piece)
-            count.add(len(piece))
+            counter.add(len(piece))
     handle.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 
-def _require_same(archive: Path, release: Release, tell: ProgressCallback) -> str:
-    """What was written is what was verified, though somebody may have changed a file in between; its hash."""
+def _require_same(archive: Path, release: Release, progress: ProgressCallback) -> str:
+    """The hash of the archive. Raises if a file changed between verifying and writing it."""
     wanted = {file.path: file.sha256 for file in release.files}
     whole = hashlib.sha256()
     with archive.open("rb") as handle:
-        count = ProgressCounter(tell, "read back", 2 * os.fstat(handle.fileno()).st_size)
+        counter = ProgressCounter(progress, "read back", 2 * os.fstat(handle.fileno()).st_size)
         for member in _members(handle, where=str(archive)):
-            digest = _copy(handle, None, member.size, count)
+            digest = _copy(handle, None, member.size, counter)
             name = member.name.partition("/")[2]
             if name in wanted and wanted[name] != digest:
                 raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
         handle.seek(0)
         while piece := handle.read(_PIECE):
             whole.update(piece)
-            count.add(len(piece))
-        count.finish()
+            counter.add(len(piece))
+        counter.finish()
     return whole.hexdigest()
 
 
-def _unpack(handle: IO[bytes], folder: Path, count: ProgressCounter, *, where: str) -> UnpackedArchive:
+def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where: str) -> UnpackedArchive:
     members = _members(handle, where=where)
     first = next(members, None)
     if first is None or first.name.partition("/")[2] != MANIFEST:
-        raise _refuse("this is no archive of a release", f"it does not begin with {MANIFEST}", where)
+        raise _refuse("this is not an archive of a release", f"it does not begin with {MANIFEST}", where)
     release_id = first.name.partition("/")[0]
     release = _read_manifest(handle, first, release_id, where)
     wanted = {file.path: file for file in release.files}
@@ -157,7 +156,7 @@ def _unpack(handle: IO[bytes], folder: Path, count: ProgressCounter, *, where: s
             signatures[name] = handle.read(member.size)
             _skip_padding(handle, member.size)
         elif name in wanted:
-            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", count, where)
+            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", counter, where)
         else:
             raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
     if missing := sorted(wanted.keys() - sources.keys()):
@@ -184,17 +183,17 @@ def _take(
     member: tarfile.TarInfo,
     file: ReleaseFile,
     target: Path,
-    count: ProgressCounter,
+    counter: ProgressCounter,
     where: str,
 ) -> Path:
-    """Files go by numbers until the store has checked their names."""
+    """Write one file, named by a number until the store has checked its name."""
     if member.size != file.size:
         raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
     with create_file(target) as out:
-        digest = _copy(handle, out, member.size, count)
+        digest = _copy(handle, out, member.size, counter)
     if digest != file.sha256:
         raise _refuse(
-            f"{file.path} has other bytes than its manifest says",
+            f"{file.path} does not match its hash in the manifest",
             f"expected sha256 {file.sha256[:12]}…, found {digest[:12]}…",
             where,
         )
@@ -202,8 +201,8 @@ def _take(
 
 
 def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
-    """The headers, one by one; whoever asks for the next has read the file of the one before."""
-    weight = os.fstat(handle.fileno()).st_size
+    """The headers in order. The caller reads each file before it asks for the next header."""
+    size = os.fstat(handle.fileno()).st_size
     for _ in range(MOST_FILES):
         block = handle.read(tarfile.BLOCKSIZE)
         if not block.strip(b"\0"):
@@ -211,21 +210,21 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
                 raise _refuse("the archive ends too early", "it was cut off", where)
             return
         try:
-            # Header by header, not through TarFile: that would follow extended headers of any length.
+            # Header by header, because TarFile follows extended headers of any length.
             member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         except (tarfile.HeaderError, UnicodeDecodeError, ValueError) as error:
             raise _refuse(
-                "this is no archive of a release", f"a header cannot be read: {error}", where
+                "this is not an archive of a release", f"a header cannot be read: {error}", where
             ) from error
         if member.type != tarfile.REGTYPE:
             raise _refuse(f"the archive holds {member.name[:80]!r}", "it is not a plain file", where)
-        if not 0 <= member.size <= weight - handle.tell():
+        if not 0 <= member.size <= size - handle.tell():
             raise _refuse(f"{member.name[:80]!r} ends beyond the archive", "the archive was cut off", where)
         yield member
     raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
 
 
-def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: ProgressCounter) -> str:
+def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, counter: ProgressCounter) -> str:
     digest, left = hashlib.sha256(), size
     while left:
         piece = handle.read(min(_PIECE, left))
@@ -235,7 +234,7 @@ def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: ProgressCo
         if out is not None:
             out.write(piece)
         left -= len(piece)
-        count.add(len(piece))
+        counter.add(len(piece))
     _skip_padding(handle, size)
     return digest.hexdigest()
 
@@ -248,6 +247,6 @@ def _refuse(what: str, why: str, where: object) -> GraftError:
     return Damaged(
         what,
         why=why,
-        fix="export the release again (`graft release export`) and carry it over",
+        fix="export the release again (`graft release export`) and copy it again",
         where=str(where),
     )

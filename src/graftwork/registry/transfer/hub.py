@@ -1,7 +1,10 @@
-"""What the Hub's client has to be told, and what it tells, put into our words.
+"""Push releases to the Hugging Face Hub and pull them back, through its own client.
 
-In: what the Hub says of a file; a count. Out: whether it is the same file; a progress bar that draws nothing;
-a client that keeps quiet. Does not know what a release is.
+A push is one commit whose files have the hashes in the manifest; a pull is verified like any other release.
+Files that the Hub has are not sent again. The token comes from HF_TOKEN and appears in no message;
+HF_ENDPOINT names another server. A push goes over LFS even if hf_xet is installed: over Xet the client splits
+it into several commits. Tested against a local server that speaks the protocol of the Hub, not against the
+Hub itself.
 """
 
 import hashlib
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.process.pool import Apart
+from graftwork.process.pool import CallThread
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
@@ -35,20 +38,20 @@ from graftwork.text.messages import redact_variables
 
 
 def matches_content(info: Any, content: bytes) -> bool:
-    """Whether what the Hub says of a file is true of this content."""
+    """Whether the Hub's record of a file describes this content."""
     if info.lfs is not None:
         return bool(info.lfs.sha256 == hashlib.sha256(content).hexdigest())
     return bool(info.blob_id == git_hash(content))
 
 
 def git_hash(content: bytes) -> str:
-    """The name that git gives a file of this content."""
+    """The id of a git blob with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 @contextmanager
 def quiet_client() -> Iterator[None]:
-    """The client warns that an open file does not go over Xet: that is why it gets one."""
+    """Silence the warning that open files do not go over Xet, which is why we use them."""
     log = logging.getLogger("huggingface_hub._commit_api")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -59,17 +62,17 @@ def quiet_client() -> Iterator[None]:
 
 
 class DownloadTooLarge(OSError):
-    """More arrives than the file may have."""
+    """More bytes arrive than the file may have."""
 
 
 def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
-    """What the client takes for its progress bar: it draws nothing, counts, and ends what is too long.
+    """A progress bar class for the client that draws nothing, counts bytes and stops oversized downloads.
 
-    The client itself compares lengths only when all has arrived, which may fill the disk.
+    The client itself compares lengths only at the end, when the disk may be full.
     """
     from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-    class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+    class CountingBar(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
             super().__init__(*args, **{**options, "disable": True})
@@ -82,13 +85,13 @@ def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
             count.add(int(n or 0))
             return None
 
-    return Counted
+    return CountingBar
 
 
 TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
 ANSWER_SECONDS = 300.0
 SLOWEST = 16 * 2**10
-"""Bytes a second: a line that is slower for the whole of a file is given up."""
+"""Bytes per second: a transfer that is slower on average is aborted."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -113,48 +116,48 @@ class Hub:
         self._token = os.environ.get(TOKEN)
         self._endpoint = endpoint
         self._api = self._client()
-        self._apart = Apart("the Hub's client")
+        self._apart = CallThread("the Hub's client")
 
     def push(
-        self, store: ReleaseStore, release_id: str, *, tell: ProgressCallback = no_progress
+        self, store: ReleaseStore, release_id: str, *, progress: ProgressCallback = no_progress
     ) -> HubRelease:
         """Verify here, send in one commit, and check the hashes that the Hub then has."""
         if not self._token:
             raise EnvironmentLacks(
-                "there is no token for the Hub",
+                "no token for the Hub",
                 why=f"{TOKEN} is not set",
-                fix=f"make a token that may write at the Hub and set {TOKEN}",
+                fix=f"create a token with write access at the Hub and set {TOKEN}",
             )
         with store.shared_lock():
-            release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
-            # Of these the manifest names no hash: what is compared later is what was read now.
-            beside = {
+            release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
+            # The manifest has no hashes of these files, so they are compared with what is read here.
+            metadata = {
                 path.name: path.read_bytes()
                 for path in sorted(folder.iterdir())
                 if path.name in METADATA_FILES
             }
-            self._asked(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
+            self._call(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
             tag = release.id[:12]
             tagged = self._tagged(tag)
-            # Whoever pushes a copy that is not signed does not take away what others signed.
-            beside = self._signatures_there(beside, tagged) | beside
-            commit = self._commit(release, folder, beside, tell)
-            self._require_hashes(release, folder, beside, commit=commit)
+            # Pushing an unsigned copy keeps the signatures that are there.
+            metadata = self._signatures_there(metadata, tagged) | metadata
+            commit = self._commit(release, folder, metadata, progress)
+            self._require_hashes(release, folder, metadata, commit=commit)
         self._point(tag, commit, before=tagged)
         return HubRelease(release, self.repository, commit, tag)
 
     def _tagged(self, tag: str) -> str | None:
-        """The commit that the tag names."""
-        refs = self._asked(lambda: self._api.list_repo_refs(self.repository))
-        return next((str(one.target_commit) for one in refs.tags if one.name == tag), None)
+        """The commit of the tag."""
+        refs = self._call(lambda: self._api.list_repo_refs(self.repository))
+        return next((str(ref.target_commit) for ref in refs.tags if ref.name == tag), None)
 
-    def _signatures_there(self, beside: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
-        """The signatures of the same manifest that the Hub has, at the release's tag before the newest."""
+    def _signatures_there(self, metadata: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
+        """Signatures of the same manifest on the Hub; those at the tag of the release win."""
         found: dict[str, bytes] = {}
         with tempfile.TemporaryDirectory() as scratch:
             for revision in ("main", *filter(None, [tagged])):
                 infos = self._infos([MANIFEST], revision)
-                if infos and matches_content(infos[0], beside[MANIFEST]):
+                if infos and matches_content(infos[0], metadata[MANIFEST]):
                     found |= self._signatures(revision, Path(scratch) / revision)
         return found
 
@@ -166,36 +169,37 @@ class Hub:
         return {name: path.read_bytes() for name, path in paths.items() if path is not None}
 
     def _point(self, tag: str, commit: str, *, before: str | None) -> None:
-        """The Hub cannot move a tag: it goes and comes. Killed in between, the next push makes it."""
+        """Move the tag. The Hub can only delete and create it; after a kill in between, the next push creates
+        it."""
         if before == commit:
             return
         if before is not None:
-            self._asked(lambda: self._api.delete_tag(self.repository, tag=tag))
-        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
+            self._call(lambda: self._api.delete_tag(self.repository, tag=tag))
+        self._call(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
 
     def _commit(
-        self, release: Release, folder: Path, beside: dict[str, bytes], tell: ProgressCallback
+        self, release: Release, folder: Path, metadata: dict[str, bytes], progress: ProgressCallback
     ) -> str:
-        """One commit with all files of the release, and without the signatures of another one."""
+        """One commit with all files of the release and without the signatures of another one."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        other = [name for name in (MINISIGN, SIGSTORE) if name not in beside]
+        other = [name for name in (MINISIGN, SIGSTORE) if name not in metadata]
         operations: list[Any] = [
             CommitOperationDelete(info.path) for info in (self._infos(other, "main") if other else ())
         ]
-        operations += [CommitOperationAdd(name, content) for name, content in beside.items()]
+        operations += [CommitOperationAdd(name, content) for name, content in metadata.items()]
         with ExitStack() as open_files:
-            # Open files, not paths: the client sends these over LFS, and their bytes can be counted.
+            # Open files, not paths: the client sends them over LFS, and their bytes can be counted.
             readers = [
                 (file.path, open_files.enter_context(ProgressReader(folder / file.path)))
                 for file in release.files
             ]
             operations += [CommitOperationAdd(name, reader) for name, reader in readers]
-            count = ProgressCounter(tell, "send", sum(file.size for file in release.files))
+            count = ProgressCounter(progress, "send", sum(file.size for file in release.files))
             for _, reader in readers:
                 reader.begin(count)
             with quiet_client():
-                done = self._asked(
+                done = self._call(
                     lambda: self._api.create_commit(
                         self.repository, operations, commit_message=f"release {release.id}"
                     ),
@@ -205,11 +209,11 @@ class Hub:
         return str(done.oid)
 
     def read(self, revision: str, folder: Path) -> tuple[Release, str]:
-        """The manifest at a revision, proven, and the commit that the revision is."""
-        commit = str(self._asked(lambda: self._api.model_info(self.repository, revision=revision)).sha)
+        """The checked manifest at a revision, and the commit of the revision."""
+        commit = str(self._call(lambda: self._api.model_info(self.repository, revision=revision)).sha)
         path = self._download(MANIFEST, commit, folder, largest=LARGEST_MANIFEST)
         if path is None:
-            raise self._damaged("there is no manifest at this revision", "so it is no release of Graftwork")
+            raise self._damaged("there is no manifest at this revision", "it is not a release")
         try:
             release = Release.from_json(path.read_bytes())
         except ValidationError as error:
@@ -217,7 +221,7 @@ class Hub:
         if release.id != content_id(release):
             raise self._damaged("the manifest was changed", "its id is not the hash of its content")
         if any(not FILE.fullmatch(file.path) or file.path in METADATA_FILES for file in release.files):
-            raise self._damaged("the manifest names a file that no release may have", "it could lie anywhere")
+            raise self._damaged("the manifest names a file that no release may have", "it could be anywhere")
         return release, commit
 
     def pull(
@@ -226,44 +230,46 @@ class Hub:
         *,
         revision: str = "main",
         allow: Callable[[Release], None],
-        tell: ProgressCallback = no_progress,
+        progress: ProgressCallback = no_progress,
     ) -> ReceivedRelease:
-        """Fetch into the store, every byte checked. `allow` raises where the release is not wanted."""
+        """Fetch a release into the store. `allow` raises if it is not wanted."""
         with staging_folder(store.root) as folder:
             release, commit = self.read(revision, folder)
             allow(release)
             signatures = self._signatures(commit, folder)
             if store.has(release.id):
-                return ReceivedRelease(store.complete(release, signatures=signatures, tell=tell), new=False)
+                return ReceivedRelease(
+                    store.complete(release, signatures=signatures, progress=progress), new=False
+                )
             sources: dict[str, Path | bytes] = {}
             total = sum(file.size for file in release.files)
             fetched, checked = (
-                ProgressCounter(tell, "fetch", total),
+                ProgressCounter(progress, "fetch", total),
                 ProgressCounter(no_progress, "check", total),
             )
             for number, file in enumerate(release.files):
                 path = self._download(file.path, commit, folder, largest=file.size, count=fetched)
                 if path is None or digest_with_progress(path, checked) != file.sha256:
                     raise self._damaged(
-                        f"{file.path} is missing or has other bytes than its manifest says",
+                        f"{file.path} is missing or does not match its hash in the manifest",
                         f"expected sha256 {file.sha256[:12]}…",
                     )
                 sources[file.path] = path
-                # A small file may come without its bytes having been told.
-                fetched.reach(sum(one.size for one in release.files[: number + 1]))
+                # The client reports no progress for small files.
+                fetched.reach(sum(done.size for done in release.files[: number + 1]))
             return ReceivedRelease(
-                store.put(release, sources=sources, signatures=signatures, tell=tell), new=True
+                store.put(release, sources=sources, signatures=signatures, progress=progress), new=True
             )
 
     def _require_hashes(
-        self, release: Release, folder: Path, beside: dict[str, bytes], *, commit: str
+        self, release: Release, folder: Path, metadata: dict[str, bytes], *, commit: str
     ) -> None:
-        """What the Hub has is what the manifest names, whatever became of the folder meanwhile."""
+        """Check that the Hub has what the manifest names."""
         wanted = {file.path: file.sha256 for file in release.files}
-        wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in beside.items()}
+        wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in metadata.items()}
         found = {info.path: info for info in self._infos(sorted({*wanted, *METADATA_FILES}), commit)}
-        if strange := sorted(found.keys() - wanted.keys()):
-            raise self._damaged(f"{strange[0]} is in the commit", "it belongs to another release")
+        if unexpected := sorted(found.keys() - wanted.keys()):
+            raise self._damaged(f"{unexpected[0]} is in the commit", "it belongs to another release")
         for name, sha256 in wanted.items():
             info = found.get(name)
             if info is None:
@@ -271,11 +277,11 @@ class Hub:
             if info.lfs is not None:
                 same = info.lfs.sha256 == sha256
             else:
-                # Of a small file the Hub tells git's hash only: of the bytes that have the right one.
-                content = beside[name] if name in beside else (folder / name).read_bytes()
+                # Of a small file the Hub only knows the git hash: compare it with that of the right bytes.
+                content = metadata[name] if name in metadata else (folder / name).read_bytes()
                 same = hashlib.sha256(content).hexdigest() == sha256 and matches_content(info, content)
             if not same:
-                raise self._damaged(f"{name} has another hash there", "it did not arrive as it was sent")
+                raise self._damaged(f"{name} has another hash on the Hub", "it was changed on the way")
 
     def _download(
         self, name: str, commit: str, folder: Path, *, largest: int, count: ProgressCounter | None = None
@@ -287,7 +293,7 @@ class Hub:
         if infos[0].size > largest:
             raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
         bar = progress_bar_class(count or ProgressCounter(no_progress, "", 0), largest=largest)
-        path = self._asked(
+        path = self._call(
             lambda: self._api.hf_hub_download(
                 self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar
             ),
@@ -296,7 +302,7 @@ class Hub:
         return Path(path)
 
     def _infos(self, names: list[str], commit: str) -> list[Any]:
-        return list(self._asked(lambda: self._api.get_paths_info(self.repository, names, revision=commit)))
+        return list(self._call(lambda: self._api.get_paths_info(self.repository, names, revision=commit)))
 
     def _client(self) -> Any:
         try:
@@ -305,29 +311,29 @@ class Hub:
             raise EnvironmentLacks(
                 "the package huggingface_hub is not installed", fix=pip_install("train")
             ) from error
-        # False: never the token that somebody left in a file on this machine.
+        # False: never use a token from a file on this machine.
         return HfApi(endpoint=self._endpoint, token=self._token or False)
 
-    def _asked(self, ask: Callable[[], Any], *, carried: int = 0) -> Any:
-        """Whatever the client raises becomes what, why and fix, without token or login.
+    def _call(self, ask: Callable[[], Any], *, carried: int = 0) -> Any:
+        """Call the client. Its errors become ours, without token or login.
 
-        `carried` is the number of bytes that go over the line: they have their time, and no more.
+        `carried` is the number of bytes to transfer; the time limit grows with it.
         """
         try:
             return self._apart.call(ask, seconds=ANSWER_SECONDS + carried / SLOWEST)
         except GraftError:
             raise
         except Exception as error:
-            # The token as it was when the client was made, whatever became of the environment since.
+            # The token that the client was made with, even if the environment changed since.
             known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
-            said = redact_variables(
+            message = redact_variables(
                 str(error) or type(error).__name__, environment=known, variables=tuple(known)
             )
             raise EnvironmentLacks(
-                f"the Hub did not do it: {said}",
-                why="it does not answer, or does not allow it",
-                fix=f"see whether the repository is right and {TOKEN} may write there, and try again: "
-                "what was sent is not sent again",
+                f"the Hub refused the request: {message}",
+                why="it does not answer, or does not allow this",
+                fix=f"check the repository and that {TOKEN} may write there, then try again: "
+                "files that have arrived are not sent again",
                 where=self.repository,
             ) from None
 

@@ -48,9 +48,9 @@ class RemoteStore:
             self._require_bucket()
 
     def ids(self) -> tuple[str, ...]:
-        """The releases whose manifests are here, not looked into."""
+        """The ids of all releases with a manifest, unverified."""
         self._files.invalidate_cache()
-        found = self._asked(lambda: self._files.glob(f"{self._root}/releases/*/{MANIFEST}"))
+        found = self._call(lambda: self._files.glob(f"{self._root}/releases/*/{MANIFEST}"))
         names = (str(path).rsplit("/", 2)[-2] for path in found)
         return tuple(sorted(name for name in names if NAME.fullmatch(name)))
 
@@ -58,12 +58,12 @@ class RemoteStore:
         return self._size(self._manifest(release_id)) is not None
 
     def find(self, id_or_prefix: str) -> str:
-        """The id of the only release that begins so."""
+        """The id of the only release that starts with this prefix."""
         require_name(id_or_prefix, kind="release id")
-        found = [one for one in self.ids() if one.startswith(id_or_prefix)]
+        found = [known for known in self.ids() if known.startswith(id_or_prefix)]
         if len(found) != 1:
             raise UserMistake(
-                f"{'several releases begin' if found else 'no release begins'} with {id_or_prefix} there",
+                f"{'several releases start' if found else 'no release starts'} with {id_or_prefix} there",
                 why=f"{self.address} holds {len(self.ids())} releases",
                 fix="give more of the id, or push the release there first (`graft release push`)",
                 where=self.address,
@@ -71,7 +71,7 @@ class RemoteStore:
         return found[0]
 
     def put_blob(self, source: Path, file: ReleaseFile, *, count: ProgressCounter | None = None) -> bool:
-        """Bring a blob there and read it back. Says whether it had to be sent.
+        """Upload a blob and read it back. False if it was there already.
 
         `count` counts each byte twice: on its way there, and read back.
         """
@@ -80,52 +80,54 @@ class RemoteStore:
             counted.add(file.size)
             return False
         self._make_parent(place)
-        self._carry(self._files.put_file, str(source), place, size=file.size, count=counted)
+        self._transfer(self._files.put_file, str(source), place, size=file.size, count=counted)
         if self._size(place) != file.size or self._digest(place, counted) != file.sha256:
             raise Damaged(
-                f"{file.path} did not arrive as it was sent",
-                why="read back, it has other bytes",
+                f"{file.path} was changed on the way",
+                why="its hash is different when it is read back",
                 fix="push the release again",
                 where=self.address,
             )
         return True
 
     def get_blob(self, file: ReleaseFile, target: Path, *, count: ProgressCounter | None = None) -> Path:
-        """Fetch a blob; refused where it is missing, has another length or other bytes."""
+        """Download a blob and check its size and hash."""
         place, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
         size = self._size(place)
         if size != file.size:
             found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
             raise self._damaged(f"{file.path} {found}", "the manifest names it")
-        self._carry(self._files.get_file, place, str(target), size=file.size, count=counted)
+        self._transfer(self._files.get_file, place, str(target), size=file.size, count=counted)
         if digest_with_progress(target, ProgressCounter(no_progress, "", 0)) != file.sha256:
-            raise self._damaged(f"{file.path} has other bytes than its manifest says", "its hash is another")
+            raise self._damaged(
+                f"{file.path} does not match its hash in the manifest", "its hash is different"
+            )
         return target
 
     def put_text(self, release_id: str, name: str, content: bytes) -> None:
-        """A file beside the manifest, or the manifest itself; whole or not at all."""
+        """Write the manifest or one of its signatures atomically."""
         place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
         if self._has_buckets:
             # An object appears when all of it has arrived.
-            self._asked(lambda: self._files.pipe_file(place, content))
+            self._call(lambda: self._files.pipe_file(place, content))
             return
         self._make_parent(place)
         part = f"{place}.{uuid.uuid4().hex[:8]}.part"
-        self._asked(lambda: self._files.pipe_file(part, content))
-        self._asked(lambda: self._files.mv(part, place))
+        self._call(lambda: self._files.pipe_file(part, content))
+        self._call(lambda: self._files.mv(part, place))
 
     def get_text(self, release_id: str, name: str, *, largest: int = LARGEST_MANIFEST) -> bytes | None:
-        """None where it is not there."""
+        """None if it does not exist."""
         place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
         size = self._size(place)
         if size is None:
             return None
         if size > largest:
             raise self._damaged(f"{name} is too large", f"it may have {largest:,} bytes")
-        return bytes(self._asked(lambda: self._files.cat_file(place)))
+        return bytes(self._call(lambda: self._files.cat_file(place)))
 
     def read(self, release_id: str) -> Release:
-        """The manifest, proven to be the one that its id names."""
+        """The manifest, checked against its id."""
         data = self.get_text(release_id, MANIFEST)
         if data is None:
             raise UserMistake(
@@ -144,17 +146,17 @@ class RemoteStore:
 
     def _require_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
-        if not bucket or not self._asked(lambda: self._files.exists(bucket)):
+        if not bucket or not self._call(lambda: self._files.exists(bucket)):
             raise UserMistake(
                 f"there is no bucket {bucket!r}",
-                why="a bucket is made by whoever pays for it, not by this command",
-                fix="make the bucket, or mend its name",
+                why="this command does not create buckets",
+                fix="create the bucket, or correct its name",
                 where=self.address,
             )
 
     def _make_parent(self, place: str) -> None:
         if not self._has_buckets:
-            self._asked(lambda: self._files.makedirs(place.rpartition("/")[0], exist_ok=True))
+            self._call(lambda: self._files.makedirs(place.rpartition("/")[0], exist_ok=True))
 
     def _manifest(self, release_id: str) -> str:
         return f"{self._root}/releases/{require_name(release_id, kind='release id')}/{MANIFEST}"
@@ -172,26 +174,26 @@ class RemoteStore:
                 return None
 
         self._files.invalidate_cache()
-        found: int | None = self._asked(look)
+        found: int | None = self._call(look)
         return found
 
-    def _carry(
+    def _transfer(
         self, way: Callable[..., Any], source: str, target: str, *, size: int, count: ProgressCounter
     ) -> None:
-        """There or back. Some file systems tell how far they are; the others are done at once."""
+        """Transfer one file. File systems that do not report progress count as done at the end."""
         from fsspec.callbacks import Callback
 
-        told = 0
+        counted_bytes = 0
 
-        class Counted(Callback):  # type: ignore[misc, unused-ignore]
+        class ByteCallback(Callback):  # type: ignore[misc, unused-ignore]
             def relative_update(self, inc: int = 1) -> None:
-                nonlocal told
-                inc = min(inc, size - told)
-                told += inc
+                nonlocal counted_bytes
+                inc = min(inc, size - counted_bytes)
+                counted_bytes += inc
                 count.add(inc)
 
-        self._asked(lambda: way(source, target, callback=Counted()))
-        count.add(size - told)
+        self._call(lambda: way(source, target, callback=ByteCallback()))
+        count.add(size - counted_bytes)
 
     def _digest(self, place: str, count: ProgressCounter) -> str:
         def read() -> str:
@@ -202,17 +204,17 @@ class RemoteStore:
                     count.add(len(piece))
             return digest.hexdigest()
 
-        return str(self._asked(read))
+        return str(self._call(read))
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Whatever a network library may raise becomes what, why and fix."""
+    def _call(self, ask: Callable[[], Any]) -> Any:
+        """Errors of network libraries become ours."""
         try:
             return ask()
         except Exception as error:
             raise EnvironmentLacks(
                 f"the store cannot be used: {redact_login(error, self._url)}",
-                why="it does not answer, or does not allow it",
-                fix="see whether the address and the credentials are right, and try again",
+                why="it does not answer, or does not allow this",
+                fix="check the address and the credentials, and try again",
                 where=self.address,
             ) from error
 
@@ -223,7 +225,7 @@ class RemoteStore:
 
 
 class Pushed(NamedTuple):
-    """`sent` are the files that had to travel; the others were there already."""
+    """`sent` are the files that were uploaded; the others were there already."""
 
     release: Release
     sent: tuple[str, ...]
@@ -231,16 +233,16 @@ class Pushed(NamedTuple):
 
 
 def push_release(
-    store: ReleaseStore, place: RemoteStore, release_id: str, *, tell: ProgressCallback = no_progress
+    store: ReleaseStore, place: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
 ) -> Pushed:
-    """Verify here, send what is missing there, read it back, and write the manifest last."""
+    """Verify the release, upload missing files, read them back, and write the manifest last."""
     with store.shared_lock():
-        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
-        count = ProgressCounter(tell, "send and read back", 2 * sum(file.size for file in release.files))
+        release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
+        count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
         there = _manifest_there(place, release.id)
         for name in (MINISIGN, SIGSTORE):
-            # One that was made at another time has other bytes, and signatures of its own.
+            # A manifest with another time has other bytes and its own signatures.
             if (folder / name).is_file() and there in (None, release):
                 place.put_text(release.id, name, (folder / name).read_bytes())
         if there is None:
@@ -249,9 +251,9 @@ def push_release(
 
 
 def pull_release(
-    store: ReleaseStore, place: RemoteStore, release_id: str, *, tell: ProgressCallback = no_progress
+    store: ReleaseStore, place: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
 ) -> ReceivedRelease:
-    """Fetch into the store. Hold the store's `adding()` around this and the entry in the index."""
+    """Fetch into the store. Hold the store's `shared_lock()` around this and the entry in the index."""
     release = place.read(release_id)
     for file in release.files:
         if not FILE.fullmatch(file.path):
@@ -267,20 +269,20 @@ def pull_release(
         if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
     }
     if store.has(release_id):
-        return ReceivedRelease(store.complete(release, signatures=signatures, tell=tell), new=False)
+        return ReceivedRelease(store.complete(release, signatures=signatures, progress=progress), new=False)
     with staging_folder(store.root) as folder:
-        count = ProgressCounter(tell, "fetch", sum(file.size for file in release.files))
+        count = ProgressCounter(progress, "fetch", sum(file.size for file in release.files))
         sources: dict[str, Path | bytes] = {
             file.path: place.get_blob(file, folder / str(number), count=count)
             for number, file in enumerate(release.files)
         }
         return ReceivedRelease(
-            store.put(release, sources=sources, signatures=signatures, tell=tell), new=True
+            store.put(release, sources=sources, signatures=signatures, progress=progress), new=True
         )
 
 
 def _manifest_there(place: RemoteStore, release_id: str) -> Release | None:
-    """A manifest that is there stays; a damaged one is written anew: its id says what belongs there."""
+    """The manifest on the other side; None if it is missing or damaged, so that it is written again."""
     try:
         return place.read(release_id)
     except (Damaged, UserMistake):

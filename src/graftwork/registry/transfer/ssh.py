@@ -28,8 +28,8 @@ from graftwork.registry.transfer.archive import write_archive
 COMMAND = "GRAFT_SSH"
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 UNREACHED, OTHER_BYTES = 255, 44
-LOOK_SECONDS = 0.2
-"""Between two looks at how far a transfer is."""
+POLL_SECONDS = 0.2
+"""Seconds between two progress reports of a transfer."""
 _TARGET = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.@%-]*):(?P<folder>/[^\0\r\n]*)")
 
 # Each part gets: folder, id, alias, the list of hashes.
@@ -111,7 +111,7 @@ class SshTarget(NamedTuple):
 
 
 class SshDelivery(NamedTuple):
-    """`sent` is false where the machine had the release; `previous` is what the alias named before there."""
+    """`sent` is false if the machine had the release; `previous` is where the alias there pointed."""
 
     release: Release
     target: SshTarget
@@ -121,7 +121,7 @@ class SshDelivery(NamedTuple):
 
 
 def parse_target(text: str) -> SshTarget:
-    """What cannot be taken for an option or a second command."""
+    """Parse `[user@]host:/folder`. The result cannot be read as an option or a second command."""
     match = _TARGET.fullmatch(text)
     if match is None:
         raise UserMistake(
@@ -139,14 +139,14 @@ def push_over_ssh(
     *,
     target: SshTarget,
     alias: str | None = None,
-    tell: ProgressCallback = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> SshDelivery:
-    """Send what is missing, have it checked there, then move the alias there."""
+    """Send the release unless the machine has it, check it there, then move the alias there."""
     if alias is not None:
         require_alias(alias)
     with store.shared_lock():
-        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
-        # The hashes of the manifest, not of the folder as it is by now: what is checked there is the release.
+        release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
+        # The hashes in the manifest, not those of the folder, which may have changed since.
         known = {file.path: file.sha256 for file in release.files}
         names = [path.name for path in release_files(folder)]
         sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
@@ -154,9 +154,11 @@ def push_over_ssh(
         sent = _run(target, _HAVE, given) != "have"
         if sent:
             with tempfile.TemporaryDirectory() as scratch:
-                packed = write_archive(store, release_id, target=Path(scratch) / "release.tar", tell=tell)
+                packed = write_archive(
+                    store, release_id, target=Path(scratch) / "release.tar", progress=progress
+                )
                 with packed.path.open("rb") as stream:
-                    count = ProgressCounter(tell, "send", packed.bytes)
+                    count = ProgressCounter(progress, "send", packed.bytes)
                     _run(target, _TAKE, given, stream=stream, count=count)
                     count.finish()
         previous = None
@@ -189,31 +191,29 @@ def _run(
         ) from error
     with process:
         try:
-            said, complained = _wait(process, stream, count)
+            output, errors = _wait(process, stream, count)
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise _explain(process.returncode, complained.decode(errors="replace"), target)
-    return said.decode(errors="replace").strip()
+        raise _explain(process.returncode, errors.decode(errors="replace"), target)
+    return output.decode(errors="replace").strip()
 
 
 def _wait(
     process: subprocess.Popen[bytes], stream: IO[bytes] | None, count: ProgressCounter | None
 ) -> tuple[bytes, bytes]:
-    """What it said. ssh reads the file that we opened, so we see where it is in it."""
+    """Output and errors. ssh reads from our file descriptor, whose position is the progress."""
     while True:
         try:
-            return process.communicate(timeout=LOOK_SECONDS if count is not None else None)
+            return process.communicate(timeout=POLL_SECONDS if count is not None else None)
         except subprocess.TimeoutExpired:
             if count is not None and stream is not None:
                 count.reach(os.lseek(stream.fileno(), 0, os.SEEK_CUR))
 
 
-def _explain(code: int, said: str, target: SshTarget) -> GraftError:
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")[
-        :300
-    ]
+def _explain(code: int, errors: str, target: SshTarget) -> GraftError:
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")[:300]
     where = f"{target.host}:{target.folder}"
     if code == OTHER_BYTES:
         return Damaged(last, why="its hashes are not those of the release", fix="push it again", where=where)
@@ -221,12 +221,12 @@ def _explain(code: int, said: str, target: SshTarget) -> GraftError:
         return EnvironmentLacks(
             f"{target.host} cannot be reached: {last}",
             why="ssh could not log in there without asking",
-            fix=f"see that `ssh {target.host} true` works without a password; {COMMAND} may name options",
+            fix=f"make `ssh {target.host} true` work without a password; {COMMAND} may set options",
             where=where,
         )
     return EnvironmentLacks(
         f"{target.host} refused it: {last}",
         why=f"the command there ended with {code}; the alias was not moved",
-        fix="see that the folder can be written there, then push it again: what is there stays",
+        fix="make sure that the folder there is writable, then push again",
         where=where,
     )

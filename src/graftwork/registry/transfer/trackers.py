@@ -1,4 +1,9 @@
-"""What a tracker is told of a release: a few facts as text, and the figures of its report."""
+"""Push a release to MLflow or trackio with its files, tags and metrics.
+
+A release that is there is not added twice, and an interrupted push continues in the run that it began. MLflow
+is at MLFLOW_TRACKING_URI; trackio stays on this machine unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set.
+Passwords appear in no message.
+"""
 
 import contextlib
 import io
@@ -25,7 +30,7 @@ from graftwork.text.messages import redact_variables
 
 REPORT = "report.json"
 RELEASE = "graftwork.release"
-"""Under this fact a tracker finds a release again."""
+"""The tag by which a release is found again."""
 
 
 def tracker_tags(release: Release) -> dict[str, str]:
@@ -55,10 +60,10 @@ WHERE = "MLFLOW_TRACKING_URI"
 MLFLOW_SECRETS = (WHERE, "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # It would stand amid what `--json` prints, and with the address whatever login is in it.
+    # It would be printed to standard output with `--json`, login included.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # Seven by default: four minutes until a server that is down is said to be.
+    # The default of seven retries takes four minutes to report that a server is down.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
@@ -117,7 +122,7 @@ def _require_model(client: Any, name: str, release: Release) -> None:
 def _find_version(client: Any, name: str, release: Release) -> Any | None:
     # By its tag: MLflow finds no name that has a quote or a backslash in it.
     found = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
-    return next((one for one in found if one.name == name), None)
+    return next((version for version in found if version.name == name), None)
 
 
 def _send(client: Any, folder: Path, release: Release) -> Any:
@@ -155,7 +160,7 @@ def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> N
     ours = [folder / name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
     if not ours or not run_id:
         return
-    there = {str(one.path).rpartition("/")[2] for one in client.list_artifacts(run_id, ARTIFACTS)}
+    there = {str(artifact.path).rpartition("/")[2] for artifact in client.list_artifacts(run_id, ARTIFACTS)}
     for path in ours:
         if path.name in there:
             continue
@@ -176,7 +181,7 @@ def _other_bytes(name: str, run_id: str) -> Damaged:
 
 
 def _read_back(client: Any, run_id: str) -> dict[str, str]:
-    """The hashes of what lies there. Not in the store: who pushes need not be able to write it."""
+    """The hashes of the artifacts. Downloaded outside the store, which may be read-only."""
     if not client.list_artifacts(run_id, ARTIFACTS):
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -210,8 +215,8 @@ def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:
 def _client() -> Any:
     if not os.environ.get(WHERE):
         raise UserMistake(
-            "it is not said where MLflow is",
-            why=f"{WHERE} is not set, and a database in this folder would be found by nobody",
+            "the address of MLflow is not set",
+            why=f"{WHERE} is not set, and a database in this folder would not be found again",
             fix=f"export {WHERE}=https://mlflow.example.org",
             where=WHERE,
         )
@@ -227,25 +232,25 @@ def _client() -> Any:
 
 @contextmanager
 def _explaining_mlflow(name: str) -> Iterator[None]:
-    """Whatever the client raises becomes what, why and fix, without a password."""
+    """Errors of the client become ours, without a password."""
     try:
         yield
     except GraftError:
         raise
     except Exception as error:
-        said = redact_variables(
+        message = redact_variables(
             str(error) or type(error).__name__, environment=os.environ, variables=MLFLOW_SECRETS
         )
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
             raise UserMistake(
-                f"MLflow does not take it: {said}",
+                f"MLflow does not accept this: {message}",
                 why="a name has neither / nor :, and an address leads to a server or a database",
                 fix=f"choose another name, or set {WHERE} right",
                 where=f"--mlflow {name}",
             ) from None
         raise EnvironmentLacks(
-            f"MLflow did not do it: {said}",
-            why="it does not answer, does not allow it, or broke off; there is no half version",
+            f"MLflow failed: {message}",
+            why="it does not answer, does not allow this, or broke off; no partial version was created",
             fix=f"see whether {WHERE} is right and its login may write there, and push again: "
             "what has arrived is not sent again",
             where=f"--mlflow {name}",
@@ -283,7 +288,7 @@ def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> Tr
                 logged = trackio.log_artifact(str(folder), name=artifact, type="model")
                 _require_hashes(logged, folder, where=f"{artifact} in {project}")
                 figures = tracker_metrics(folder)
-                # A run that was there has its figures; told again, they would stand there twice.
+                # An existing run has its metrics already; logging them again would duplicate them.
                 if figures and not getattr(opened, "_next_step", 0):
                     trackio.log(figures)
             finally:
@@ -334,7 +339,7 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _explaining_trackio(project: str) -> Iterator[None]:
-    """Whatever trackio raises becomes what, why and fix. What it prints would stand amid our own words."""
+    """Errors of trackio become ours. Its output is discarded."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -342,19 +347,19 @@ def _explaining_trackio(project: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        said = redact_variables(
+        message = redact_variables(
             str(error) or type(error).__name__, environment=os.environ, variables=TRACKIO_SECRETS
         )
         if isinstance(error, ValueError):
             raise UserMistake(
-                f"trackio does not take it: {said}",
+                f"trackio does not accept this: {message}",
                 why="a name or a setting is not as trackio wants it",
-                fix=f"choose another name, or set {SERVER} and {TOKEN} as its server says",
+                fix=f"choose another name, or set {SERVER} and {TOKEN} as its server requires",
                 where=f"--trackio {project}",
             ) from None
         raise EnvironmentLacks(
-            f"trackio did not do it: {said}",
-            why="it does not answer, does not allow it, or broke off; there is no half artifact",
+            f"trackio failed: {message}",
+            why="it does not answer, does not allow this, or broke off; no partial artifact was created",
             fix=f"see whether {SERVER} and {TOKEN} are right, and push again: "
             "what has arrived is not sent again",
             where=f"--trackio {project}",

@@ -1,4 +1,8 @@
-"""Those who stand beside the loop, one file each: who watches, examines, tells, stops in time."""
+"""Callbacks: what may watch a training loop, refuse a gradient or end the run.
+
+To add one: subclass TrainingCallback and add it in `run_setup.py`. What it must remember across a crash goes
+into `state`, which every checkpoint carries under the callback's name.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EarlyStop(Exception):
-    """Raised after a step: nothing more is to be gained; the run ends here, well."""
+    """Raised after a step to finish the run successfully before its last step."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -20,30 +24,30 @@ class EarlyStop(Exception):
 
 
 class TrainingCallback:
-    """Does nothing at any time; those that do something override what they need.
+    """Does nothing; subclasses override what they need.
 
-    Expected errors (StoppedInOrder, Diverged) may be raised anywhere and end the run.
+    Expected errors (StoppedInOrder, Diverged) may be raised from any method and end the run.
     """
 
     name = "attendant"
 
     def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
-        """The run goes on after step `done`."""
+        """The run starts, or resumes after step `done`."""
 
     def on_step_begin(self, number: int, steps: int) -> None: ...
 
     def accept_gradient(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
-        """Between gradient and update: False passes this step over without an update."""
+        """Called between gradient and update; False skips the update of this step."""
         return True
 
     def on_step_end(self, step: TrainStep, steps: int) -> None: ...
 
     def score(self) -> float | None:
-        """How good the model of this step is, smaller is better, if this callback just looked."""
+        """How good the model of this step is (smaller is better), if this callback just evaluated it."""
         return None
 
     def wants_checkpoint(self, step: TrainStep) -> bool:
-        """Whether one is to be made after this step, though none is due."""
+        """Whether to save a checkpoint after this step although none is due."""
         return False
 
     def on_save_begin(self, step: int) -> None: ...
@@ -51,10 +55,10 @@ class TrainingCallback:
     def on_save_end(self, folder: Path, step: int) -> None: ...
 
     def on_train_stopping(self) -> None:
-        """The loop waits now until the last checkpoint is safe, here and at the mirror."""
+        """Called before the loop waits for the last checkpoint and its mirror copy."""
 
     def on_train_end(self) -> None:
-        """The run is over, well or badly."""
+        """The run is over, successfully or not."""
 
     def state(self) -> dict[str, Any]:
         return {}

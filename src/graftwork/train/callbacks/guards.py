@@ -1,8 +1,8 @@
-"""Watches the loss and the gradient: refuses a step that has gone wrong, stops a run that stays so.
+"""Callbacks that refuse a step or end the run: divergence, deadline, and a rehearsed crash.
 
-In: what each step measured, and its rows. Out: whether the step is taken. What is refused changes no
-weight. Nothing here depends on a clock, and what it remembers goes into the checkpoint: a resumed run
-comes to the same verdicts.
+In: what each step measured, its rows, and a clock. Out: whether the update is applied, or an error that stops
+the run in good order. Divergence depends on no clock, and its memory is part of the checkpoint: a resumed run
+comes to the same decisions.
 """
 
 import math
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from graftwork.train.engine import StepResult
 
 LEAST_KNOWN = 4
-"""Of fewer losses nobody knows what is usual."""
+"""Fewer losses than this do not show what is usual."""
 LEAST_RISE = 1.0
-"""Close to zero a loss easily becomes many times the usual one: that alone is no spike."""
+"""Near zero, many times the usual loss is still no spike."""
 ROWS_NAMED = 12
 
 
@@ -58,11 +58,11 @@ class DivergenceCallback(TrainingCallback):
         if self._in_a_row > self._settings.tolerate:
             raise Diverged(
                 f"step {number}: {fault}",
-                why="training on would destroy the adapter; the last good checkpoint is kept",
+                why="training further would destroy the adapter; the last good checkpoint is kept",
                 fix="look at the rows of this batch, or lower `train.learning_rate`",
                 where=name_rows(rows),
             )
-        self._report(f"step {number} is passed over: {fault}; its rows: {name_rows(rows)}")
+        self._report(f"step {number} is skipped: {fault}; its rows: {name_rows(rows)}")
         return False
 
     def state(self) -> dict[str, Any]:
@@ -88,21 +88,21 @@ class DivergenceCallback(TrainingCallback):
 
 
 def name_rows(rows: Sequence[Row]) -> str:
-    """Where the rows came from, as file:line; a dozen of them and how many more."""
+    """The origins of up to a dozen rows as file:line, and how many more there are."""
     named = ", ".join(str(row.origin) for row in rows[:ROWS_NAMED])
     more = len(rows) - ROWS_NAMED
     return f"{named} and {more} more" if more > 0 else named
 
 
 STEP_ALLOWANCE = 1.25
-"""The next step may take so many times the longest of the last ones."""
+"""The next step may take this many times the longest of the last ones."""
 SAVE_ALLOWANCE = 1.5
 MARGIN_SECONDS = 10.0
 UNKNOWN_SAVE_SECONDS = 10.0
-"""Until the first checkpoint was measured; with a deadline that is after the first step."""
+"""Assumed until the first checkpoint has been measured, after the first step."""
 REMEMBERED = 200
 SETTLED = 3
-"""After so many steps the first one, which warms up and compiles, says nothing any more."""
+"""After this many steps the first one, which warms up and compiles, no longer counts."""
 
 
 class DeadlineCallback(TrainingCallback):
@@ -129,7 +129,7 @@ class DeadlineCallback(TrainingCallback):
         self._measuring = False
 
     def seconds_needed(self, number: int) -> float:
-        """For step `number`, for a checkpoint behind it, and to spare."""
+        """Seconds for step `number`, a checkpoint after it, and a margin."""
         step = STEP_ALLOWANCE * max(self._steps, default=0.0) + self._evaluation_seconds(number)
         return step + SAVE_ALLOWANCE * self._save() + self._margin
 
@@ -139,20 +139,20 @@ class DeadlineCallback(TrainingCallback):
             self._steps.append(now - self._begun)
             self._seen += 1
             if self._seen == SETTLED:
-                # Those of an earlier process, if any, stand before the first of this one.
+                # Steps of an earlier process, if any, come before the first of this one.
                 del self._steps[len(self._steps) - SETTLED]
         self._begun = now
         needed = self.seconds_needed(number)
         if now + needed > self._at:
             raise StoppedInOrder(
-                f"stopped in good order after step {number - 1} of {steps}: the place's time is up",
+                f"stopped in good order after step {number - 1} of {steps}: the deadline is near",
                 why=f"{max(self._at - now, 0):.0f} s are left; one more step with its checkpoint "
                 f"and a margin takes up to {needed:.0f} s",
-                fix="run the same command again: it goes on from here",
+                fix="run the same command again: it resumes from here",
             )
 
     def wants_checkpoint(self, step: TrainStep) -> bool:
-        """One early on, to know how long it takes."""
+        """One checkpoint early, to measure how long it takes."""
         if self._measuring or self._known_save is not None:
             return False
         self._measuring = True
@@ -181,7 +181,7 @@ class CrashRehearsal(TrainingCallback):
     def on_step_begin(self, number: int, steps: int) -> None:
         if self._marker.exists():
             return
-        # A few steps behind a checkpoint, so that there are steps to do again.
+        # A few steps after a checkpoint, so that steps are repeated.
         halfway = max(steps // 2 // self._every, 1) * self._every + min(3, self._every - 1) + 1
         if number == min(halfway, steps):
             write_atomic(self._marker, f"killed before step {number}\n")

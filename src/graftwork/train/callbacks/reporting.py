@@ -1,4 +1,9 @@
-"""Tells the heartbeat how far the run is, what it does now, and how long it will still take."""
+"""Callbacks that report: the heartbeat with the progress of the run, and the trackers that graft.yaml names.
+
+In: steps, checkpoints and evaluations. Out: heartbeats, and the metrics of each step in each tracker. A
+tracker that fails or hangs is dropped with a message and never stops the run. A resumed run continues the
+same tracker run; repeated steps are not logged again.
+"""
 
 import os
 import statistics
@@ -13,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
-from graftwork.process.pool import Apart
+from graftwork.process.pool import CallThread
 from graftwork.records.errors import GraftError
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.text.messages import redact_variables
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.run_folder import SAVED, TRACKED
-from graftwork.train.trackers import OpenRun, load_tracker
+from graftwork.train.trackers import TrackedRun, load_tracker
 
 if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
@@ -58,7 +63,7 @@ class HeartbeatCallback(TrainingCallback):
 
     def on_save_end(self, folder: Path, step: int) -> None:
         self._heart.move()
-        # A note for readers only: a disk without room for it must not end the run.
+        # Only informative: a full disk must not end the run.
         with suppress(GraftError):
             self._saved.append({**clock.now().model_dump(), "step": step, "folder": folder.name})
 
@@ -69,7 +74,7 @@ class HeartbeatCallback(TrainingCallback):
         self._heart.move()
 
     def _seconds_left(self, step: int, steps: int) -> float | None:
-        """From the steps of this process alone."""
+        """Estimated from the steps of this process alone."""
         now = time.perf_counter()
         if self._first is None:
             self._first, self._begun = step, now
@@ -81,9 +86,9 @@ SECRETS = (
     *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
     *("TRACKIO_SERVER_URL", "TRACKIO_WRITE_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL", "HF_TOKEN"),
 )
-"""What an error of a tracker must not repeat: the word about it is kept with the run."""
+"""Values that a tracker's error message must not repeat: the message is kept with the run."""
 PATIENCE_SECONDS = 60.0
-"""For one call of a tracker. The timeouts of their libraries begin anew with every byte that arrives."""
+"""For one call of a tracker: the timeouts of their libraries restart with every byte that arrives."""
 
 T = TypeVar("T")
 
@@ -98,43 +103,43 @@ class TrackerCallback(TrainingCallback):
         run_id: str,
         settings: Mapping[str, Any],
         folder: Path,
-        latest_evaluation: Callable[[], Look | None] = lambda: None,
+        latest_evaluation: Callable[[], TrainingEvaluation | None] = lambda: None,
         report: Callable[[str], None] = lambda _message: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._trackers = trackers
         self._patience = patience
-        self._apart: dict[str, Apart] = {}
+        self._apart: dict[str, CallThread] = {}
         self._run_id = run_id
         self._settings = settings
         self._folder = folder
         self._latest_evaluation = latest_evaluation
         self._report = report
-        self._open: dict[str, OpenRun] = {}
-        self._told = 0
+        self._open: dict[str, TrackedRun] = {}
+        self._logged = 0
 
     def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         mark = self._folder / TRACKED
-        self._told = int(mark.read_text()) if mark.exists() else 0
+        self._logged = int(mark.read_text()) if mark.exists() else 0
         for name in self._trackers:
-            # Whatever a library raises, the run goes on.
+            # The run continues, whatever a library raises.
             try:
                 begin = partial(load_tracker(name).open_run, self._run_id, self._settings)
-                self._apart[name] = Apart(f"tracker {name}")
+                self._apart[name] = CallThread(f"tracker {name}")
                 self._open[name] = self._call(name, partial(begin, self._folder / name))
             except Exception as error:
                 self._give_up(name, error)
 
     def on_step_end(self, step: TrainStep, steps: int) -> None:
-        if not self._open or step.step <= self._told:
+        if not self._open or step.step <= self._logged:
             return
-        self._told = step.step
-        # Marked first: a kill in between costs one point of a curve and never doubles one.
+        self._logged = step.step
+        # Marked first: a crash in between loses one point of a curve and never doubles one.
         write_atomic(self._folder / TRACKED, str(step.step), durable=False)
-        figures = tracked_metrics(step, self._latest_evaluation())
+        metrics = tracked_metrics(step, self._latest_evaluation())
         for name, run in list(self._open.items()):
             try:
-                self._call(name, partial(run.log, step.step, figures))
+                self._call(name, partial(run.log, step.step, metrics))
             except Exception as error:
                 del self._open[name]
                 self._give_up(name, error)
@@ -154,21 +159,21 @@ class TrackerCallback(TrainingCallback):
         first = next(iter(str(error).strip().splitlines()), "")
         said = redact_variables(first, environment=os.environ, variables=SECRETS)
         self._report(
-            f"the tracker {name} is left out from here on: {type(error).__name__}"
+            f"tracker {name} is disabled for the rest of the run: {type(error).__name__}"
             + (f": {said}" if said else "")
         )
 
 
-def tracked_metrics(step: TrainStep, look: Look | None) -> dict[str, float]:
-    """The figures of a step by the names that they have in every tracker."""
-    figures = {
+def tracked_metrics(step: TrainStep, evaluation: TrainingEvaluation | None) -> dict[str, float]:
+    """The metrics of a step, under the same names in every tracker."""
+    metrics = {
         "train/loss": step.loss,
         "train/learning_rate": step.learning_rate,
         "train/gradient_norm": step.gradient_norm,
     }
     if step.seconds > 0:
-        figures["train/tokens_per_second"] = step.tokens / step.seconds
-    if look is not None and look.step == step.step:
-        figures[f"look/{look.metric}"] = look.value
-        figures["look/cases"] = float(look.cases)
-    return figures
+        metrics["train/tokens_per_second"] = step.tokens / step.seconds
+    if evaluation is not None and evaluation.step == step.step:
+        metrics[f"look/{evaluation.metric}"] = evaluation.value
+        metrics["look/cases"] = float(evaluation.cases)
+    return metrics

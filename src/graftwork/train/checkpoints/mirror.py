@@ -1,9 +1,9 @@
-"""A second home for checkpoints: any fsspec URL, for places that vanish.
+"""A mirror for checkpoints at any fsspec URL, for machines that vanish.
 
-In: the run's checkpoint folder, whenever something new is in it. Out: the newest and the best of it
-there, the manifest last, so that what has one is complete. It works in a thread of its own; whatever
-goes wrong with a copy is a word and another try later, and never the end of the run. Only a run that
-would have to begin anew because its mirror does not answer does not begin.
+In: the run's checkpoint folder, whenever it has something new. Out: the newest and the best checkpoint at the
+URL, manifest last, so that a checkpoint with a manifest is complete. Works in a thread of its own; a failed
+copy is a message and is retried. Only a run that would start over because its mirror cannot be read does not
+start.
 """
 
 import re
@@ -42,7 +42,7 @@ class FsspecMirror:
         self._keep = keep
         self._first_pause = first_pause
         self._folder: Path | None = None
-        self._words: SimpleQueue[str] = SimpleQueue()
+        self._messages: SimpleQueue[str] = SimpleQueue()
         self._known: dict[int, SavedCheckpoint] = {}
         self._distrusted: set[int] = set()
         self._in_use: frozenset[int] = frozenset()
@@ -60,23 +60,23 @@ class FsspecMirror:
     def seconds(self) -> float:
         return self._seconds
 
-    def words(self) -> Iterator[str]:
-        while not self._words.empty():
-            yield self._words.get()
+    def messages(self) -> Iterator[str]:
+        while not self._messages.empty():
+            yield self._messages.get()
 
     def send(self, path: Path, step: int) -> None:
-        """There is something new; the thread takes it from here."""
+        """Notify the thread of a new checkpoint."""
         with self._change:
             self._folder = path.parent
             self._dirty = True
             if self._thread is None:
-                # Whoever waits for it sets a limit; a hanging network must not keep the process.
+                # Waiting for it has a limit: a hanging network must not keep the process alive.
                 self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
                 self._thread.start()
             self._change.notify_all()
 
     def finish(self, seconds: float) -> None:
-        """Wait until the last one is there; a few last tries, and no longer than this."""
+        """Wait until the last checkpoint is copied: a few last tries, at most this long."""
         with self._change:
             self._hurry, self._last_tries = True, 0
             self._change.notify_all()
@@ -84,16 +84,16 @@ class FsspecMirror:
             self._hurry = False
             done = self._is_done()
         if not done:
-            self._words.put("the mirror does not have the last checkpoint; the one here is good")
+            self._messages.put("the mirror does not have the last checkpoint; the one here is good")
 
     def fetch(self, folder: Path) -> None:
-        """The newest good one, and the best; nothing where the mirror answers and has nothing."""
+        """Fetch the newest good checkpoint and the best one, if the mirror has any."""
         pause = min(self._first_pause, 2.0)
         for attempt in range(1, LAST_TRIES + 1):
             try:
                 self._fetch(folder)
             except Exception as error:  # whatever a network library may raise
-                self._words.put(f"the mirror cannot be read: {self._say(error)}")
+                self._messages.put(f"the mirror cannot be read: {self._say(error)}")
                 if attempt == LAST_TRIES:
                     raise _unreadable(error, self._url) from error
                 time.sleep(pause * 2**attempt)
@@ -107,21 +107,21 @@ class FsspecMirror:
         there = self._steps()
         for step in sorted(there, reverse=True):
             if self._bring(step, folder):
-                self._words.put(f"the checkpoint of step {step} was fetched from the mirror")
+                self._messages.put(f"the checkpoint of step {step} was fetched from the mirror")
                 best = best_of([saved for saved in self._look_at(there) if saved.step < step])
                 if best is not None:
                     self._bring(best.step, folder)
                 return
 
     def _bring(self, step: int, folder: Path) -> bool:
-        """Copy one here; it gets its name only if every byte is as its manifest says."""
+        """Copy one checkpoint here; it gets its name only if every byte matches its manifest."""
         make_folder(folder)
         try:
             with atomic_folder(folder / step_name(step)) as temporary:
                 self._download(step, temporary)
         except Damaged as damage:
             self._distrusted.add(step)
-            self._words.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
+            self._messages.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
             return False
         return True
 
@@ -147,7 +147,7 @@ class FsspecMirror:
                 self._copy(folder)
             except Exception as error:  # whatever a network library may raise
                 failures += 1
-                self._words.put(f"the mirror failed {failures} time(s): {self._say(error)}; trying again")
+                self._messages.put(f"the mirror failed {failures} time(s): {self._say(error)}; trying again")
                 self._pause(failures)
             else:
                 failures = 0
@@ -159,7 +159,7 @@ class FsspecMirror:
         return not self._dirty and not self._busy
 
     def _pause(self, failures: int) -> None:
-        """Longer each time; short where the run waits for it."""
+        """Wait longer after each failure; briefly if the run waits for the mirror."""
         pause = min(self._first_pause * 2 ** min(failures - 1, 20), LONGEST_PAUSE)
         with self._change:
             self._dirty, self._busy = True, False
@@ -171,7 +171,7 @@ class FsspecMirror:
             time.sleep(min(self._first_pause, 1.0))
 
     def _copy(self, folder: Path) -> None:
-        """Bring the mirror up to what lies here: the newest first, then the best."""
+        """Copy the newest checkpoint, then the best one."""
         here = list_saved(folder)
         if not here:
             return
@@ -181,7 +181,7 @@ class FsspecMirror:
             try:
                 self._upload(folder / step_name(saved.step), saved)
             except FileNotFoundError:
-                # A newer one has taken its place meanwhile: the next round takes that.
+                # A newer checkpoint has replaced it; the next round copies that one.
                 if (folder / step_name(saved.step) / MANIFEST).exists():
                     raise
             finally:
@@ -207,7 +207,7 @@ class FsspecMirror:
         self._seconds = max(self._seconds, time.perf_counter() - begun)
 
     def _remove_old(self, verified: int) -> None:
-        """By the same policy as here. What lies beyond is not known to be bad, so it stays."""
+        """Remove by the same policy as on disk. Later steps are not known to be bad, so they stay."""
         there = self._steps()
         known = self._look_at(there)
         stay = steps_to_keep(known, verified=verified, newest=self._keep)
@@ -220,7 +220,7 @@ class FsspecMirror:
                     self._files.rm(folder, recursive=True)
 
     def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
-        """Step and score of each; a manifest is read once."""
+        """Step and score of each checkpoint; each manifest is read once."""
         for step in there - self._known.keys():
             try:
                 self._known[step] = self._manifest(step).saved
@@ -229,14 +229,14 @@ class FsspecMirror:
         return [self._known[step] for step in there & self._known.keys()]
 
     def _steps(self) -> set[int]:
-        """Steps that have anything there."""
+        """Steps that have files in the mirror."""
         self._files.invalidate_cache()
         try:
             names = self._files.ls(self._root, detail=False)
         except FileNotFoundError as missing:
             bucket = self._root.partition("/")[0]
             if has_buckets(self._files) and not self._files.exists(bucket):
-                raise OSError(f"there is no bucket {bucket!r}; make it, or mend its name") from missing
+                raise OSError(f"there is no bucket {bucket!r}; create it, or fix its name") from missing
             return set()
         found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
         return {int(match[1]) for match in found if match}
@@ -246,7 +246,7 @@ class FsspecMirror:
         return CheckpointManifest.from_json(self._files.cat_file(place), where=step_name(step))
 
     def _place(self, step: int, name: str, manifest: CheckpointManifest) -> str:
-        """The name carries the hash: what lies there in full length is what belongs there."""
+        """The name contains the hash, so a file of full length is the right one."""
         return f"{self._root}/{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
 
     def _size(self, place: str) -> int | None:
@@ -260,7 +260,7 @@ class FsspecMirror:
 def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
     return EnvironmentLacks(
         f"the mirror cannot be read: {redact_login(error, url)}",
-        why="there is no checkpoint here; without the mirror's the run would begin anew",
-        fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
+        why="there is no checkpoint on disk; without the mirror the run would start over",
+        fix="make the mirror readable, or remove `train.run.mirror` to start over",
         where="train.run.mirror",
     )

@@ -1,8 +1,8 @@
-"""The checkpoints of one run: written behind the loop's back, kept by the policy, mirrored.
+"""The checkpoint store of one run: writes checkpoints in a thread, keeps them by policy, mirrors them.
 
-In: a checkpoint whose tensors nobody changes any more. Out: it, on disk and verified, while the next
-steps go on. A write that fails is a word and not the end of the run: the last good one still stands.
-One write at a time; who saves again waits for the one before.
+In: a checkpoint whose tensors no longer change (`HostCopies`). Out: the same on disk and verified while
+training continues. A failed write is a message and not the end of the run: the last good checkpoint remains.
+One write at a time; the next save waits for the one before.
 """
 
 import threading
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 
 class CheckpointMirror(Protocol):
-    """What the store asks of a mirror."""
+    """A second place for checkpoints."""
 
     def send(self, path: Path, step: int) -> None:
-        """Copy it there soon; never waits."""
+        """Copy the checkpoint soon; never waits."""
 
     def fetch(self, folder: Path) -> None:
-        """Bring the newest good checkpoint from there into `folder`, if there is one.
+        """Copy the newest good checkpoint into `folder`, if there is one.
 
-        EnvironmentLacks where it cannot be told whether there is.
+        Raises EnvironmentLacks if the mirror cannot be read.
         """
 
-    def words(self) -> Iterator[str]:
-        """What went wrong since the last time somebody asked."""
+    def messages(self) -> Iterator[str]:
+        """Problems since the last call."""
 
     def finish(self, seconds: float) -> None:
-        """Wait until the last one is there, but not longer than this."""
+        """Wait until the last checkpoint is copied, at most this long."""
 
     @property
     def in_use(self) -> frozenset[int]:
-        """Steps whose folders are still read."""
+        """Steps whose folders are being read."""
 
     @property
     def seconds(self) -> float:
-        """How long copying one has taken at most."""
+        """The longest time that copying a checkpoint has taken."""
 
 
 class CheckpointStore:
@@ -72,7 +72,7 @@ class CheckpointStore:
         self._patience = patience
         self._thread: threading.Thread | None = None
         self._bug: BaseException | None = None
-        self._words: SimpleQueue[str] = SimpleQueue()
+        self._messages: SimpleQueue[str] = SimpleQueue()
         self._written: SimpleQueue[tuple[Path, int]] = SimpleQueue()
         self._write_seconds = 0.0
 
@@ -92,7 +92,7 @@ class CheckpointStore:
         return list_saved(self._folder)
 
     def open(self) -> Checkpoint | None:
-        """The newest good checkpoint of this run, from here or else from the mirror."""
+        """The newest good checkpoint of this run, from disk or else from the mirror."""
         remove_partial(self._folder)
         checkpoint = self._found(*latest_good(self._folder))
         if checkpoint is None and self._mirror is not None:
@@ -101,41 +101,41 @@ class CheckpointStore:
         return checkpoint
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint of the best look."""
+        """The checkpoint with the best evaluation."""
         self._join()
         return self._found(*best_good(self._folder))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Begin to write; returns as soon as the one before is done."""
+        """Start writing; returns as soon as the previous write is done."""
         self._join()
         self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what is being written is written here."""
+        """Wait until the current write is done."""
         self._join()
 
     def settle(self) -> None:
-        """Wait until the last checkpoint is written, and with patience until it is mirrored."""
+        """Wait until the last checkpoint is written and, within the patience, mirrored."""
         self._join()
         if self._mirror is not None:
             self._mirror.finish(self._patience())
 
-    def words(self) -> Iterator[str]:
-        """What there is to say since the last time somebody asked."""
-        while not self._words.empty():
-            yield self._words.get()
+    def messages(self) -> Iterator[str]:
+        """Messages since the last call."""
+        while not self._messages.empty():
+            yield self._messages.get()
         if self._mirror is not None:
-            yield from self._mirror.words()
+            yield from self._mirror.messages()
 
     def written(self) -> Iterator[tuple[Path, int]]:
-        """The checkpoints that became safe since the last time somebody asked."""
+        """The checkpoints written since the last call."""
         while not self._written.empty():
             yield self._written.get()
 
     def _found(self, checkpoint: Checkpoint | None, complaints: tuple[str, ...]) -> Checkpoint | None:
         for complaint in complaints:
-            self._words.put(complaint)
+            self._messages.put(complaint)
         return checkpoint
 
     def _join(self) -> None:
@@ -152,12 +152,12 @@ class CheckpointStore:
             spare = self._mirror.in_use if self._mirror else frozenset()
             path = write_checkpoint(self._folder, checkpoint, keep=self._keep, spare=spare)
         except GraftError as error:
-            self._words.put(self._complain(checkpoint.step, error))
+            self._messages.put(self._complain(checkpoint.step, error))
             return
         except OSError as error:
-            self._words.put(self._complain(checkpoint.step, explain_os_error(error, self._folder)))
+            self._messages.put(self._complain(checkpoint.step, explain_os_error(error, self._folder)))
             return
-        except BaseException as bug:  # a fault of the program, which the loop's thread must show
+        except BaseException as bug:  # a bug, which the loop's thread must raise
             self._bug = bug
             return
         self._write_seconds = max(self._write_seconds, time.perf_counter() - begun)
@@ -167,15 +167,15 @@ class CheckpointStore:
 
     def _complain(self, step: int, error: GraftError) -> str:
         good = [saved.step for saved in list_saved(self._folder)]
-        stands = f"that of step {max(good)} still stands" if good else "there is none before it"
+        rest = f"that of step {max(good)} is still good" if good else "there is none before it"
         return (
             f"the checkpoint of step {step} could not be written: {error.what}"
-            f"{f' ({error.why})' if error.why else ''}; the run goes on, and {stands}"
+            f"{f' ({error.why})' if error.why else ''}; training continues, and {rest}"
         )
 
 
 class ReadOnlyCheckpointStore(CheckpointStore):
-    """Finds what the first process saved, and saves nothing itself."""
+    """For the other processes: finds what the first one saved, and saves nothing."""
 
     def open(self) -> Checkpoint | None:
         return self._found(*latest_good(self._folder))
@@ -193,18 +193,22 @@ BUFFERS = 2
 
 
 class HostCopies:
-    """Whoever takes copies must be done with those of the last time but one."""
+    """Copies of tensors on the host, in pinned memory for those of a GPU.
+
+    Pinned memory is fast to copy to but slow to allocate, so two buffers take turns: one is written to disk
+    while the other is filled. The caller must be done with the copies of the call before last.
+    """
 
     def __init__(self) -> None:
-        self._lots: list[Tensor | None] = [None] * BUFFERS
+        self._buffers: list[Tensor | None] = [None] * BUFFERS
         self._turn = 0
 
     def take(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Copies of all of them, complete when this returns."""
+        """Copies of all tensors, complete when this returns."""
         import torch
 
         on_card = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device.type == "cuda"}
-        copies = dict(zip(on_card, self._room(list(on_card.values())), strict=True))
+        copies = dict(zip(on_card, self._allocate(list(on_card.values())), strict=True))
         for name, tensor in on_card.items():
             copies[name].copy_(tensor, non_blocking=True)
         if on_card:
@@ -214,25 +218,25 @@ class HostCopies:
             for name, tensor in tensors.items()
         }
 
-    def _room(self, tensors: "list[Tensor]") -> "list[Tensor]":
-        """A place for each in the lot whose turn it is."""
+    def _allocate(self, tensors: "list[Tensor]") -> "list[Tensor]":
+        """Space for each tensor in the next buffer."""
         begins, end = [], 0
         for tensor in tensors:
             begins.append(end)
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-        lot = self._lots[self._turn]
-        if end and (lot is None or lot.numel() < end):
-            lot = self._lots[self._turn] = pinned_buffer(end)
+        buffer = self._buffers[self._turn]
+        if end and (buffer is None or buffer.numel() < end):
+            buffer = self._buffers[self._turn] = pinned_buffer(end)
         self._turn = (self._turn + 1) % BUFFERS
         return [
-            lot[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for begin, tensor in zip(begins, tensors, strict=True)
-            if lot is not None
+            if buffer is not None
         ]
 
 
 def pinned_buffer(size: int) -> "Tensor":
-    """Bytes that a card can write to directly."""
+    """Host memory that a GPU can write to directly."""
     import torch
 
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)

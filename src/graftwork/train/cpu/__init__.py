@@ -1,1 +1,1 @@
-"""The step on a processor: what is frozen is read once, packed once, and never differentiated."""
+"""The CPU step: a faster forward pass for known decoders."""

@@ -1,1 +1,1 @@
-"""Who works together on a step: alone, or several processes that share its rows. One file a strategy."""
+"""Distributed training: strategies for one or several processes, and how the processes are launched."""

@@ -1,1 +1,1 @@
-"""The fast path: a decoder whose forward and backward are written out, so that nothing is kept unasked."""
+"""The GPU step: a decoder whose forward and backward passes are written out, without autograd."""

@@ -1,9 +1,8 @@
 """Supervised fine-tuning: the mean cross entropy over the reply tokens of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graftwork.records.dataset import Row
-from graftwork.train.objectives import LogProbabilities
 
 
 class SupervisedFineTuning:
@@ -12,7 +11,7 @@ class SupervisedFineTuning:
     def normalizer(self, rows: Sequence[Row]) -> int:
         return count_trained(rows)
 
-    def weights(self, rows: Sequence[Row], log_probabilities: LogProbabilities) -> None:
+    def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], object]) -> None:
         """Every reply token weighs the same."""
 
 

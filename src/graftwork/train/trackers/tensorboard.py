@@ -7,7 +7,7 @@ from typing import Any
 PACKAGE = "tensorboard"
 
 
-class _Run:
+class TensorboardRun:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -17,8 +17,8 @@ class _Run:
             lines = [f"    {key}: {value}" for key, value in settings.items()]
             self._writer.add_text("settings", "\n".join(lines))
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
         # Kept in memory, the last two minutes would die with the process.
         self._writer.flush()
@@ -27,5 +27,5 @@ class _Run:
         self._writer.close()
 
 
-def open_run(_run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
-    return _Run(folder, settings)
+def open_run(_run_id: str, settings: Mapping[str, Any], folder: Path) -> TensorboardRun:
+    return TensorboardRun(folder, settings)

@@ -10,18 +10,18 @@ from graftwork.train.trackers import PROJECT
 PACKAGE = "trackio"
 
 
-class _Run:
+class TrackioRun:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
+def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> TrackioRun:
     # Read once, when the package is imported.
     os.environ.setdefault("TRACKIO_DIR", str(folder.absolute()))
     import trackio
@@ -35,4 +35,4 @@ def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
-    return _Run(run)
+    return TrackioRun(run)

@@ -13,19 +13,19 @@ from graftwork.train.trackers import PROJECT
 PACKAGE = "wandb"
 
 
-class _Run:
+class WandbRun:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
-    # Faults of the library are not reported to its makers from here.
+def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> WandbRun:
+    # No error reports to the library's makers.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
@@ -38,9 +38,9 @@ def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
         mode=os.environ.get("WANDB_MODE") or "offline",
         resume="allow",
         config=dict(settings),
-        # The run's figures, and nothing else of the machine that it runs on.
+        # The run's metrics, and nothing about the machine.
         settings=wandb.Settings(
             console="off", silent=True, disable_git=True, x_disable_meta=True, x_disable_stats=True
         ),
     )
-    return _Run(run)
+    return WandbRun(run)

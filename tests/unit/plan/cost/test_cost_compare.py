@@ -167,7 +167,7 @@ def test_the_short_table_has_one_line_for_each_place_and_way():
         make_offer("unknown", usd_per_hour=4.0),
     ]
     found = list_candidates(
-        offers, places, reckon=lambda gpu, gpus, _: make_run(gpu=gpu, gpus=gpus), today="2026-08-22"
+        offers, places, estimate=lambda gpu, gpus, _: make_run(gpu=gpu, gpus=gpus), today="2026-08-22"
     )
     assert len(found) == 4
     rows = compare(found, terms=make_terms(), disk=DISK, rows=ROWS, run={}).rows

@@ -1,0 +1,111 @@
+"""Conventions of the package: no import cycles, unique class names, bounded files, no retired words."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "graftwork"
+LONGEST_FILE = 600
+
+SAME_CLASS_NAME = {
+    # One adapter per tracking library, never imported together.
+    "_Run",
+}
+"""Class names that may occur more than once, each with its reason."""
+
+RETIRED_WORDS = (r"narrat(?:or|e)", r"vigil", r"[Ww]orkplace", r"write_whole", r"folder_made_whole")
+"""Regular expressions. Words of the old vocabulary that are gone from src, tests and docs."""
+TEXT = {".py", ".md", ".yaml", ".toml", ".j2"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_between(known: dict[str, Path]) -> dict[str, set[str]]:
+    """What each module imports of the package, deferred and type-only imports included."""
+    graph = {}
+    for module, path in known.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {name if name in known else node.module for name in names}
+        graph[module] = {name for name in found if name in known and name != module}
+    return graph
+
+
+def find_cycles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """Groups of modules that import each other, directly or through others."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in graph[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        return seen
+
+    # Modules that nobody imports, or that import nothing, are in no cycle.
+    left = dict(graph)
+    while True:
+        used = set().union(*left.values()) if left else set()
+        kept = {name: found & left.keys() for name, found in left.items() if name in used}
+        kept = {name: found & kept.keys() for name, found in kept.items()}
+        kept = {name: found for name, found in kept.items() if found}
+        if kept.keys() == left.keys():
+            break
+        left = kept
+    graph = {name: found & left.keys() for name, found in left.items()}
+    reached = {name: reach(name) for name in graph}
+    return {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in graph
+        if name in reached[name]
+    }
+
+
+def test_modules_import_each_other_in_one_direction():
+    assert not find_cycles(imports_between(modules()))
+
+
+def test_find_cycles_finds_the_groups_and_nothing_else():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"a"}}
+    assert find_cycles(graph) == {("a", "b", "c")}
+
+
+def test_no_class_name_occurs_twice():
+    found = defaultdict(set)
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].add(module)
+    twice = {name for name, where in found.items() if len(where) > 1} - SAME_CLASS_NAME
+    assert not {name: sorted(found[name]) for name in twice}
+
+
+def test_no_file_is_longer_than_the_limit():
+    long = {module for module, path in modules().items() if len(path.read_text().splitlines()) > LONGEST_FILE}
+    assert not long
+
+
+def test_retired_words_do_not_come_back():
+    pattern = re.compile("|".join(RETIRED_WORDS))
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for folder in ("src", "tests", "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in TEXT and path.name != Path(__file__).name and path.is_file()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)

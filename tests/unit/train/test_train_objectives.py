@@ -1,0 +1,129 @@
+"""Objectives: every engine applies the weights that an objective gives to tokens."""
+
+import pytest
+import torch
+from test_train_gpu import make_model, make_tuning
+from train_samples import SHAPE, make_rows
+
+from graftwork.model.adapters.peft import attach
+from graftwork.records.plan import ModelShape
+from graftwork.train.cpu.layers import NoCache
+from graftwork.train.cpu.step import CpuStep
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.gpu.engine import GpuEngine
+from graftwork.train.gpu.load import load_quantized
+from graftwork.train.loss import loss_and_gradient, weighted_loss
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.objectives.sft import SupervisedFineTuning, count_trained
+from graftwork.train.settings import TrainSettings
+
+SETTINGS = TrainSettings(rank=4, alpha=8, batch_rows=4, max_gradient_norm=1e9)
+MODEL_SHAPE = ModelShape(
+    name="tiny",
+    hidden_size=64,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate_size=192,
+    vocab_size=512,
+    tied_embeddings=False,
+    max_positions=128,
+)
+
+
+class Uneven:
+    """Every second token counts, more in later rows; divided by the number of rows."""
+
+    name = "uneven"
+
+    def normalizer(self, rows):
+        return len(rows)
+
+    def weights(self, rows, log_probabilities):
+        return [
+            torch.tensor([(int(row.id) + 1.0) * (at % 2) for at in range(len(row.tokens) - row.trained_from)])
+            for row in rows
+        ]
+
+
+class Likely:
+    """A weight that depends on what the model says now."""
+
+    name = "likely"
+
+    def normalizer(self, rows):
+        return 1.0
+
+    def weights(self, rows, log_probabilities):
+        return [values.exp() for values in log_probabilities()]
+
+
+def make_engine(kind, objective):
+    model = make_model()
+    if kind == "gpu":
+        frozen = load_quantized(model, make_tuning(), device="cpu")
+    parameters = attach(model, SHAPE, seed=3)
+    for at, parameter in enumerate(parameters):
+        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(at))
+    if kind == "gpu":
+        engine = GpuEngine(
+            model, parameters, settings=SETTINGS, frozen=frozen, tuning=make_tuning(), shape=MODEL_SHAPE
+        )
+        engine._objective = objective
+        engine.settle(make_rows(4))
+        return engine
+    logits = None
+    if kind == "cpu":
+        logits = CpuStep(model, 0, make_rows(4), states=NoCache(), packed=False).logits
+    step = StepOptions(logits=logits, objective=objective, micro_rows=3 if kind == "micro" else None)
+    return TrainingEngine(model, parameters, settings=SETTINGS, step=step)
+
+
+def gradient_by_hand(objective):
+    """The weighted loss by the model's own logits."""
+    engine = make_engine("eager", objective)
+    rows, total = make_rows(4), torch.zeros(())
+    weights = engine.weights_of(rows)
+    for row, weight in zip(rows, weights, strict=True):
+        logits = engine.model(input_ids=torch.tensor([row.tokens])).logits[0, row.trained_from - 1 : -1]
+        log_p = logits.log_softmax(-1).gather(1, torch.tensor(row.tokens[row.trained_from :])[:, None])[:, 0]
+        total = total - (weight * log_p).sum() / objective.normalizer(rows)
+    total.backward()
+    return float(total.detach()), [parameter.grad for parameter in engine.parameters]
+
+
+@pytest.mark.parametrize("kind", ["eager", "micro", "cpu", "gpu"])
+@pytest.mark.parametrize("objective", [Uneven(), Likely()])
+def test_every_engine_applies_the_weights_of_the_objective(kind, objective):
+    engine = make_engine(kind, objective)
+    result = engine.backward(make_rows(4))
+    loss, gradients = gradient_by_hand(objective)
+    assert result.loss == pytest.approx(loss, rel=1e-4)
+    assert result.trained_tokens == count_trained(make_rows(4))
+    for ours, theirs in zip(engine.parameters, gradients, strict=True):
+        torch.testing.assert_close(ours.grad, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_of_one_give_the_loss_without_weights():
+    logits, targets = torch.randn(5, 11, requires_grad=True), torch.tensor([1, 2, 3, 4, 5])
+    plain, weighted = weighted_loss(logits, targets, None), weighted_loss(logits, targets, torch.ones(5))
+    torch.testing.assert_close(plain, weighted)
+    written_out, gradient = loss_and_gradient(logits.detach(), targets, None)
+    torch.testing.assert_close(written_out, plain.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, logits)[0])
+
+
+def test_sft_weighs_every_reply_token_alike():
+    rows = make_rows(3)
+    assert SupervisedFineTuning().weights(rows, lambda: pytest.fail("no forward pass is needed")) is None
+    assert SupervisedFineTuning().normalizer(rows) == sum(len(row.tokens) - row.trained_from for row in rows)
+
+
+def test_epoch_order_gives_a_resumed_run_the_same_batches():
+    rows = make_rows(10)
+    first, again = (EpochOrder(rows, settings=SETTINGS) for _ in range(2))
+    steps = range(1, first.steps + 1)
+    assert [first.batch(step) for step in steps] == [again.batch(step) for step in steps]
+    assert first.identity() == again.identity() != EpochOrder(rows[:-1], settings=SETTINGS).identity()
+    assert first.rows_before(first.steps) == len(rows) * SETTINGS.epochs
