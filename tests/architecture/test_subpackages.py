@@ -18,12 +18,12 @@ ORDER = {
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
     "< ask, ab, preflight, exchange",
-    "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
-    "< purchase",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "api": "audits, plans < project",
     "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
     "release_exchange, run, serve, train < plan, release < main",
+    "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
+    "< purchase",
 }
 SUBPACKAGES: dict[str, list[list[str]]] = {
     package: [level.split(", ") for level in order.split(" < ")] for package, order in ORDER.items()
