@@ -99,7 +99,8 @@ def fit(
         bool | None,
         typer.Option(
             "--trace/--no-trace",
-            help="Trace the step without weights. Default: only for families without a step recipe.",
+            help="Trace the step without weights. Default: only for families without a step recipe. "
+            "By default only for families without a step recipe.",
         ),
     ] = None,
     claim: Annotated[
