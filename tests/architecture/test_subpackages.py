@@ -18,13 +18,8 @@ ORDER = {
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
     "< ask, ab, preflight, exchange",
-<<<<<<< ours
-=======
     "model": "adapter_shape, base, chat, families, generate, headers, nf4, probe, tensor_types, "
     "threads < gguf, parts, shape < load, probe_rates < adapters",
-    "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
-    "< purchase",
->>>>>>> theirs
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
