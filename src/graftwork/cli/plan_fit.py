@@ -96,9 +96,13 @@ def fit(
         int, typer.Option("--generations", min=1, help="Completions per prompt.", rich_help_panel=RL)
     ] = 8,
     trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Trace the step without weights: more accurate, takes tens of seconds."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Trace the step without weights. Default: only for families without a step recipe. "
+            "By default only for families without a step recipe.",
+        ),
+    ] = None,
     claim: Annotated[
         float | None,
         typer.Option(
@@ -123,10 +127,11 @@ def fit(
     """
     options = dict(locals())
     from graftwork.api.plans import plan_fit
-    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.plan import show_fit
 
-    answer = plan_fit(**{name: value for name, value in options.items() if name not in ("write", "json")})
+    asked = {name: value for name, value in options.items() if name not in ("write", "json")}
+    answer = plan_fit(**asked, on_progress=lambda message: stderr.print(message, style="dim"))
     files = _write(answer, write) if write is not None else []
     if json:
         print_json(_as_json(answer))

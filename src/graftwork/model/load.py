@@ -64,7 +64,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
     """Put the linear layers of the blocks into four bits; how many were. What has no whole blocks stays."""
     from torch import nn
 
-    from graftwork.model.adapters.nf4 import can_quantize, quantize_linear
+    from graftwork.model.nf4 import can_quantize, quantize_linear
     from graftwork.model.parts import block_linears
 
     done = 0

@@ -46,7 +46,7 @@ def test_serve_takes_challenger_share_and_experiment_as_options(asked):
         "share": 0.25,
         "experiment": "spring",
     }
-    assert "champion answers all" in out  # there is no release yet, and that is said
+    assert "champion answers everything" in out  # there is no release yet, and that is said
 
 
 def test_serve_options_override_single_settings_of_graft_yaml(asked):

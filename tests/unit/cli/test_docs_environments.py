@@ -29,9 +29,9 @@ def test_the_figures_of_the_places_that_the_text_compares_are_those_of_today():
     for place, instance, cost, runs, ratio in (
         ("runpod", "1x_A100-80GB_SECURE", "$2.73 (2.21–3.39)", "182 (A100 80GB PCIe)", "292 times the cost"),
         ("runpod", "1x_RTX4090_SECURE", "$2.69", "185 at $0.74", ""),
-        ("huggingface-spaces", "a10g-small", "$7.32", "68 (small)", "108 on HF's"),
-        ("huggingface-spaces", "a10g-large", "$10.97", "45 (large)", ""),
-        ("sagemaker", "ml.g5.xlarge", "$10.34", "48; managed", ""),
+        ("huggingface-spaces", "a10g-small", "$9.18", "54 (small)", "86 on HF's"),
+        ("huggingface-spaces", "a10g-large", "$13.78", "36 (large)", ""),
+        ("sagemaker", "ml.g5.xlarge", "$12.98", "38; managed", ""),
         ("azure-ml", "Standard_NC24ads_A100_v4", "$7.73", "64", ""),
     ):
         row = found[place, instance]

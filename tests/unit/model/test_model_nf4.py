@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from graftwork.model.adapters.nf4 import (
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.load import base_digest, load_base, quantize_blocks
+from graftwork.model.nf4 import (
     BLOCK,
     CHUNK,
     LEVELS,
@@ -18,8 +20,6 @@ from graftwork.model.adapters.nf4 import (
     quantize_linear,
     scales_of,
 )
-from graftwork.model.adapters.peft import AdapterShape, attach
-from graftwork.model.load import base_digest, load_base, quantize_blocks
 from graftwork.records.errors import UserMistake
 
 
@@ -152,7 +152,7 @@ def test_a_base_in_four_bits_is_a_fraction_of_it_and_learns(tiny_base):
 def test_a_weight_is_let_go_before_the_next_is_quantised(tiny_base, monkeypatch):
     import weakref
 
-    from graftwork.model.adapters import nf4
+    from graftwork.model import nf4
 
     model, seen, alive = load_base(tiny_base), [], []
     quantise_one = nf4.quantize_linear

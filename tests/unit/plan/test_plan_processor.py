@@ -239,7 +239,7 @@ def test_it_is_taken_where_training_takes_it():
         stated = config.to_dict()
         for longest in (32, 128):
             why = why_plain_here(stated, method="lora", dtype="float32", longest=longest, alone=True)
-            assert (why is None) == step.is_known(model, longest=longest)
+            assert (why is None) == step.is_supported(model, longest=longest)
         if config.model_type != "gpt2":
             shape = shape_of(stated, name="x")
             assert packed_bytes(shape, adapted=2) == step.packed_bytes(model, 2)

@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.model.adapters.nf4 import dequantize as dequantise_nf4
-from graftwork.model.adapters.nf4 import quantize
 from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest
+from graftwork.model.nf4 import dequantize as dequantise_nf4
+from graftwork.model.nf4 import quantize
 from graftwork.model.shape import linear_sizes
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -218,7 +218,7 @@ def test_eight_bits_give_both_products_from_the_same_codes():
 
 def test_four_bits_are_read_as_they_are_written():
     found = [quantize(torch.randn(rows, 128)) for rows in (40, 8)]
-    levels = torch.tensor(__import__("graftwork.model.adapters.nf4", fromlist=["LEVELS"]).LEVELS)
+    levels = torch.tensor(__import__("graftwork.model.nf4", fromlist=["LEVELS"]).LEVELS)
     parts = tuple(Nf4Part(w.codes, w.scale_codes, w.chunk_scales, w.offset) for w in found)
     ours = dequantize_four(FourBitWeight(parts, levels, None), torch.float32)
     assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.adapters.nf4 import Nf4Linear, dequantize
+from graftwork.model.nf4 import Nf4Linear, dequantize
 from graftwork.model.parts import is_transposed, layer_sizes
 
 

@@ -122,7 +122,7 @@ def card_has_no_tensor_cores(said: Configuration, around: Around) -> Iterator[Ru
         yield RuleHit(
             f"{a(gpu.name)} has no tensor cores: {gpu.half_tflops:g} TFLOPS in half precision",
             "half precision saves memory there, but hardly any time",
-            f"expect {gpu.half_tflops:g} TFLOPS at best, not with those of a newer card of 16 GB",
+            f"expect {gpu.half_tflops:g} TFLOPS at best, not those of a newer card of 16 GB",
             ("precision", "gpu"),
         )
 

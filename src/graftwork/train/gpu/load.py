@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.adapters.lora import LoraLinear
-from graftwork.model.adapters.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
+from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
 from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
 from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy

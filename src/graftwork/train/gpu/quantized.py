@@ -32,7 +32,7 @@ class EightBitWeight(NamedTuple):
 
 
 class Nf4Part(NamedTuple):
-    """One layer in the layout of `model/adapters/nf4.py`: two codes a byte, a scale for every 64 weights."""
+    """One layer in the layout of `model/nf4.py`: two codes a byte, a scale for every 64 weights."""
 
     codes: Tensor
     scale_codes: Tensor
