@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graftwork.train.gpu.quantized import FLOAT8
-
 COLUMNS = 2048
 HEADS = 8
 
@@ -62,7 +60,7 @@ def gate_backward_eight(
     """The lifted values again, the gradient of gate and up, and that gradient in 8 bits with its scales."""
     rows, width = d_lifted.shape
     lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
-    codes = torch.empty(rows, 2 * width, dtype=FLOAT8, device=gate_up.device)
+    codes = torch.empty(rows, 2 * width, dtype=torch.float8_e4m3fn, device=gate_up.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     torch.library.wrap_triton(_gate_backward)[(rows,)](
         gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, row_scale, width, COLUMNS, num_warps=8
@@ -338,7 +336,7 @@ def _quantize_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.cons
 def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     rows, width = x.shape
-    codes = torch.empty(rows, width, dtype=FLOAT8, device=x.device)
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     _quantize_rows[(rows,)](
         x, row_scale if columns_scale is None else columns_scale, codes, row_scale, width,
