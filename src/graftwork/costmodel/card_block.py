@@ -234,8 +234,7 @@ def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[l
     if s.head_norms != "none":
         extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
         heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
-    found = [follow(memory, pieces.ROTATE, tokens * width)["out"] for width in (s.q, s.kv)]
-    found.append(memory.alloc(HALF * tokens * s.kv))
+    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
     free_all(memory, [*heads, qkv])
     return found, extra
 
@@ -246,29 +245,23 @@ def before_attention_backward(
     """The gradient of the block's input, and of its adapters."""
     if s.compiled:
         return compiled_before_attention_backward(memory, s, tokens, wants_input=wants_input)
-    dq, dk = (follow(memory, pieces.ROTATE_BACKWARD, tokens * width)["out"] for width in (s.q, s.kv))
+    held = [memory.alloc(HALF * tokens * s.qkv.out)]
     if s.head_norms != "none":
-        normed = pieces.norm_backward(memory, tokens * s.q)
-        memory.free(dq)
-        dq, normed = normed, pieces.norm_backward(memory, tokens * s.kv)
-        memory.free(dk)
-        dk = normed
-    held = [dq, dk, memory.alloc(HALF * tokens * s.qkv.out)]
+        held += [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+        rotated, together = held[0], memory.alloc(HALF * tokens * s.qkv.out)
+        memory.free(rotated)
+        held = [*held[1:], together]
     if not s.norms_behind:
         held.append(pieces.norm(memory, tokens * s.hidden))
     dx = None
     if wants_input:
         dn, dlow = pieces.input_gradient(memory, s, s.qkv, tokens)
-        inner = dn if s.norms_behind else pieces.norm_backward(memory, tokens * s.hidden)
         dx = memory.alloc(HALF * tokens * s.hidden)
-        if inner is not dn:
-            memory.free(inner)
         held.append(dn)
     else:
-        dlow = pieces.thin_gradient(memory, s.qkv, tokens) if s.qkv.rank else None
-    gradient = pieces.graft_gradient(memory, s.qkv)
+        dlow = memory.alloc(HALF * tokens * s.qkv.ranks) if s.qkv.rank else None
     free_all(memory, held + ([] if dlow is None else [dlow]))
-    return dx, gradient
+    return dx, []
 
 
 def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
@@ -296,7 +289,7 @@ def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBy
 def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     if s.compiled:
         return compiled_mlp(memory, s, tokens)
-    lifted = follow(memory, pieces.GATE, tokens * s.inner)["out"]
+    lifted = memory.alloc(HALF * tokens * s.inner)
     down, low = pieces.grafted_product(memory, s, s.down, tokens)
     free_all(memory, [lifted] + ([] if low is None else [low]))
     return down
@@ -336,7 +329,7 @@ def after_attention_backward(
     if not has_gate_up:
         held += [item for item in pieces.grafted_product(memory, s, s.gate_up, tokens) if item is not None]
     if s.norms_behind:
-        held.append(pieces.norm_backward(memory, wide))
+        held.append(pieces.norm(memory, wide))
     held += [item for item in pieces.input_gradient(memory, s, s.down, tokens) if item is not None]
     dn = None
     if s.form == "eight":
@@ -346,22 +339,16 @@ def after_attention_backward(
     else:
         held += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
     if s.down.rank:
-        a = pieces.stacked_a(memory, s.down)
         held.append(memory.alloc(HALF * tokens * s.down.ranks))
-        memory.free(a)
     held += [item for item in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if item is not None]
-    inner = None if s.norms_behind else pieces.norm_backward(memory, wide)
     d_middle = memory.alloc(HALF * wide)
-    if inner is not None:
-        memory.free(inner)
     if s.norms_behind:
-        held.append(pieces.norm_backward(memory, wide))
+        held.append(pieces.norm(memory, wide))
     d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
     if dlow is not None:
         held.append(dlow)
-    gradient = [item for g in (s.out, s.gate_up, s.down) for item in pieces.graft_gradient(memory, g)]
     free_all(memory, held)
-    return [d_mixed, d_middle], gradient
+    return [d_mixed, d_middle], []
 
 
 def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:

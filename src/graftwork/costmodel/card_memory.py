@@ -18,6 +18,7 @@ from graftwork.costmodel.card_step import (
     StepRecipe,
     adapter_sizes,
     hold_recording,
+    hold_stacks,
     hold_states,
     load,
     step_recipe,
@@ -120,6 +121,7 @@ def _learned(s: StepSizes) -> int:
     for size in adapter_sizes(s, 1):
         tally.alloc(size)
         tally.alloc(size)
+    hold_stacks(tally, s, 1)
     hold_states(tally, s, 1)
     return tally.now
 
@@ -310,6 +312,8 @@ def count(walk: StepRecipe) -> Top:
     for name in ("adapters", "gradients"):
         _hold_all(tally, adapter_sizes(walk.sizes, walk.adapted))
         note(name)
+    hold_stacks(tally, walk.sizes, walk.adapted)
+    note("adapters")
     hold_states(tally, walk.sizes, walk.adapted)
     note("optimizer")
     tally.alloc(WORKSPACE)
@@ -380,6 +384,7 @@ def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
     recorded = walk.tuning.compiled or walk.tuning.recorded
     _load(allocator, walk)
     _hold_all(allocator, learned)
+    hold_stacks(allocator, walk.sizes, walk.adapted)
     if recorded:
         _hold_all(allocator, learned)
     allocator.empty_cache()

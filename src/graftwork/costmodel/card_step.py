@@ -45,7 +45,7 @@ def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_toke
         dh = card_block.chunk_loss(memory, s, some) if s.compiled else _chunk_loss(memory, s, some)
         free_all(memory, last[2:])
         scaled = memory.alloc(HALF * wide)
-        d = memory.alloc(HALF * wide) if s.compiled else pieces.norm_backward(memory, wide)
+        d = memory.alloc(HALF * wide) if s.compiled else pieces.norm(memory, wide)
         free_all(memory, [dh, scaled])
         last = [hidden, normed, d]
     free_all(memory, last)
@@ -294,6 +294,13 @@ def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:
     return [size for group in s.groups for size in group.gradient_bytes] * blocks
 
 
+def hold_stacks(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
+    """The stacked copies of the adapters that a step uses unless it is compiled."""
+    groups = [] if s.compiled else list(s.groups) * blocks
+    for group in groups:
+        pieces.hold_stacks(memory, group)
+
+
 def hold_states(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
     """Adam's: two for each learned tensor, and the count of its steps."""
     for size in adapter_sizes(s, blocks):
@@ -366,9 +373,12 @@ class Pass:
 
     def end(self, *, keep_gradients: bool) -> None:
         """Gradients become those of the adapters, or are added to them."""
-        own = len(adapter_sizes(self.walk.sizes, self.walk.adapted))
+        sizes = adapter_sizes(self.walk.sizes, self.walk.adapted)
+        if keep_gradients and not self.walk.sizes.compiled:
+            for size in sizes:
+                self.memory.alloc(size)
         free_all(self.memory, self.batch)
-        free_all(self.memory, self.found if not keep_gradients else self.found[own:])
+        free_all(self.memory, self.found if not keep_gradients else self.found[len(sizes) :])
 
 
 def hold_recording(memory: TensorMemory, walk: StepRecipe) -> None:

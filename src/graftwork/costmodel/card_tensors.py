@@ -157,21 +157,8 @@ def sizes_of(
 
 HALF, WORD = 2, 4
 
-NORM = "wide+4 square+4 square- even+4 half+2 even- out+2 half- wide-"
-NORM_BACKWARD = (
-    "wide+4 square+4 square- even+4 dy+4 d+4 dy- both+4 both- part+4 rest+4 part- all+4 rest- out+2 all-"
-    " wide- even- d-"
-)
-ROTATE = "negative+1 turned+2 negative- cos+2 sin+2 out+2 cos- sin- turned-"
-ROTATE_BACKWARD = "d+2 cos+2 negative+1 turned+2 negative- out+2 cos- turned- d-"
-CODES = "abs+2 abs- wide+4 scaled+4 wide- cut+4 scaled- out+1 cut-"
-CODES_OF_WIDE = "abs+4 abs- scaled+4 cut+4 scaled- out+1 cut-"
-GATE = "lit+2 out+2 lit-"
-GATE_BACKWARD = (
-    "lit+2 wide+4 sigmoid+4 wide- gate+4 less+4 both+4 gate- less- more+4 both- slope+4 more-"
-    " d+4 up+4 product+4 d- up- sloped+4 product- d_gate+2 sloped- lifted+2 d_up+2 out+4 d_up-"
-    " lit- sigmoid- slope- d_gate-"
-)
+CODES = "out+1"
+GATE_BACKWARD = "gated+2 out+4"
 NIBBLES = "high+.5 low+.5 out+1 high- low-"
 FOUR_BITS = "index+4 long+8 level+4 long- index- value+4 level- out+2"
 """Of one weight: its two halves of a byte; then their levels, looked up and scaled."""
@@ -204,11 +191,8 @@ def free_all(memory: TensorMemory, blocks: list[Any]) -> None:
 
 
 def norm(memory: TensorMemory, elements: int) -> Any:
-    return follow(memory, NORM, elements)["out"]
-
-
-def norm_backward(memory: TensorMemory, elements: int) -> Any:
-    return follow(memory, NORM_BACKWARD, elements)["out"]
+    """Of a norm, of its backward pass, of rotary positions or of the gate: one kernel, one result."""
+    return memory.alloc(HALF * elements)
 
 
 def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
@@ -263,11 +247,7 @@ def turned_product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, t
 
 
 def eight_turned(memory: TensorMemory, tokens: int, wide: int, narrow: int, *, turned: bool) -> Any:
-    plain = memory.alloc(WORD * tokens * wide)
-    scaled = memory.alloc(WORD * tokens * wide)
-    memory.free(plain)
-    codes = follow(memory, CODES_OF_WIDE, tokens * wide)["out"]
-    memory.free(scaled)
+    codes = follow(memory, CODES, tokens * wide)["out"]
     return codes_turned(memory, tokens, wide, narrow, codes, turned=turned)
 
 
@@ -283,28 +263,14 @@ def codes_turned(
     return dx
 
 
-def stacked_a(memory: TensorMemory, group: LinearGroup) -> Any:
-    parts = [memory.alloc(HALF * group.rank * group.inputs) for _ in group.outs]
-    whole = memory.alloc(HALF * group.ranks * group.inputs)
-    free_all(memory, parts[::-1])
-    return whole
-
-
-def stacked_b(memory: TensorMemory, group: LinearGroup) -> Any:
-    strips: list[Any] = []
-    blocks: list[Any] = []
-    for place, out in enumerate(group.outs):
-        free_all(memory, blocks[::-1])
-        blocks = []
-        for at in range(len(group.outs)):
-            scaled = memory.alloc(WORD * out * group.rank) if at == place else None
-            blocks.append(memory.alloc(HALF * out * group.rank))
-            if scaled is not None:
-                memory.free(scaled)
-        strips.append(memory.alloc(HALF * out * group.ranks))
-    whole = memory.alloc(HALF * group.out * group.ranks)
-    free_all(memory, [*strips[::-1], *blocks[::-1]])
-    return whole
+def hold_stacks(memory: TensorMemory, group: LinearGroup) -> None:
+    """The adapters of one product, stacked in half precision, and room for their gradients in float32."""
+    if group.rank:
+        memory.alloc(HALF * group.ranks * group.inputs)
+        memory.alloc(HALF * group.ranks * group.out)
+        memory.alloc(WORD * group.ranks * group.inputs)
+        for out in group.outs:
+            memory.alloc(WORD * group.rank * out)
 
 
 def grafted_product(
@@ -314,11 +280,7 @@ def grafted_product(
     y = product(memory, sizes, group, tokens)
     if not group.rank:
         return y, None
-    a = stacked_a(memory, group)
-    low = memory.alloc(HALF * tokens * group.ranks)
-    memory.free(a)
-    memory.free(stacked_b(memory, group))
-    return y, low
+    return y, memory.alloc(HALF * tokens * group.ranks)
 
 
 def input_gradient(
@@ -327,34 +289,7 @@ def input_gradient(
     dx = turned_product(memory, sizes, group, tokens) if base is None else base
     if not group.rank:
         return dx, None
-    return dx, thin_gradient(memory, group, tokens, and_a=True)
-
-
-def thin_gradient(memory: TensorMemory, group: LinearGroup, tokens: int, *, and_a: bool = False) -> Any:
-    b = stacked_b(memory, group)
-    dlow = memory.alloc(HALF * tokens * group.ranks)
-    memory.free(b)
-    if and_a:
-        memory.free(stacked_a(memory, group))
-    return dlow
-
-
-def graft_gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
-    """Of A and B of each layer, in float32."""
-    if not group.rank:
-        return []
-    da = memory.alloc(HALF * group.ranks * group.inputs)
-    db = memory.alloc(HALF * group.ranks * group.out)
-    found = []
-    for out in group.outs:
-        found.append(memory.alloc(WORD * group.rank * group.inputs))
-        wide = memory.alloc(WORD * group.rank * out)
-        scaled = memory.alloc(WORD * group.rank * out)
-        memory.free(wide)
-        found.append(memory.alloc(WORD * group.rank * out))
-        memory.free(scaled)
-    free_all(memory, [da, db])
-    return found
+    return dx, memory.alloc(HALF * tokens * group.ranks)
 
 
 def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:

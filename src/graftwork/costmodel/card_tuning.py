@@ -23,7 +23,14 @@ from graftwork.costmodel.card_memory import (
     load_peak,
     reserved_within,
 )
-from graftwork.costmodel.card_step import WORKSPACE, hold_recording, hold_states, step_recipe, take_pass
+from graftwork.costmodel.card_step import (
+    WORKSPACE,
+    hold_recording,
+    hold_stacks,
+    hold_states,
+    step_recipe,
+    take_pass,
+)
 from graftwork.costmodel.time import StepRates, TrainedPart, card_seconds_a_token
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
@@ -94,6 +101,7 @@ def _largest(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int)
     walk, memory = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), Largest()
     memory.alloc(WORKSPACE)
     hold_recording(memory, walk)
+    hold_stacks(memory, walk.sizes, walk.adapted)
     hold_states(memory, walk.sizes, walk.adapted)
     take_pass(memory, walk, keep_gradients=False)
     return max(-(-memory.most // ROUND_LARGE) * ROUND_LARGE, LARGE_SEGMENT)

@@ -126,7 +126,7 @@ def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=1, peak_gib=9.0))
     smaller, said, word = replan._take_less(job)
     assert smaller.keeping["checkpointing"] == "on"
-    assert "compute again" in word
+    assert "activation checkpointing" in word
     assert replan._take_less(smaller) is None
     (tmp_path / REPLANNED).write_text(json.dumps(said))
     assert replan.as_replanned(job).keeping["checkpointing"] == "on"

@@ -15,106 +15,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 
+from graftwork.train.gpu import fused
+from graftwork.train.gpu.lora import (
+    LoraGradient,
+    LoraGroup,
+    input_gradient,
+    lora_gradient,
+    lora_product,
+    stacked_a,
+    thin_gradient,
+)
 from graftwork.train.gpu.quantized import (
     EightBitWeight,
     FrozenWeight,
-    product,
-    transposed_product,
     transposed_product_of_codes,
 )
-
-
-class LoraGroup(NamedTuple):
-    """Adapters beside one frozen product. Empty tuples where nothing is adapted."""
-
-    a: tuple[Tensor, ...]
-    b: tuple[Tensor, ...]
-    scales: tuple[float, ...]
-    outs: tuple[int, ...]
-    """Output widths of the layers side by side, also of those without an adapter (their b is absent)."""
-    places: tuple[int, ...]
-    """Which of the layers each adapter belongs to."""
-
-
-class LoraGradient(NamedTuple):
-    a: tuple[Tensor, ...]
-    b: tuple[Tensor, ...]
-
-
-def stacked_a(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
-    return torch.cat([a.to(dtype) for a in graft.a])
-
-
-def stacked_b(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
-    """[all outputs, all ranks], zero where an output does not belong to the rank's layer."""
-    ranks = [b.shape[1] for b in graft.b]
-    strips = []
-    for place, out in enumerate(graft.outs):
-        blocks = []
-        for at, rank in enumerate(ranks):
-            if graft.places[at] == place:
-                blocks.append((graft.b[at] * graft.scales[at]).to(dtype))
-            else:
-                blocks.append(torch.zeros(out, rank, dtype=dtype, device=graft.b[at].device))
-        strips.append(torch.cat(blocks, dim=1))
-    return torch.cat(strips)
-
-
-@torch.library.custom_op("graftwork::add_thin", mutates_args={"y"})
-def add_thin(y: Tensor, left: Tensor, right: Tensor) -> None:
-    """y += left right, in place: a plain `addmm` in a compiled function copies y first."""
-    y.addmm_(left, right)
-
-
-def lora_product(frozen: FrozenWeight, graft: LoraGroup, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x Wᵀ + s (x Aᵀ) Bᵀ, and x Aᵀ, which the backward pass wants again."""
-    y = product(frozen, x)
-    if not graft.a:
-        return y, None
-    low = x @ stacked_a(graft, x.dtype).t()
-    add_thin(y, low, stacked_b(graft, x.dtype).t())
-    return y, low
-
-
-def input_gradient(
-    frozen: FrozenWeight, graft: LoraGroup, dy: Tensor, base: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the input, and of x Aᵀ. `base` is dy W where somebody has computed it already."""
-    dx = transposed_product(frozen, dy) if base is None else base
-    if not graft.a:
-        return dx, None
-    dlow = dy @ stacked_b(graft, dy.dtype)
-    add_thin(dx, dlow, stacked_a(graft, dy.dtype))
-    return dx, dlow
-
-
-def thin_gradient(graft: LoraGroup, dy: Tensor) -> Tensor | None:
-    """The gradient of x Aᵀ alone, for a block below which nobody asks."""
-    return dy @ stacked_b(graft, dy.dtype) if graft.a else None
-
-
-def lora_gradient(
-    graft: LoraGroup, x: Tensor, low: Tensor | None, dy: Tensor, dlow: Tensor | None
-) -> LoraGradient:
-    """The gradient of A and B."""
-    if low is None or dlow is None:
-        return LoraGradient((), ())
-    return _gradient(graft, dlow.t() @ x, low.t() @ dy)
-
-
-def _gradient(graft: LoraGroup, da: Tensor, db: Tensor) -> LoraGradient:
-    """Cut the stacked gradients into those of each layer."""
-    starts = [sum(graft.outs[:place]) for place in range(len(graft.outs))]
-    ga, gb, at = [], [], 0
-    for number, b in enumerate(graft.b):
-        rank, begin = b.shape[1], starts[graft.places[number]]
-        end = begin + graft.outs[graft.places[number]]
-        ga.append(da[at : at + rank].float().contiguous())
-        gb.append((db[at : at + rank, begin:end].t().float() * graft.scales[number]).contiguous())
-        at += rank
-    return LoraGradient(tuple(ga), tuple(gb))
 
 
 class BlockShape(NamedTuple):
@@ -144,43 +61,21 @@ class BlockWeights(NamedTuple):
     down_graft: LoraGroup
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
-
-
-def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    even = wide * inverse
-    d = dy.float() * weight.float()
-    return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
-
-
 def norm_if(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    return x if weight is None else norm(x, weight, epsilon)
+    return x if weight is None else fused.norm(x, weight, epsilon)
 
 
-def norm_if_backward(dy: Tensor, x: Tensor | None, weight: Tensor | None, epsilon: float) -> Tensor:
-    return dy if weight is None or x is None else norm_backward(dy, x, weight, epsilon)
+def norm_if_backward(
+    dy: Tensor, x: Tensor | None, weight: Tensor | None, epsilon: float, add: Tensor | None = None
+) -> Tensor:
+    if weight is None or x is None:
+        return dy if add is None else add + dy
+    return fused.norm_backward(dy, x, weight, epsilon, add)
 
 
 def _wide(heads: Tensor, weight: Tensor) -> Tensor:
     """Heads as their norm sees them: each by itself, or all of a token at once."""
     return heads if weight.numel() == heads.shape[-1] else heads.reshape(heads.shape[0], -1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions; x is [tokens, heads, width]."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
-
-
-def rotate_backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = dy.shape[-1] // 2
-    d = dy * sin[:, None]
-    return dy * cos[:, None] + torch.cat((d[..., half:], -d[..., :half]), dim=-1)
 
 
 def before_attention(
@@ -192,9 +87,9 @@ def before_attention(
     raw = None
     if w.query_norm is not None and w.key_norm is not None:
         raw = qkv[:, : (shape.heads + shape.groups) * shape.head_width].contiguous()
-        q = norm(_wide(q, w.query_norm), w.query_norm, shape.epsilon).view(q.shape)
-        k = norm(_wide(k, w.key_norm), w.key_norm, shape.epsilon).view(k.shape)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous(), low, raw
+        q = fused.norm(_wide(q, w.query_norm), w.query_norm, shape.epsilon).view(q.shape)
+        k = fused.norm(_wide(k, w.key_norm), w.key_norm, shape.epsilon).view(k.shape)
+    return *fused.rotate(q, k, v, cos, sin), low, raw
 
 
 def before_attention_backward(
@@ -212,18 +107,18 @@ def before_attention_backward(
     wants_input: bool,
 ) -> tuple[Tensor | None, LoraGradient]:
     tokens = x.shape[0]
-    dq, dk = rotate_backward(dq, cos, sin), rotate_backward(dk, cos, sin)
+    dqkv = fused.rotate_backward(dq, dk, dv, cos, sin)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
-        heads = raw.view(tokens, -1, shape.head_width)
+        heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
-        dq = norm_backward(dq.reshape(q.shape), q, w.query_norm, shape.epsilon)
-        dk = norm_backward(dk.reshape(k.shape), k, w.key_norm, shape.epsilon)
-    dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
+        dq = fused.norm_backward(dq.reshape(q.shape), q, w.query_norm, shape.epsilon)
+        dk = fused.norm_backward(dk.reshape(k.shape), k, w.key_norm, shape.epsilon)
+        dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
     normed = norm_if(x, w.before_attention, shape.epsilon)
     if not wants_input:
         return None, lora_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
     dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
-    dx = dx2 + norm_if_backward(dn, x, w.before_attention, shape.epsilon)
+    dx = norm_if_backward(dn, x, w.before_attention, shape.epsilon, dx2)
     return dx, lora_gradient(w.qkv_graft, normed, low, dqkv, dlow)
 
 
@@ -257,8 +152,11 @@ def recompute_activations(x: Tensor, mixed: Tensor, w: BlockWeights, shape: Bloc
 
 def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> SavedActivations:
     attended, low_out = lora_product(w.out, w.out_graft, mixed)
-    middle = x + norm_if(attended, w.after_attention, shape.epsilon)
-    normed = norm_if(middle, w.before_mlp, shape.epsilon)
+    if w.after_attention is None and w.before_mlp is not None:
+        middle, normed = fused.add_norm(x, attended, w.before_mlp, shape.epsilon)
+    else:
+        middle = x + norm_if(attended, w.after_attention, shape.epsilon)
+        normed = norm_if(middle, w.before_mlp, shape.epsilon)
     gate_up, low = lora_product(w.gate_up, w.gate_up_graft, normed)
     return SavedActivations(
         middle, gate_up, low_out, low, None if w.after_attention is None else attended, None
@@ -267,8 +165,7 @@ def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Sav
 
 def _added(kept: SavedActivations, w: BlockWeights) -> Tensor:
     assert kept.gate_up is not None
-    gate, up = kept.gate_up.chunk(2, dim=1)
-    return lora_product(w.down, w.down_graft, silu(gate) * up)[0]
+    return lora_product(w.down, w.down_graft, fused.gate(kept.gate_up))[0]
 
 
 class HalfGradient(NamedTuple):
@@ -290,7 +187,7 @@ def after_attention_backward(
     lifted, d_gate_up, dn = _gate_backward(gate_up, d_lifted, w.gate_up)
     low_down = lifted @ stacked_a(w.down_graft, dy.dtype).t() if w.down_graft.a else None
     dn, d_low = input_gradient(w.gate_up, w.gate_up_graft, d_gate_up, dn)
-    d_middle = dy + norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon)
+    d_middle = norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon, dy)
     d_attended = norm_if_backward(d_middle, kept.attended, w.after_attention, shape.epsilon)
     d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
     gradient = HalfGradient(
@@ -314,13 +211,7 @@ def _gate_backward(
 
         lifted, d_gate_up, codes, scale = gate_backward_eight(gate_up, d_lifted, frozen.scale.view(-1))
         return lifted, d_gate_up, transposed_product_of_codes(frozen, codes, scale, gate_up.dtype)
-    gate, up = gate_up.chunk(2, dim=1)
-    # The activation is rounded as in the forward pass.
-    lit = silu(gate)
-    sigmoid = torch.sigmoid(gate.float())
-    slope = sigmoid * (1 + gate.float() * (1 - sigmoid))
-    d_gate = (d_lifted.float() * up.float() * slope).to(gate_up.dtype)
-    return lit * up, torch.cat((d_gate, d_lifted * lit), dim=1), None
+    return *fused.gate_backward(gate_up, d_lifted), None
 
 
 def _split(qkv: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor, Tensor]:

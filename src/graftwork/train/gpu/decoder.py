@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from graftwork.train.gpu import block as pieces
+from graftwork.train.gpu import fused
 from graftwork.train.gpu.block import (
     BlockShape,
     BlockWeights,
     Documents,
     Island,
-    LoraGradient,
-    LoraGroup,
     SavedActivations,
     attend,
     attend_keeping,
 )
+from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
 from graftwork.train.loss import loss_and_gradient, loss_without_gradient
 
@@ -96,6 +96,9 @@ class GpuDecoder:
         policy: MemoryPolicy,
     ) -> None:
         self.blocks = list(blocks)
+        self._stacks: LoraStacks | None = None
+        if not policy.compiled:
+            self._stack_adapters(outside.final_norm.dtype)
         self.outside = outside
         self.shape = shape
         self.policy = policy
@@ -108,7 +111,26 @@ class GpuDecoder:
         self._after_again = wrap(pieces.recompute_activations)
         self._after_backward = wrap(pieces.after_attention_backward)
         self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
-        self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
+        self._norm, self._norm_backward = wrap(fused.norm), wrap(fused.norm_backward)
+
+    def _stack_adapters(self, dtype: torch.dtype) -> None:
+        """Without a compiler, stacking adapters anew for each product would cost more than the products."""
+        groups = [
+            group
+            for block in self.blocks
+            for group in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft)
+        ]
+        self._stacks = LoraStacks(groups, dtype)
+        stacked = iter(self._stacks.groups)
+        self.blocks = [
+            block._replace(
+                qkv_graft=next(stacked),
+                out_graft=next(stacked),
+                gate_up_graft=next(stacked),
+                down_graft=next(stacked),
+            )
+            for block in self.blocks
+        ]
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -120,6 +142,8 @@ class GpuDecoder:
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
+        if self._stacks is not None:
+            self._stacks.refresh()
         cos, sin = self._positions(x, packed)
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
@@ -130,12 +154,16 @@ class GpuDecoder:
         for at in reversed(range(self.first, len(self.blocks))):
             dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
         _add(found)
+        if self._stacks is not None:
+            self._stacks.add()
         progress()
         return loss
 
     @torch.no_grad()
     def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
+        if self._stacks is not None:
+            self._stacks.refresh()
         cos, sin = self._positions(x, packed)
         for block in self.blocks:
             x = self._pass(block, x, cos, sin, packed.documents)
@@ -293,6 +321,8 @@ def _add(found: Gradients) -> None:
     """All in one go: hundreds of small sums would cost more than a block."""
     sums: dict[int, tuple[Tensor, Tensor]] = {}
     for graft, gradient in found:
+        if not gradient.a:
+            continue
         for parameter, d in zip((*graft.a, *graft.b), (*gradient.a, *gradient.b), strict=True):
             if parameter.grad is None:
                 parameter.grad = d

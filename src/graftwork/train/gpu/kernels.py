@@ -4,14 +4,16 @@ In: tensors on a card. Out: the same numbers as the plain functions beside which
 imported where there is a card; the plain functions are the reference in the tests.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from graftwork.train.gpu.quantized import FLOAT8
-
 COLUMNS = 2048
+HEADS = 8
 
 
 # Annotations of a kernel are read by its compiler: only what it knows may stand there.
@@ -58,9 +60,349 @@ def gate_backward_eight(
     """The lifted values again, the gradient of gate and up, and that gradient in 8 bits with its scales."""
     rows, width = d_lifted.shape
     lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
-    codes = torch.empty(rows, 2 * width, dtype=FLOAT8, device=gate_up.device)
+    codes = torch.empty(rows, 2 * width, dtype=torch.float8_e4m3fn, device=gate_up.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     torch.library.wrap_triton(_gate_backward)[(rows,)](
         gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, row_scale, width, COLUMNS, num_warps=8
     )
     return lifted, d_gate_up, codes, row_scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm(x, weight, y, heads, x_token, x_head, width, epsilon, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    """One row: RMS norm."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, columns)
+    inside = at < width
+    wide = tl.load(x + (row // heads) * x_token + (row % heads) * x_head + at, mask=inside, other=0.0).to(
+        tl.float32
+    )
+    even = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)).to(y.dtype.element_ty)
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, (scale * even.to(tl.float32)).to(y.dtype.element_ty), mask=inside)
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    heads, width = _rows_of(x)
+    columns = triton.next_power_of_2(width)
+    _norm[(x.numel() // width,)](
+        x, weight, y, heads, x.stride(0), x.stride(-2), width, epsilon, columns, num_warps=_warps(columns)
+    )
+    return y
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_norm(x, y, weight, added, normed, width, epsilon, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    """One row: a residual sum and its RMS norm."""
+    start = tl.program_id(0).to(tl.int64) * width
+    at = tl.arange(0, columns)
+    inside = at < width
+    wide = tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
+    wide += tl.load(y + start + at, mask=inside, other=0.0).to(tl.float32)
+    total = wide.to(added.dtype.element_ty)
+    tl.store(added + start + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    even = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)).to(added.dtype.element_ty)
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + start + at, (scale * even.to(tl.float32)).to(added.dtype.element_ty), mask=inside)
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    added, normed = torch.empty_like(x), torch.empty_like(x)
+    rows, width = x.shape
+    columns = triton.next_power_of_2(width)
+    _add_norm[(rows,)](x, y, weight, added, normed, width, epsilon, columns, num_warps=_warps(columns))
+    return added, normed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm_backward(dy, x, weight, add, dx, heads, dy_token, dy_head, x_token, x_head, width, epsilon, has_add: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
+    """One row: the gradient of an RMS norm's input."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, columns)
+    inside = at < width
+    token, head = row // heads, row % heads
+    wide = tl.load(x + token * x_token + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(dy + token * dy_token + head * dy_head + at, mask=inside, other=0.0).to(tl.float32)
+    d *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
+    even = wide * inverse
+    found = (inverse * (d - even * (tl.sum(d * even, axis=0) / width))).to(dx.dtype.element_ty)
+    if has_add:
+        other = tl.load(add + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        found = (other + found.to(tl.float32)).to(dx.dtype.element_ty)
+    tl.store(dx + row * width + at, found, mask=inside)
+
+
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None) -> Tensor:
+    dx = torch.empty(x.shape, dtype=dy.dtype, device=dy.device)
+    heads, width = _rows_of(x)
+    columns = triton.next_power_of_2(width)
+    _norm_backward[(x.numel() // width,)](
+        dy, x, weight, dx if add is None else add, dx, heads, dy.stride(0), dy.stride(-2),
+        x.stride(0), x.stride(-2), width, epsilon, add is not None, columns, num_warps=_warps(columns),
+    )  # fmt: skip
+    return dx
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate(q, k, v, cos, sin, q_out, k_out, v_out, queries, keys, q_token, q_head, k_token, k_head, v_token, v_head, half, heads: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
+    """Some heads of one token: rotary positions of queries and keys, a copy of values."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * heads + tl.arange(0, heads)[:, None]
+    at = tl.arange(0, columns)[None]
+    inside = at < half
+    kind = q_out.dtype.element_ty
+    cos_low = tl.load(cos + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    is_query, is_key = head < queries, (head >= queries) & (head < queries + keys)
+    is_value = (head >= queries + keys) & (head < queries + 2 * keys)
+    q_at = token * q_token + head * q_head + at
+    k_at = token * k_token + (head - queries) * k_head + at
+    low = tl.load(q + q_at, mask=inside & is_query, other=0.0).to(tl.float32)
+    high = tl.load(q + q_at + half, mask=inside & is_query, other=0.0).to(tl.float32)
+    low += tl.load(k + k_at, mask=inside & is_key, other=0.0).to(tl.float32)
+    high += tl.load(k + k_at + half, mask=inside & is_key, other=0.0).to(tl.float32)
+    first = ((low * cos_low).to(kind).to(tl.float32) + (-high * sin_low).to(kind).to(tl.float32)).to(kind)
+    second = ((high * cos_high).to(kind).to(tl.float32) + (low * sin_high).to(kind).to(tl.float32)).to(kind)
+    out = (token * queries + head) * 2 * half + at
+    tl.store(q_out + out, first, mask=inside & is_query)
+    tl.store(q_out + out + half, second, mask=inside & is_query)
+    out = (token * keys + head - queries) * 2 * half + at
+    tl.store(k_out + out, first, mask=inside & is_key)
+    tl.store(k_out + out + half, second, mask=inside & is_key)
+    v_at = token * v_token + (head - queries - keys) * v_head + at
+    out = (token * keys + head - queries - keys) * 2 * half + at
+    tl.store(v_out + out, tl.load(v + v_at, mask=inside & is_value, other=0.0), mask=inside & is_value)
+    tl.store(
+        v_out + out + half,
+        tl.load(v + v_at + half, mask=inside & is_value, other=0.0),
+        mask=inside & is_value,
+    )
+
+
+def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    tokens, queries, width = q.shape
+    keys, half = k.shape[1], width // 2
+    strides = [stride for x in (q, k, v) for stride in (x.stride(0), x.stride(1))]
+    blocks = triton.cdiv(queries + 2 * keys, HEADS)
+    _rotate[(tokens, blocks)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        *out,
+        queries,
+        keys,
+        *strides,
+        half,
+        HEADS,
+        triton.next_power_of_2(half),
+        num_warps=4,
+    )
+    return out[0], out[1], out[2]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate_backward(dq, dk, dv, cos, sin, out, queries, keys, q_token, q_head, k_token, k_head, v_token, v_head, half, heads: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
+    """Some heads of one token: the gradient of all heads before rotary positions, next to each other."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * heads + tl.arange(0, heads)[:, None]
+    at = tl.arange(0, columns)[None]
+    inside = at < half
+    kind = out.dtype.element_ty
+    cos_low = tl.load(cos + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    is_query, is_key = head < queries, (head >= queries) & (head < queries + keys)
+    is_value = (head >= queries + keys) & (head < queries + 2 * keys)
+    q_at = token * q_token + head * q_head + at
+    k_at = token * k_token + (head - queries) * k_head + at
+    v_at = token * v_token + (head - queries - keys) * v_head + at
+    low = tl.load(dq + q_at, mask=inside & is_query, other=0.0).to(tl.float32)
+    high = tl.load(dq + q_at + half, mask=inside & is_query, other=0.0).to(tl.float32)
+    low += tl.load(dk + k_at, mask=inside & is_key, other=0.0).to(tl.float32)
+    high += tl.load(dk + k_at + half, mask=inside & is_key, other=0.0).to(tl.float32)
+    first = ((low * cos_low).to(kind).to(tl.float32) + (high * sin_high).to(kind).to(tl.float32)).to(kind)
+    second = ((high * cos_high).to(kind).to(tl.float32) - (low * sin_low).to(kind).to(tl.float32)).to(kind)
+    first = tl.where(is_value, tl.load(dv + v_at, mask=inside & is_value, other=0.0), first)
+    second = tl.where(is_value, tl.load(dv + v_at + half, mask=inside & is_value, other=0.0), second)
+    place = (token * (queries + 2 * keys) + head) * 2 * half + at
+    there = inside & (head < queries + 2 * keys)
+    tl.store(out + place, first, mask=there)
+    tl.store(out + place + half, second, mask=there)
+
+
+def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    tokens, queries, width = dq.shape
+    keys, half = dk.shape[1], width // 2
+    out = torch.empty(tokens, (queries + 2 * keys) * width, dtype=dq.dtype, device=dq.device)
+    strides = [stride for x in (dq, dk, dv) for stride in (x.stride(0), x.stride(1))]
+    blocks = triton.cdiv(queries + 2 * keys, HEADS)
+    _rotate_backward[(tokens, blocks)](
+        dq,
+        dk,
+        dv,
+        cos,
+        sin,
+        out,
+        queries,
+        keys,
+        *strides,
+        half,
+        HEADS,
+        triton.next_power_of_2(half),
+        num_warps=4,
+    )
+    return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate(gate_up, lifted, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = at < width
+    kind = lifted.dtype.element_ty
+    left = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    lit = (left * tl.sigmoid(left)).to(kind).to(tl.float32)
+    tl.store(lifted + row * width + at, (lit * right).to(kind), mask=inside)
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    lifted = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    _gate[(rows, triton.cdiv(width, COLUMNS))](gate_up, lifted, width, COLUMNS, num_warps=8)
+    return lifted
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate_gradient(gate_up, d_lifted, lifted, d_gate_up, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = at < width
+    kind = lifted.dtype.element_ty
+    left = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(d_lifted + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(left)
+    lit = (left * sigmoid).to(kind).to(tl.float32)
+    tl.store(lifted + row * width + at, (lit * right).to(kind), mask=inside)
+    tl.store(
+        d_gate_up + row * 2 * width + at,
+        (d * right * sigmoid * (1 + left * (1 - sigmoid))).to(kind),
+        mask=inside,
+    )
+    tl.store(d_gate_up + row * 2 * width + width + at, (d * lit).to(kind), mask=inside)
+
+
+def gate_backward(gate_up: Tensor, d_lifted: Tensor) -> tuple[Tensor, Tensor]:
+    rows, width = d_lifted.shape
+    lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
+    _gate_gradient[(rows, triton.cdiv(width, COLUMNS))](
+        gate_up, d_lifted, lifted, d_gate_up, width, COLUMNS, num_warps=8
+    )
+    return lifted, d_gate_up
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantize_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    """One row in 8 bits: its largest value first, then its codes; the second read comes from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.zeros([columns], dtype=tl.float32)
+    for start in range(0, width, columns):
+        at = start + tl.arange(0, columns)
+        value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+        if has_scale:
+            value *= tl.load(columns_scale + at, mask=at < width, other=0.0)
+        largest = tl.maximum(largest, tl.abs(value))
+    scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
+    tl.store(row_scale + row, scale)
+    for start in range(0, width, columns):
+        at = start + tl.arange(0, columns)
+        value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+        if has_scale:
+            value *= tl.load(columns_scale + at, mask=at < width, other=0.0)
+        value = tl.minimum(tl.maximum(value / scale, -448.0), 448.0)
+        tl.store(codes + row * width + at, value.to(tl.float8e4nv), mask=at < width)
+
+
+def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    x = x.contiguous()
+    rows, width = x.shape
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
+    row_scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    _quantize_rows[(rows,)](
+        x, row_scale if columns_scale is None else columns_scale, codes, row_scale, width,
+        columns_scale is not None, min(COLUMNS, triton.next_power_of_2(width)), num_warps=8,
+    )  # fmt: skip
+    return codes, row_scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy_strided(table, columns: tl.constexpr, to_half: tl.constexpr, add: tl.constexpr, kind: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    """One tile of one matrix: `target[row, column] (+)= source[row, column] · scale`, both strided."""
+    entry = table + tl.program_id(0).to(tl.int64) * 9
+    rows, width = tl.load(entry + 2), tl.load(entry + 3)
+    first = tl.program_id(1).to(tl.int64) * columns
+    if first < rows * width:
+        at = first + tl.arange(0, columns)
+        inside = at < rows * width
+        row, column = at // width, at % width
+        scale = tl.load((entry + 8).to(tl.pointer_type(tl.float64))).to(tl.float32)
+        if to_half:
+            source = tl.load(entry).to(tl.pointer_type(tl.float32))
+            target = tl.load(entry + 1).to(tl.pointer_type(kind))
+        else:
+            source = tl.load(entry).to(tl.pointer_type(tl.float32))
+            target = tl.load(entry + 1).to(tl.pointer_type(tl.float32))
+        value = (
+            tl.load(source + row * tl.load(entry + 4) + column * tl.load(entry + 5), mask=inside, other=0.0)
+            * scale
+        )
+        place = target + row * tl.load(entry + 6) + column * tl.load(entry + 7)
+        if add:
+            value += tl.load(place, mask=inside, other=0.0)
+        tl.store(place, value.to(target.dtype.element_ty), mask=inside)
+
+
+class StridedCopies:
+    """Many small copies between fixed tensors in one launch: float32 to half, or float32 added to float32."""
+
+    def __init__(self, copies: Sequence[tuple[Tensor, Tensor, float]], *, add: bool) -> None:
+        """(source, target, scale) of each; both have the same two dimensions."""
+        self._kept = [(source, target) for source, target, _ in copies]
+        entries = np.zeros((len(copies), 9), dtype=np.int64)
+        for entry, (source, target, scale) in zip(entries, copies, strict=True):
+            entry[:8] = [
+                source.data_ptr(),
+                target.data_ptr(),
+                *source.shape,
+                *source.stride(),
+                *target.stride(),
+            ]
+            entry[8:].view(np.float64)[:] = scale
+        self._table = torch.from_numpy(entries).to(copies[0][0].device)
+        self._add = add
+        self._half = copies[0][1].dtype != torch.float32
+        self._kind = tl.bfloat16 if copies[0][1].dtype == torch.bfloat16 else tl.float16
+        tiles = max(source.numel() for source, _, _ in copies)
+        self._grid = (len(copies), triton.cdiv(tiles, COLUMNS))
+
+    def run(self) -> None:
+        _copy_strided[self._grid](self._table, COLUMNS, self._half, self._add, self._kind, num_warps=4)
+
+
+def _rows_of(x: Tensor) -> tuple[int, int]:
+    """How many rows each token has, and their width."""
+    return (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
+
+
+def _warps(columns: int) -> int:
+    return max(1, min(16, columns // 256))

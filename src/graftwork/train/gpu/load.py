@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
 from graftwork.records.plan import Tuning
-from graftwork.train.gpu.block import BlockShape, BlockWeights, LoraGroup
+from graftwork.train.gpu.block import BlockShape, BlockWeights
 from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy
+from graftwork.train.gpu.lora import LoraGroup
 from graftwork.train.gpu.quantized import (
     EightBitLinear,
     EightBitWeight,

@@ -76,12 +76,6 @@ def _dequantize_part(part: Nf4Part, levels: Tensor, dtype: torch.dtype) -> Tenso
     return values.to(dtype).view(rows, half * 2)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit codes of each row, and its scale."""
-    scale = (x.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
-
-
 def product(frozen: FrozenWeight, x: Tensor) -> Tensor:
     """x Wᵀ + bias."""
     if isinstance(frozen, EightBitWeight):
@@ -96,7 +90,8 @@ def transposed_product(frozen: FrozenWeight, y: Tensor) -> Tensor:
     """y W."""
     if isinstance(frozen, EightBitWeight):
         # The rows' scales go into y, so that the same codes serve both products.
-        return transposed_product_of_codes(frozen, *quantize_rows(y.float() * frozen.scale.t()), y.dtype)
+        codes, scale = quantize_rows(y, frozen.scale.view(-1))
+        return transposed_product_of_codes(frozen, codes, scale, y.dtype)
     return y @ _as_numbers(frozen, y.dtype)
 
 
@@ -107,6 +102,32 @@ def transposed_product_of_codes(
     turned = frozen.codes.t().contiguous() if frozen.turned is None else frozen.turned
     ones = torch.ones(1, turned.shape[0], dtype=torch.float32, device=codes.device)
     return _eight_product(codes, scale, turned, ones, dtype)
+
+
+def plain_quantize_rows(x: Tensor, columns_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """8-bit codes of each row and its scale, of x times a scale for each column where one is given."""
+    wide = x.float() if columns_scale is None else x.float() * columns_scale
+    scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    return (wide / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
+
+
+def quantize_rows(x: Tensor, columns_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        return plain_quantize_rows(x, columns_scale)
+    pair: tuple[Tensor, Tensor] = fused_quantize_rows(x, columns_scale)
+    return pair
+
+
+@torch.library.custom_op("graftwork::quantize_rows", mutates_args=())
+def fused_quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    return plain_quantize_rows(x, columns_scale)
+
+
+@fused_quantize_rows.register_kernel("cuda")
+def _(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    from graftwork.train.gpu import kernels
+
+    return kernels.quantize_rows(x, columns_scale)
 
 
 def _as_numbers(frozen: WholeWeight | FourBitWeight, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,174 @@
+"""Fused pieces of a training step: each is one launch where plain PyTorch takes five to fifteen.
+
+In: tensors. Out: the same numbers as the plain functions, which run on a CPU and are the reference in the
+tests; on a GPU a Triton kernel runs instead. Each piece is a custom operator, so that on both devices a
+step's memory holds its results and no intermediates. Compiled steps use the plain functions, which the
+compiler fuses by itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn.functional import silu
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMS norm over the last dimension; x may be a strided slice of heads."""
+    y: Tensor = _plain_norm(x, weight, epsilon) if is_compiling() else _norm(x, weight, epsilon)
+    return y
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x + y, and its norm."""
+    if is_compiling():
+        return x + y, _plain_norm(x + y, weight, epsilon)
+    pair: tuple[Tensor, Tensor] = _add_norm(x, y, weight, epsilon)
+    return pair
+
+
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None = None) -> Tensor:
+    """The gradient of the norm's input, plus `add`."""
+    if is_compiling():
+        dx = _plain_norm_backward(dy, x, weight, epsilon)
+        return dx if add is None else add + dx
+    found: Tensor = _norm_backward(dy, x, weight, epsilon, add)
+    return found
+
+
+def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys with rotary position embeddings, and values: each contiguous.
+
+    The inputs are [tokens, heads, width] and may be slices of one product.
+    """
+    if is_compiling():
+        return _plain_rotate(q, cos, sin), _plain_rotate(k, cos, sin), v.contiguous()
+    rotated: tuple[Tensor, Tensor, Tensor] = _rotate(q, k, v, cos, sin)
+    return rotated
+
+
+def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of queries, keys and values, concatenated: [tokens, all heads × width]."""
+    if is_compiling():
+        return _plain_rotate_backward(dq, dk, dv, cos, sin)
+    found: Tensor = _rotate_backward(dq, dk, dv, cos, sin)
+    return found
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up."""
+    gated: Tensor = _plain_gate(gate_up) if is_compiling() else _gate(gate_up)
+    return gated
+
+
+def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(gate) · up again, and the gradient of gate and up."""
+    if is_compiling():
+        return _plain_gate_backward(gate_up, d_gated)
+    pair: tuple[Tensor, Tensor] = _gate_backward(gate_up, d_gated)
+    return pair
+
+
+def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+
+
+def _plain_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    even = wide * inverse
+    d = dy.float() * weight.float()
+    return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
+
+
+def _plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+def _plain_rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    parts = []
+    for dy in (dq, dk):
+        half = dy.shape[-1] // 2
+        d = dy * sin[:, None]
+        parts.append(dy * cos[:, None] + torch.cat((d[..., half:], -d[..., :half]), dim=-1))
+    return torch.cat([part.reshape(dq.shape[0], -1) for part in (*parts, dv)], dim=1)
+
+
+def _plain_gate(gate_up: Tensor) -> Tensor:
+    left, right = gate_up.chunk(2, dim=1)
+    return silu(left) * right
+
+
+def _plain_gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
+    left, right = gate_up.chunk(2, dim=1)
+    # The activation is rounded as in the forward pass.
+    lit = silu(left)
+    sigmoid = torch.sigmoid(left.float())
+    slope = sigmoid * (1 + left.float() * (1 - sigmoid))
+    d_left = (d_gated.float() * right.float() * slope).to(gate_up.dtype)
+    return lit * right, torch.cat((d_left, d_gated * lit), dim=1)
+
+
+@torch.library.custom_op("graftwork::norm", mutates_args=())
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return _plain_norm(x, weight, epsilon).contiguous()
+
+
+@torch.library.custom_op("graftwork::add_norm", mutates_args=())
+def _add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, _plain_norm(total, weight, epsilon)
+
+
+@torch.library.custom_op("graftwork::norm_backward", mutates_args=())
+def _norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None) -> Tensor:
+    dx = _plain_norm_backward(dy, x, weight, epsilon)
+    return dx.contiguous() if add is None else add + dx
+
+
+@torch.library.custom_op("graftwork::rotate", mutates_args=())
+def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    copy = v.clone(memory_format=torch.contiguous_format)
+    return _plain_rotate(q, cos, sin), _plain_rotate(k, cos, sin), copy
+
+
+@torch.library.custom_op("graftwork::rotate_backward", mutates_args=())
+def _rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return _plain_rotate_backward(dq, dk, dv, cos, sin)
+
+
+@torch.library.custom_op("graftwork::gate", mutates_args=())
+def _gate(gate_up: Tensor) -> Tensor:
+    return _plain_gate(gate_up)
+
+
+@torch.library.custom_op("graftwork::gate_backward", mutates_args=())
+def _gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
+    return _plain_gate_backward(gate_up, d_gated)
+
+
+def _on_gpu(name: str) -> Any:
+    """Call the Triton kernel of this name; Triton is only installed where a GPU is."""
+
+    def call(*arguments: Any) -> Any:
+        from graftwork.train.gpu import kernels
+
+        return getattr(kernels, name)(*arguments)
+
+    return call
+
+
+for _operator, _kernel in (
+    (_norm, "norm"),
+    (_add_norm, "add_norm"),
+    (_norm_backward, "norm_backward"),
+    (_rotate, "rotate"),
+    (_rotate_backward, "rotate_backward"),
+    (_gate, "gate"),
+    (_gate_backward, "gate_backward"),
+):
+    _operator.register_kernel("cuda")(_on_gpu(_kernel))
