@@ -63,7 +63,7 @@ READ_AT_START = (
     "TRANSFORMERS_",
 )
 """Beginnings of the variables that count only when a process starts."""
-SET_LATER = {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"}
+SET_LATER = {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE"}
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
 LENGTH = struct.Struct("<I")
 
@@ -144,8 +144,8 @@ class Server:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # A thread that numpy starts on import would be missing in every child.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                # A thread that numpy starts on import would be missing in every child. Workers are offline.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
         self._connection = ours
         return ours

@@ -47,7 +47,7 @@ class Trap(TrainingCallback):
         self.touches = 0
         for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
             setattr(module, name, self._set(getattr(module, name)))
-        parts = checkpoint._parts
+        parts = checkpoint._file_parts
 
         def one_by_one(named):
             for part in parts(named):
@@ -56,7 +56,7 @@ class Trap(TrainingCallback):
                 self._touch()
                 yield part[len(part) // 2 :]
 
-        checkpoint._parts = one_by_one
+        checkpoint._file_parts = one_by_one
 
     def _set(self, call):
         def touched(*arguments, **named):
