@@ -84,7 +84,7 @@ def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_p
     with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
         CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open()
     assert len(asked) == 3
-    assert "begin anew" in caught.value.why
+    assert "start over" in caught.value.why
     assert "train.run.mirror" in caught.value.fix
     assert "hunter2" not in str(caught.value.as_json())
 

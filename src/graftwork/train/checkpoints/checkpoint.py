@@ -283,7 +283,7 @@ def require_same_run(mine: dict[str, Any], held: dict[str, Any], *, step: int, w
     raise CheckpointMismatch(
         f"the checkpoint of step {step} belongs to another run",
         why="; ".join(_describe(name, mine[name], held.get(name)) for name in differing),
-        fix="go back to what it was made with, or remove the checkpoints to begin anew",
+        fix="go back to what it was made with, or remove the checkpoints to start over",
         where=where,
     )
 
