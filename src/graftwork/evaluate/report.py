@@ -209,12 +209,12 @@ def _make(
     classes = []
     for label in labels:
         cases = sum(count for (wanted, _), count in pairs.items() if wanted == label)
-        said = sum(count for (_, given), count in pairs.items() if given == label)
+        answered = sum(count for (_, given), count in pairs.items() if given == label)
         right = pairs[label, label]
         low, high = clopper_pearson(right, n=cases, confidence=confidence)
         classes.append(
             ClassFigure(
-                label=label, cases=cases, answered=said, right=right, recall_low=low, recall_high=high
+                label=label, cases=cases, answered=answered, right=right, recall_low=low, recall_high=high
             )
         )
     return Confusion(

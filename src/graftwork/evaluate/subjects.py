@@ -42,17 +42,17 @@ class NamedSubject(NamedTuple):
 
 
 def parse_subject(text: str) -> NamedSubject:
-    said = text.strip()
-    if said in PLAIN:
-        return NamedSubject(said, PLAIN[said])
-    if said == CHAMPION:
-        return NamedSubject(said, "release", which=CHAMPION)
-    if said.startswith(("http://", "https://")):
-        return _parse_endpoint(said)
-    before, colon, which = said.partition(":")
+    name = text.strip()
+    if name in PLAIN:
+        return NamedSubject(name, PLAIN[name])
+    if name == CHAMPION:
+        return NamedSubject(name, "release", which=CHAMPION)
+    if name.startswith(("http://", "https://")):
+        return _parse_endpoint(name)
+    before, colon, which = name.partition(":")
     kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
     if colon and which and before in kinds:
-        return NamedSubject(said, kinds[before], which=which)
+        return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
         why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, or URL#model",
@@ -66,8 +66,8 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
     return tuple({subject.name: subject for subject in map(parse_subject, texts)}.values())
 
 
-def _parse_endpoint(said: str) -> NamedSubject:
-    address, _, rest = said.partition("#")
+def _parse_endpoint(name: str) -> NamedSubject:
+    address, _, rest = name.partition("#")
     model, *options = rest.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
@@ -90,9 +90,9 @@ def _parse_endpoint(said: str) -> NamedSubject:
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
 
-def _wrong(said: str, why: str) -> UserMistake:
+def _wrong(name: str, why: str) -> UserMistake:
     return UserMistake(
-        f"the endpoint {said} cannot be asked",
+        f"the endpoint {name} cannot be asked",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
         where="--subject",

@@ -63,9 +63,9 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     try:
         given = _plain(function(case if watched is None else watched, text))
     except (Exception, SystemExit) as error:
-        said = _show(error, str)
+        message = _show(error, str)
         place = _place_of(error, function)
-        raise CannotGrade(f"{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
+        raise CannotGrade(f"{place}: {type(error).__name__}{f': {message}' if message else ''}") from error
     if given is None or (watched is not None and watched.has_read_reference):
         # The log's answer is the reference: held against itself it would be right whatever it says.
         return None

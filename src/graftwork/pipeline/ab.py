@@ -159,8 +159,8 @@ def _ask(
     grades: dict[str, list[float | None]] = {case.id: [] for case in cases}
     for answer in answers:
         if answer.case_id in by_id:
-            said = grade(metric, by_id[answer.case_id], answer.text, context=context)
-            grades[answer.case_id].append(said)
+            mark = grade(metric, by_id[answer.case_id], answer.text, context=context)
+            grades[answer.case_id].append(mark)
     return {case: average(values) if values else None for case, values in grades.items()}
 
 

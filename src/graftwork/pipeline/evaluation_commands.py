@@ -314,8 +314,8 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
 def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
     """Log that another candidate was measured on this project's cases."""
     report = imported.report
-    said = imported.answers[report.candidate.subject]
-    subject = f"imported:{fingerprint([answer.text for answer in said])}"
+    imported_answers = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
     looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(

@@ -225,12 +225,12 @@ def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdi
     """The verdict, saying so where its rules are not those that the run set out with."""
     if noted.rules_hash == verdict.rules_hash:
         return verdict
-    said = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
+    change = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
     if noted.settings is not None:
         changes = describe_change(noted.settings, judged.settings)
         then = decide(judged.report, noted.settings, training=judged.training, around=judged.around)
-        said += f": {changes}. By the rules as they stood the verdict would be: {_plain(then.decision)}"
-    return verdict.model_copy(update={"notes": (f"{said}.", *verdict.notes)})
+        change += f": {changes}. By the rules as they stood the verdict would be: {_plain(then.decision)}"
+    return verdict.model_copy(update={"notes": (f"{change}.", *verdict.notes)})
 
 
 def _read(note: dict[str, Any]) -> Noted:

@@ -300,10 +300,10 @@ def ask_endpoint(settings: ServeSettings) -> EndpointStatus:
 
 def _read_health(url: str, body: bytes) -> EndpointStatus:
     try:
-        said = json.loads(body)
-        state, engine = said["status"], said.get("engine", {})
+        health = json.loads(body)
+        state, engine = health["status"], health.get("engine", {})
         return EndpointStatus(
-            url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
+            url=url, state=state, aliases=health.get("aliases", {}), reason=engine.get("reason") or ""
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")

@@ -72,13 +72,13 @@ def assess_health(
         health: Health = "starting" if alive else "gone"
         return HealthReport(health=health, reason="no heartbeat yet" if alive else "it left no heartbeat")
     measured = _number(beat, "step_seconds")
-    said = {"expected_seconds": expected_seconds, "measured_seconds": measured}
+    times = {"expected_seconds": expected_seconds, "measured_seconds": measured}
     if not alive:
         why = f"process {beat.pid} is not running; it last did: {_what(beat)}"
-        return HealthReport(health="gone", reason=why, **said)
+        return HealthReport(health="gone", reason=why, **times)
     if age > patience.silent_seconds:
         why = f"no heartbeat for {age:.0f} s: {_frozen(process_state)}"
-        return HealthReport(health="stuck", reason=why, **said)
+        return HealthReport(health="stuck", reason=why, **times)
     found = evidence(beat)
     because = "; ".join(found) or "nothing in the machine's figures explains it"
     still = _number(beat, "seconds_since_move") or 0.0
@@ -90,14 +90,14 @@ def assess_health(
         if still > max(factor * expected, least):
             planned = format_seconds(expected)
             why = f"{_what(beat)} has not moved for {still:.0f} s (expected {planned}): {because}"
-            return HealthReport(health=health, reason=why, evidence=found, **said)
+            return HealthReport(health=health, reason=why, evidence=found, **times)
     if measured is not None and measured > SLOW_FACTOR * expected:
         planned = format_seconds(expected_seconds)
         why = f"a step takes {format_seconds(measured)}, the plan expected {planned}: {because}"
-        return HealthReport(health="slow", reason=why, evidence=found, **said)
+        return HealthReport(health="slow", reason=why, evidence=found, **times)
     how_far = f"{beat.phase} {beat.done:.0f} of {beat.total:.0f}" if beat.total > 1 else beat.phase
     well: Health = "starting" if beat.phase == "starting" else "working"
-    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **said)
+    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **times)
 
 
 def evidence(beat: Beat) -> tuple[str, ...]:

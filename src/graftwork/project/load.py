@@ -112,8 +112,8 @@ def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]
         key = tuple(str(part) for part in found["loc"])
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
         place = f" (line {line})" if line is not None else ""
-        said = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
-        others.append(f"{'.'.join(key)}{place}: {said}")
+        problem = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
+        others.append(f"{'.'.join(key)}{place}: {problem}")
     rest = len(others) - _MOST_OTHERS
     more = [f"and {rest} more"] if rest > 0 else []
     return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""

@@ -204,9 +204,9 @@ def require_examinable(train: TrainSettings, *, where: str) -> None:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _metrics_named(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _metrics_named(gate: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Every metric that the gate's settings name, with the key of the gate that it stands under."""
-    for key, value in said.items():
+    for key, value in gate.items():
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dict):
                 named = [part.get("metric"), *(part.get("worse_on") or ())]

@@ -112,8 +112,8 @@ def pip_install(extra: str) -> str:
     from urllib.parse import unquote, urlsplit
 
     try:
-        said = metadata.distribution("graftwork").read_text("direct_url.json")
-        url = urlsplit(json.loads(said)["url"]) if said else None
+        direct_url = metadata.distribution("graftwork").read_text("direct_url.json")
+        url = urlsplit(json.loads(direct_url)["url"]) if direct_url else None
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         url = None
     extras = f"[{extra}]" if extra else ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.lint.check import RULES, lint
 from graftwork.plan.lint.facts import (
-    Around,
+    LintContext,
     ConfigLocation,
     Configuration,
     Peaks,
@@ -21,19 +21,19 @@ SEVEN = ModelShape(
     name="seven", hidden_size=4096, layers=32, heads=32, kv_heads=32, head_dim=128, intermediate_size=11008,
     vocab_size=32256, tied_embeddings=False, max_positions=4096,
 )  # fmt: skip
-BIG = Around(shape=SEVEN, parameters=6_740_000_000)
+BIG = LintContext(shape=SEVEN, parameters=6_740_000_000)
 
 
 def say(**values) -> Configuration:
     return Configuration.model_validate({"file": "c.yaml", "kind": "training", **values})
 
 
-def rules_of(said: Configuration, around: Around | None = None) -> set[str]:
-    return {finding.rule for finding in lint(said, around or Around())}
+def rules_of(said: Configuration, around: LintContext | None = None) -> set[str]:
+    return {finding.rule for finding in lint(said, around or LintContext())}
 
 
-def on(name: str, **more) -> Around:
-    return Around(gpu=find_gpu(name), **more)
+def on(name: str, **more) -> LintContext:
+    return LintContext(gpu=find_gpu(name), **more)
 
 
 def peaks(as_set: float, recomputed: float) -> Peaks:
@@ -41,38 +41,38 @@ def peaks(as_set: float, recomputed: float) -> Peaks:
 
 
 SPEAKS = [
-    ("warmup-large-share", say(max_steps=100, warmup_steps=30), Around()),
-    ("warmup-outlasts-run", say(rows=160, epochs=1, micro_batch=16, warmup_steps=10), Around()),
-    ("both-halves", say(both_halves=True), Around()),
-    ("batch-larger-than-data", say(rows=10, micro_batch=4, accumulation=4), Around()),
-    ("max-steps-win", say(max_steps=100, epochs=3), Around()),
-    ("saving-is-off", say(save_when="no"), Around()),
-    ("evaluation-never-happens", say(max_steps=100, eval_when="steps", eval_steps=500), Around()),
-    ("evaluation-not-switched-on", say(eval_steps=50), Around()),
-    ("stop-without-metric", say(stops_early=True, eval_when="steps", eval_steps=10), Around()),
-    ("best-without-evaluation", say(keep_best=True), Around()),
-    ("best-off-the-grid", say(keep_best=True, save_when="epoch", eval_when="steps", eval_steps=5), Around()),
-    ("batch-does-not-divide", say(kind="graft", batch=7, cards=2), Around()),
-    ("batch-contradicts-itself", say(kind="deepspeed", batch=10, micro_batch=4, accumulation=2), Around()),
+    ("warmup-large-share", say(max_steps=100, warmup_steps=30), LintContext()),
+    ("warmup-outlasts-run", say(rows=160, epochs=1, micro_batch=16, warmup_steps=10), LintContext()),
+    ("both-halves", say(both_halves=True), LintContext()),
+    ("batch-larger-than-data", say(rows=10, micro_batch=4, accumulation=4), LintContext()),
+    ("max-steps-win", say(max_steps=100, epochs=3), LintContext()),
+    ("saving-is-off", say(save_when="no"), LintContext()),
+    ("evaluation-never-happens", say(max_steps=100, eval_when="steps", eval_steps=500), LintContext()),
+    ("evaluation-not-switched-on", say(eval_steps=50), LintContext()),
+    ("stop-without-metric", say(stops_early=True, eval_when="steps", eval_steps=10), LintContext()),
+    ("best-without-evaluation", say(keep_best=True), LintContext()),
+    ("best-off-the-grid", say(keep_best=True, save_when="epoch", eval_when="steps", eval_steps=5), LintContext()),
+    ("batch-does-not-divide", say(kind="graft", batch=7, cards=2), LintContext()),
+    ("batch-contradicts-itself", say(kind="deepspeed", batch=10, micro_batch=4, accumulation=2), LintContext()),
     ("weights-do-not-fit", say(method="lora", precision="float32"), on("RTX 4090", parameters=7_000_000_000)),
     ("weights-do-not-fit", say(method="lora", weights_dtype="float32", ram_gib=16),
-     Around(on_processor=True, parameters=7_000_000_000)),
+     LintContext(on_processor=True, parameters=7_000_000_000)),
     ("recomputing-is-off", say(max_length=4096), on("RTX 4090", peaks=peaks(40, 9))),
     ("peak-does-not-fit", say(max_length=4096), on("RTX 4090", peaks=peaks(80, 30))),
     ("fp16-products", say(bits=4, compute_dtype="float16"), on("RTX 4090")),
-    ("two-half-precisions", say(bits=4, compute_dtype="float16", precision="bfloat16"), Around()),
-    ("float32-products", say(bits=4), Around()),
-    ("8bit-optimizer-on-processor", say(optimizer="paged_adamw_8bit"), Around(on_processor=True)),
-    ("fp16-on-processor", say(precision="float16"), Around(on_processor=True)),
+    ("two-half-precisions", say(bits=4, compute_dtype="float16", precision="bfloat16"), LintContext()),
+    ("float32-products", say(bits=4), LintContext()),
+    ("8bit-optimizer-on-processor", say(optimizer="paged_adamw_8bit"), LintContext(on_processor=True)),
+    ("fp16-on-processor", say(precision="float16"), LintContext(on_processor=True)),
     ("rate-out-of-range", say(method="full", learning_rate=2e-4), BIG),
     ("rate-out-of-range", say(method="lora", learning_rate=1e-5), BIG),
     ("scale-is-odd", say(method="lora", rank=64, alpha=1024), BIG),
-    ("rows-are-cut", say(max_length=100), Around(lengths=(50, 60, 150))),
+    ("rows-are-cut", say(max_length=100), LintContext(lengths=(50, 60, 150))),
     ("length-beyond-model", say(max_length=8192), BIG),
-    ("another-is-deployed", say(model="a/one-7b", deployed_model="a/one-7b-instruct"), Around()),
-    ("spot-without-checkpoints", say(spot=True, save_steps=500, max_steps=100), Around()),
-    ("deadline-comes-first", say(deadline_minutes=240, expected_minutes=700), Around()),
-    ("number-is-a-text", say(texts_for_numbers={"lr": "2e-4"}), Around()),
+    ("another-is-deployed", say(model="a/one-7b", deployed_model="a/one-7b-instruct"), LintContext()),
+    ("spot-without-checkpoints", say(spot=True, save_steps=500, max_steps=100), LintContext()),
+    ("deadline-comes-first", say(deadline_minutes=240, expected_minutes=700), LintContext()),
+    ("number-is-a-text", say(texts_for_numbers={"lr": "2e-4"}), LintContext()),
 ]  # fmt: skip
 
 
@@ -82,27 +82,27 @@ def test_a_rule_speaks_where_it_should(rule, said, around):
 
 
 SILENT = [
-    ("max-steps-win", say(max_steps=10, rows=40, micro_batch=4, epochs=1), Around()),
-    ("batch-larger-than-data", say(rows=16, micro_batch=4, accumulation=4), Around()),
-    ("warmup-large-share", say(max_steps=1000, warmup_steps=50), Around()),
-    ("warmup-outlasts-run", say(warmup_steps=50), Around()),
-    ("checkpoint-never-comes", say(max_steps=100, save_when="epoch", save_steps=500), Around()),
-    ("best-off-the-grid", say(keep_best=True, save_steps=100, eval_when="steps", eval_steps=50), Around()),
-    ("stop-without-metric", say(stops_early=True, eval_when="epoch", best_metric="eval_loss"), Around()),
-    ("batch-contradicts-itself", say(kind="deepspeed", batch=32, micro_batch=4, accumulation=2), Around()),
+    ("max-steps-win", say(max_steps=10, rows=40, micro_batch=4, epochs=1), LintContext()),
+    ("batch-larger-than-data", say(rows=16, micro_batch=4, accumulation=4), LintContext()),
+    ("warmup-large-share", say(max_steps=1000, warmup_steps=50), LintContext()),
+    ("warmup-outlasts-run", say(warmup_steps=50), LintContext()),
+    ("checkpoint-never-comes", say(max_steps=100, save_when="epoch", save_steps=500), LintContext()),
+    ("best-off-the-grid", say(keep_best=True, save_steps=100, eval_when="steps", eval_steps=50), LintContext()),
+    ("stop-without-metric", say(stops_early=True, eval_when="epoch", best_metric="eval_loss"), LintContext()),
+    ("batch-contradicts-itself", say(kind="deepspeed", batch=32, micro_batch=4, accumulation=2), LintContext()),
     ("weights-do-not-fit", say(method="qlora", bits=4), on("RTX 4090", parameters=7_000_000_000)),
     ("full-does-not-fit",
      say(method="full", precision="bfloat16", zero_stage=3, offload_optimizer=True, offload_weights=True),
      on("RTX 5060 Ti", parameters=6_740_000_000)),
     ("fp16-products", say(bits=4, compute_dtype="float16"), on("T4")),
-    ("packing-mixes-rows", say(packing=True, document_masks=True), Around()),
+    ("packing-mixes-rows", say(packing=True, document_masks=True), LintContext()),
     ("rate-out-of-range", say(method="lora", learning_rate=2e-4), BIG),
     ("scale-is-odd", say(method="lora", rank=64, alpha=16), BIG),
     ("scale-is-odd", say(method="lora", rank=256, alpha=16, stabilised=True), BIG),
-    ("rows-are-cut", say(max_length=200), Around(lengths=(50, 60, 150))),
-    ("spot-without-mirror", say(spot=True, mirror="s3://bucket"), Around()),
-    ("rate-cannot-be-proven", say(target_rate=0.95, test_rows=126), Around()),
-    ("another-is-deployed", say(model="Qwen/Qwen3_8B", deployed_model="qwen3-8b"), Around()),
+    ("rows-are-cut", say(max_length=200), LintContext(lengths=(50, 60, 150))),
+    ("spot-without-mirror", say(spot=True, mirror="s3://bucket"), LintContext()),
+    ("rate-cannot-be-proven", say(target_rate=0.95, test_rows=126), LintContext()),
+    ("another-is-deployed", say(model="Qwen/Qwen3_8B", deployed_model="qwen3-8b"), LintContext()),
 ]  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_a_rule_is_silent_where_all_is_well(rule, said, around):
 
 
 def test_nothing_said_is_nothing_found():
-    assert lint(say(), Around()) == ()
+    assert lint(say(), LintContext()) == ()
 
 
 def test_every_rule_has_its_own_name():
@@ -123,7 +123,7 @@ def test_a_finding_points_at_the_key_and_not_only_at_the_file():
     said = say(
         save_when="no", places={"save_when": ConfigLocation(key="checkpointing.save_strategy", line=7)}
     )
-    (found,) = lint(said, Around())
+    (found,) = lint(said, LintContext())
     assert (found.where, found.key) == ("c.yaml:7", "checkpointing.save_strategy")
 
 
@@ -133,7 +133,7 @@ def test_what_the_command_line_said_is_shown_as_its_option():
 
 
 def test_rows_lost_are_told_as_shares_of_rows_and_tokens():
-    found = next(one for one in lint(say(max_length=100), Around(lengths=(100, 100, 100, 200))) if one)
+    found = next(one for one in lint(say(max_length=100), LintContext(lengths=(100, 100, 100, 200))) if one)
     assert found.what.startswith("25.0% of the rows")
     assert found.why.startswith("20.0% of all tokens")
 

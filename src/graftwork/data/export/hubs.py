@@ -101,11 +101,11 @@ def _describe(config: str, splits: dict[str, TableSize]) -> dict[str, Any]:
 def _say_trained(sizes: dict[str, TableSize]) -> str:
     """Say what the columns are for."""
     there = {stem.partition("/")[0] for stem in sizes}
-    said = {
+    descriptions = {
         "default": "Trained on is the `completion`; the `prompt` is only read.",
         "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
     }
-    return "\n".join(words for config, words in said.items() if FOLDERS[config] in there)
+    return "\n".join(words for config, words in descriptions.items() if FOLDERS[config] in there)
 
 
 def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions) -> str:

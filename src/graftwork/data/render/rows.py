@@ -306,8 +306,8 @@ def _to_json(value: Any) -> Any:
 def find_rendered(folder: Path) -> RenderedBlock | None:
     """Return what an earlier run rendered into this folder, if it is complete and intact."""
     try:
-        said = orjson.loads((folder / SUMMARY).read_bytes())
-        for shard in said["shards"]:
+        summary = orjson.loads((folder / SUMMARY).read_bytes())
+        for shard in summary["shards"]:
             require_digest(folder / shard["file"], shard["sha256"])
     except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
         return None
@@ -319,10 +319,10 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
                 "numbers": np.array(shard["numbers"], dtype=np.int64),
             }
         )
-        for shard in said["shards"]
+        for shard in summary["shards"]
     ]
     refused, shortened = (
-        {int(number): reason for number, reason in said[name].items()} for name in ("refused", "shortened")
+        {int(number): reason for number, reason in summary[name].items()} for name in ("refused", "shortened")
     )
     return RenderedBlock(shards, refused, shortened)
 

@@ -271,7 +271,7 @@ def _sample(
     export: SubjectExport, case: Case, answer: Answer, metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
     model = f"{OWN_KEY}/{export.subject.subject}"
-    said = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
+    assistant = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
     turns = [{"role": message.role, "content": message.content} for message in case.messages]
     usage = {
         "input_tokens": answer.prompt_tokens,
@@ -283,12 +283,12 @@ def _sample(
         "epoch": answer.repeat + 1,
         "input": turns,
         "target": case.reference,
-        "messages": [*turns, said],
+        "messages": [*turns, assistant],
         "output": {
             "model": model,
             "choices": [
                 {
-                    "message": said,
+                    "message": assistant,
                     "stop_reason": "max_tokens" if answer.finish_reason == "length" else "stop",
                 }
             ],

@@ -113,14 +113,17 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
     found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
     if len(found) < len(declared.worse_on):
         return []
-    said = ", ".join(
+    lost = ", ".join(
         f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in found.items()
     )
     worse = "worse" if declared.by == "interval" else "no better"
-    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {said}"
+    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
     first = next(iter(found))
     return [
-        Stop(reason, _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", said=reason))
+        Stop(
+            reason,
+            _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", sentence=reason),
+        )
     ]
 
 
@@ -135,11 +138,15 @@ def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
     lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
     possessive = f"{who}'s" if against != "log" else f"that of {who}"
     reason = f"{name_of(name)} is worse than {possessive}: {lost}"
-    said = f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
-    return Stop(reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", said=said))
+    sentence = (
+        f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
+    )
+    return Stop(
+        reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", sentence=sentence)
+    )
 
 
-def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
+def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
     sign = -1 if lower_is_better(name) else 1
     return RuleResult(
         metric=name,
@@ -149,7 +156,7 @@ def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
         low=finite(min(sign * pair.low, sign * pair.high)),
         high=finite(max(sign * pair.low, sign * pair.high)),
         limit=0.0,
-        sentence=f"{said[0].upper()}{said[1:]}.",
+        sentence=f"{sentence[0].upper()}{sentence[1:]}.",
         kind="loss",
         against=pair.seen.baseline,
         n=pair.seen.n,
@@ -259,11 +266,11 @@ def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tupl
 
 
 def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
-    said = (
+    text = (
         f"{rule.sentence} On fresh cases so much would do; this is look {look} at these, and the best of "
         "several may be the luckiest."
     )
-    return rule.model_copy(update={"sentence": said})
+    return rule.model_copy(update={"sentence": text})
 
 
 def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
@@ -367,7 +374,9 @@ def asked_otherwise(one: Report, other: Report) -> str:
         if one.settings.get(name) != other.settings.get(name):
             return f"evaluate.{name}"
     made, made_too = (report.candidate.generation.settings for report in (one, other))
-    return next((said for name, said in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), "")
+    return next(
+        (sentence for name, sentence in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), ""
+    )
 
 
 def _margins(settings: GateSettings, report: Report) -> dict[str, float]:

@@ -350,9 +350,9 @@ def _ask_torch() -> TorchView | None:
     printed = _run([sys.executable, "-c", ASK_TORCH])
     if not printed:
         return None
-    said = json.loads(printed.splitlines()[-1])
-    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in said["cards"])
-    return TorchView(said["torch"], said["cuda"], said["available"], tuple(said["arches"]), cards)
+    view = json.loads(printed.splitlines()[-1])
+    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in view["cards"])
+    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), cards)
 
 
 def _run(command: list[str]) -> str | None:

@@ -62,10 +62,10 @@ class Sandbox:
 
     def compile(self, source: str) -> SandboxResult:
         """Whether it is Python at all; nothing of it is run."""
-        said: list[bytes] = []
+        messages: list[bytes] = []
         task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
-        result = self._in_box(task, asked=said.append)
-        return result if said == [b"compiled"] else _without_nonce(result)
+        result = self._in_box(task, asked=messages.append)
+        return result if messages == [b"compiled"] else _without_nonce(result)
 
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
         """`ok` only if the tests ran to their end; leaving early, or printing what looks like success, is no.
@@ -73,16 +73,16 @@ class Sandbox:
         The tests run in the names of the source, and they come into the box after it has been loaded.
         """
         nonce = secrets.token_hex(16)
-        said: list[bytes] = []
+        messages: list[bytes] = []
 
         def answer(message: bytes) -> bytes | None:
-            said.append(message)
+            messages.append(message)
             # Whoever says anything else gets nothing to go on with, and need not be waited for.
-            return marshal.dumps({"tests": tests, "nonce": nonce}) if said == [b"ready"] else b""
+            return marshal.dumps({"tests": tests, "nonce": nonce}) if messages == [b"ready"] else b""
 
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
         result = self._in_box(task, asked=answer)
-        return result if said == [b"ready", nonce.encode()] else _without_nonce(result)
+        return result if messages == [b"ready", nonce.encode()] else _without_nonce(result)
 
     def _in_box(
         self, task: dict[str, Any], *, asked: Callable[[bytes], bytes | None] = lambda _message: None
@@ -327,15 +327,15 @@ _TRIAL = "open('word', 'w').write('found'); print(open('word').read())"
 @lru_cache(maxsize=1)
 def available() -> SandboxKind:
     """The way that `run_python` takes."""
-    said = []
+    reasons = []
     for kind in WAYS:
         lacking = why_not(kind)
         if not lacking:
             return kind
-        said.append(f"{kind}: {lacking}")
+        reasons.append(f"{kind}: {lacking}")
     raise EnvironmentLacks(
         "generated code cannot be shut in on this machine",
-        why="; ".join(said),
+        why="; ".join(reasons),
         fix="install bubblewrap (apt install bubblewrap), allow user namespaces, or run as root; "
         "evaluate.sandbox.mode: off runs the code unprotected, at your own risk",
     )

@@ -72,8 +72,8 @@ def combined_exit_code(codes: dict[int, int]) -> int:
     """
     failed = {rank: code for rank, code in sorted(codes.items()) if code}
     killed = [code for code in failed.values() if code < 0 and code != -15]
-    said = [code for code in failed.values() if code > 0]
-    return (killed or said or list(failed.values()) or [0])[0]
+    exited = [code for code in failed.values() if code > 0]
+    return (killed or exited or list(failed.values()) or [0])[0]
 
 
 def is_main_process() -> bool:
