@@ -36,8 +36,8 @@ def mirror_of(url, *, keep=2):
 
 
 def save(store, *checkpoints):
-    for one in checkpoints:
-        store.save(one)
+    for checkpoint in checkpoints:
+        store.save(checkpoint)
     store.settle()
 
 
@@ -77,14 +77,14 @@ def deaf(mirror, monkeypatch, *, times, error=PermissionError):
 
 
 @pytest.mark.parametrize("error", [PermissionError, ConnectionError, RuntimeError])
-def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_path, monkeypatch, error):
+def test_a_mirror_that_cannot_be_read_does_not_let_the_run_start_over(url, tmp_path, monkeypatch, error):
     save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
     mirror = mirror_of(url)
     asked = deaf(mirror, monkeypatch, times=10**6, error=error)
     with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
         CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open()
     assert len(asked) == 3
-    assert "begin anew" in caught.value.why
+    assert "start over" in caught.value.why
     assert "train.run.mirror" in caught.value.fix
     assert "hunter2" not in str(caught.value.as_json())
 
@@ -143,7 +143,7 @@ def test_the_same_policy_holds_there(url, tmp_path):
     for step, score in ((10, None), (20, 0.1), (30, 0.5), (40, None), (50, None)):
         save(store, checkpoint(step, score))
     assert names(mirror) == {"step-000020", "step-000040", "step-000050"}
-    assert {one.step for one in list_saved(tmp_path / "here")} == {20, 40, 50}
+    assert {saved.step for saved in list_saved(tmp_path / "here")} == {20, 40, 50}
     # And the best comes along into a new place.
     there = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
     assert there.open().step == 50

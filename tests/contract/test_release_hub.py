@@ -69,7 +69,7 @@ def test_what_the_hub_has_is_not_sent_again(hub, store):
     assert len(hub.uploads) == 1
     open_hub(hub).push(store, second.id)
     assert len(hub.uploads) == 2
-    assert hub.tags.keys() == {(REPOSITORY, one.id[:12]) for one in (first, second)}
+    assert hub.tags.keys() == {(REPOSITORY, release.id[:12]) for release in (first, second)}
 
 
 def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
@@ -272,10 +272,10 @@ def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tm
     far = ReleaseStore.open(tmp_path / "far")
     open_hub(hub).pull(far, allow=anything, progress=tell)
     for phase in ("check", "send", "fetch", "store"):
-        done = [one[1] for one in heard if one[0] == phase]
-        assert {one[2] for one in heard if one[0] == phase} == {total}
+        done = [event[1] for event in heard if event[0] == phase]
+        assert {event[2] for event in heard if event[0] == phase} == {total}
         assert done[-1] == total, phase
         assert len(set(done)) > 3, phase
-    assert [one[1] for one in heard if one[0] == "send"] == sorted(
-        one[1] for one in heard if one[0] == "send"
+    assert [event[1] for event in heard if event[0] == "send"] == sorted(
+        event[1] for event in heard if event[0] == "send"
     )

@@ -46,8 +46,8 @@ def test_each_model_has_versions_of_its_own_that_follow_from_what_changed(index)
     other_data = B.model_copy(update={"dataset_hash": "e" * 64})
     other_base = C.model_copy(update={"dataset_hash": "e" * 64, "base_fingerprint": "f" * 64})
     specialist = release("s").model_copy(update={"model": "tagger"})
-    for one in (A, release("a2"), other_data, other_base, specialist):
-        index.add(one)
+    for entry in (A, release("a2"), other_data, other_base, specialist):
+        index.add(entry)
     assert [(entry.model, entry.version) for entry in reversed(index.entries())] == [
         ("main", "1.0.0"),
         ("main", "1.0.1"),
@@ -109,8 +109,8 @@ def test_releases_are_listed_by_what_is_asked_for(index):
     doubtful = release("doubt", decision="iterate").model_copy(
         update={"base": "other", "created_at": "2026-01-01T00:00:00+00:00", "model": "tagger"}
     )
-    for one in (A, B, doubtful):
-        index.add(one)
+    for entry in (A, B, doubtful):
+        index.add(entry)
     index.tag(B.id, ["audited"])
     index.note(A.id, "Speaks 50%_French", **BY)
     assert found(index) == [doubtful.id, B.id, A.id]
@@ -126,10 +126,10 @@ def test_releases_are_listed_by_what_is_asked_for(index):
 
 
 def test_what_an_alias_needs_cannot_be_collected_and_what_is_collected_cannot_go_live(index):
-    for one in (A, B, C, release("d")):
-        index.add(one)
-    for one in (A, B):
-        promote(index, one, alias="champion")
+    for entry in (A, B, C, release("d")):
+        index.add(entry)
+    for entry in (A, B):
+        promote(index, entry, alias="champion")
     assert index.collect([A.id, B.id, C.id], when=WHEN) == (C.id,)
     assert index.entry(C.id).collected_at == WHEN
     assert found(index, collected=False) == [release("d").id, B.id, A.id]
@@ -146,8 +146,8 @@ def test_what_an_alias_needs_cannot_be_collected_and_what_is_collected_cannot_go
 
 def test_each_model_has_aliases_of_its_own_and_their_moves_name_the_verdict(index):
     specialist = release("s").model_copy(update={"model": "tagger"})
-    for one in (A, specialist):
-        index.add(one)
+    for entry in (A, specialist):
+        index.add(entry)
     promote(index, A, alias="champion")
     promote(index, specialist, alias="tagger/champion")
     assert index.aliases() == {"champion": A.id, "tagger/champion": specialist.id}

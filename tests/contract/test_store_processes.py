@@ -92,7 +92,7 @@ def assert_whole(database: Database, *, acknowledged: list[str]) -> None:
     assert len(moved_to) <= len(acknowledged) + 1
     assert [move.previous for move in log] == [None, *moved_to[:-1]]
     assert index.aliases() == {"champion": moved_to[-1]}
-    assert set(moved_to) <= {one.id for one in index.list()}
+    assert set(moved_to) <= {release.id for release in index.list()}
     if database.engine.dialect.name == "sqlite":
         with database.read() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"

@@ -54,11 +54,11 @@ client = MlflowClient()
 name, folder = sys.argv[1:]
 model = client.get_registered_model(name)
 told = {"aliases": {key: str(value) for key, value in model.aliases.items()}, "versions": {}, "runs": 0}
-for one in client.search_model_versions():
-    if one.name == name:
-        run = client.get_run(one.run_id)
-        facts = [one.tags["graftwork.release"], run.info.status, run.data.metrics]
-        told["versions"][str(one.version)] = facts
+for version in client.search_model_versions():
+    if version.name == name:
+        run = client.get_run(version.run_id)
+        facts = [version.tags["graftwork.release"], run.info.status, run.data.metrics]
+        told["versions"][str(version.version)] = facts
 told["runs"] = len(client.search_runs(client.get_experiment_by_name("cited-answers").experiment_id))
 if "champion" in told["aliases"] and not ("'" in name or "/" in name):
     download_artifacts(f"models:/{name}@champion", dst_path=folder)
@@ -331,7 +331,7 @@ experiment = client.get_experiment_by_name("cited-answers").experiment_id
 runs = client.search_runs([experiment], "attributes.run_name = 'run-1'")
 curve = client.get_metric_history(runs[0].info.run_id, "train/loss")
 told = [[run.info.run_name, run.info.status, run.data.params] for run in runs]
-print(json.dumps([told, [[one.step, one.value] for one in curve]]))
+print(json.dumps([told, [[point.step, point.value] for point in curve]]))
 """
     runs, curve = json.loads(project.run(read, **where))
     assert runs == [["run-1", "FINISHED", {"rank": "8", "examine.every": "5"}]]

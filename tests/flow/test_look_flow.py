@@ -32,8 +32,8 @@ def test_a_killed_run_with_looks_ends_as_if_nothing_had_happened(small_project, 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, outcome.steps + 1))
-    assert [event.step for event in events.Scalars("look/truncated")] == [one.step for one in outcome.looks]
+    assert [event.step for event in events.Scalars("look/truncated")] == [look.step for look in outcome.looks]
     page = (folder / "training.html").read_text()
-    assert "Looks on the way" in page
+    assert "Evaluations during training" in page
     assert "killed after step" in page
     assert any("evaluation after step 3: truncated" in word for word in listener.words)

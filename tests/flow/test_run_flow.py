@@ -78,9 +78,9 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
     assert listener.done == ALL
     release = made.get("release", Release)
     assert made.get("gate", Verdict).decision == "deploy"
-    assert {one.answered_by for one in made.get("try", TryOut).tried} == {release.id}
-    for one in made.get("try", TryOut).tried:
-        assert one.captured_reply == one.release_answer
+    assert {attempt.answered_by for attempt in made.get("try", TryOut).tried} == {release.id}
+    for attempt in made.get("try", TryOut).tried:
+        assert attempt.captured_reply == attempt.release_answer
     assert (small_project / "report.html").stat().st_size > 10_000
     for path in [small_project / ".graft", *(small_project / ".graft").rglob("*")]:
         assert not path.stat().st_mode & 0o077, path

@@ -57,7 +57,9 @@ def always_the_commonest(rows, _chance):
 
 def commonest_of_each_field(rows, _chance):
     documents = [json.loads(row.reply) for row in rows]
-    best = {key: Counter(one[key] for one in documents).most_common(1)[0][0] for key in documents[0]}
+    best = {
+        key: Counter(document[key] for document in documents).most_common(1)[0][0] for key in documents[0]
+    }
     return lambda _question: json.dumps(best)
 
 
@@ -73,7 +75,9 @@ def as_the_most_similar_row(rows, _chance):
         asked = words_of(question)
         near = sorted(known, key=lambda pair: -shared_words(asked, pair[0]))[:9]
         documents = [json.loads(reply) for _, reply in near]
-        voted = {key: Counter(one[key] for one in documents).most_common(1)[0][0] for key in documents[0]}
+        voted = {
+            key: Counter(document[key] for document in documents).most_common(1)[0][0] for key in documents[0]
+        }
         return json.dumps(voted)
 
     return answer

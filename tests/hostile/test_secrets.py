@@ -344,7 +344,7 @@ def below(process: int) -> Iterator[int]:
 def read_all(folder: Path, *, but: set[Path]) -> Iterator[tuple[str, bytes]]:
     """Every file, archives unpacked."""
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or any(path == one or one in path.parents for one in but):
+        if not path.is_file() or any(path == excluded or excluded in path.parents for excluded in but):
             continue
         data = path.read_bytes()
         yield str(path.relative_to(folder)), data

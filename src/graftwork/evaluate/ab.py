@@ -27,7 +27,7 @@ FIRST_BLOCK = 16
 
 
 class ReplayUnit(NamedTuple):
-    """What counts once: the cases of a session, or a case that stands alone."""
+    """What counts once: the cases of a session, or an independent case."""
 
     cases: tuple[Case, ...]
 
@@ -182,7 +182,7 @@ class ArmFacts(Record):
     hung_up: int
     """Callers who left before the answer was whole."""
     feedback: int
-    """Exchanges that somebody said something about."""
+    """Exchanges with feedback."""
     median_ms: float | None
     p95_ms: float | None
     first_token_ms: float | None

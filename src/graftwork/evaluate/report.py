@@ -186,7 +186,7 @@ def confuse(
             continue
         ordered = tuple(label for label, _ in labels.most_common())
         for subject, given in answers.items():
-            # Several answers to a case are much alike: the first stands for them.
+            # Several answers to a case are much alike: the first represents them.
             first = {answer.case_id: answer.text for answer in reversed(given)}
             pairs = Counter(
                 (label, _answered(check, first[case], ordered))

@@ -49,7 +49,7 @@ def measure(
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
 ) -> dict[str, Metric]:
-    """By name; `said` holds the answers to each case."""
+    """By name; `by_case` holds the answers to each case."""
     losses = {
         case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
         for case, answers in by_case.items()
@@ -83,7 +83,7 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
 
 
 def _name_method(count: int, confidence: float) -> str:
-    """So few requests cannot bound their median at this confidence, and that is said."""
+    """So few requests cannot bound their median at this confidence, and the report says so."""
     if count >= fewest_for_quantile(0.5, confidence=confidence):
         return "exact (order statistics)"
     return f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
@@ -184,7 +184,7 @@ def make_metric(
     sessions: Mapping[str, str] | None = None,
     scored: bool = False,
 ) -> Metric:
-    """A rate where every grade is 0 or 1, a score where they lie between, a number where they do not.
+    """A rate where every grade is 0 or 1, a score where they are between, a number otherwise.
 
     `scored` says that a mean is meant even if all grades happen to be 0 or 1.
     """

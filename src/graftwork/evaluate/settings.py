@@ -234,11 +234,11 @@ def choose_primary(settings: EvaluateSettings) -> str:
     """The metric that an adapter must be better at than the base where graft.yaml names none.
 
     A check that holds answers against the reference comes first, one about all fields before one about a
-    single field; then functions and tests of the project; then metrics by name. `task_success` stands for
+    single field; then functions and tests of the project; then metrics by name. `task_success` represents
     the rule that is missing where nothing distinguishes right from wrong.
     """
-    telling = [check for check in settings.checks if check.tells_right]
-    ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    deciding = [check for check in settings.checks if check.decides_right]
+    ranked = sorted(deciding, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
 
@@ -256,7 +256,7 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def _require_checks(name: str, settings: EvaluateSettings) -> None:
-    """Held-out rows bring no checks along: what a right answer is stands in graft.yaml, or nowhere."""
+    """Held-out rows bring no checks along: only graft.yaml can say what a right answer is."""
     if name in (TASK_SUCCESS, CHECKS_PASSED) and not right_or_wrong(settings.checks):
         raise ValueError(
             f"nothing says when an answer is right, so {name} would never be measured; write a rule under "

@@ -7,7 +7,7 @@ not know whether it exists.
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
-    release:ID, release:ALIAS            a release; `champion` stands for `release:champion`
+    release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
                                          and `,concurrency=16` asks so many questions at a time
@@ -85,7 +85,7 @@ def _parse_endpoint(name: str) -> NamedSubject:
             # The option is not repeated: it may be the key itself, which would then be in a log.
             raise _wrong(
                 f"{address}#{model}",
-                f"behind the comma stands key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
+                f"after the comma write key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
             )
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
@@ -183,7 +183,7 @@ def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
     """Gives each subject back with the engine that all models among these are asked with.
 
     Answers of two engines differ a little with the same weights: a comparison of base and adapter would
-    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    take that for what training did. Answers of another engine are not reused.
     """
     engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
 

@@ -71,7 +71,7 @@ ONLY_REFUSALS = frozenset({"refusal_correct", "refused_where_due", "answered_whe
 OF_WHOLE_ANSWERS = frozenset({"all_fields", "reviewer_score"})
 """Rules that cannot."""
 _WORDS_ALONE = AnswerFields(form="text", refusals=())
-"""How the text of one field is read: as it stands."""
+"""How the text of one field is read: verbatim."""
 
 
 class Where(Record):
@@ -165,7 +165,7 @@ class GradeCheck(Record):
 
     @property
     def scored(self) -> bool:
-        """Whether its grades lie between 0 and 1 instead of being one of them."""
+        """Whether its grades are scores from 0 to 1 instead of right or wrong."""
         return self.at_least is None and (is_own(self.metric) or is_scored(self.metric))
 
     @property
@@ -176,7 +176,7 @@ class GradeCheck(Record):
         return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
 
     @property
-    def tells_right(self) -> bool:
+    def decides_right(self) -> bool:
         """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
         return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)

@@ -50,7 +50,7 @@ def load_own(name: str, *, folder: Path) -> OwnFunction:
 
 
 def hash_own(name: str, *, folder: Path) -> str:
-    """The hash of the file that the function stands in: changed, it grades anew."""
+    """The hash of the function's file: if it changes, answers are graded again."""
     place, _, _ = name.rpartition(":")
     return sha256(_find(place, name=name, folder=folder.resolve()).read_bytes()).hexdigest()
 
@@ -126,7 +126,7 @@ def _find(place: str, *, name: str, folder: Path) -> Path:
         path = candidate.resolve()
         if not path.is_relative_to(folder):
             raise UserMistake(
-                f"the metric {name} lies outside the project's folder",
+                f"the metric {name} is outside the project's folder",
                 why="nothing is run that is not part of the project",
                 fix=f"copy the file into {folder}",
                 where=str(path),

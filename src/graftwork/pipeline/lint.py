@@ -18,9 +18,9 @@ from graftwork.plan.lint import readers
 from graftwork.plan.lint.check import lint, most_severe_first
 from graftwork.plan.lint.estimates import least_minutes, peaks_of
 from graftwork.plan.lint.facts import (
-    LintContext,
     ConfigLocation,
     Configuration,
+    LintContext,
     LintFinding,
     WrittenConfig,
     read_written,
@@ -212,7 +212,7 @@ def _add(config: Configuration, given: Given) -> Configuration:
 
 
 def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
-    """None where no catalog knows it: then the rules that need its size stay silent, and that is said."""
+    """None where no catalog knows it: rules that need its size are skipped, and the result says so."""
     if name is None:
         return None
     folder = near / name

@@ -42,7 +42,7 @@ class Preflight(Record):
 
 
 def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
-    """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
+    """Raise UserMistake where training would be in vain; return a warning where something is doubtful."""
     found = run_preflight(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":

@@ -135,7 +135,7 @@ def _distance(one: ModelShape, other: ModelShape) -> float:
 
 
 def _cache() -> Path:
-    """Beside the converted models, which all projects of a user share as well."""
+    """Next to the converted models, which all projects of a user share as well."""
     return models_folder().parent / FOLDER
 
 

@@ -109,7 +109,7 @@ def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
 
 
 def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
-    """Beside the plans of finished runs, so that the next plan can know better."""
+    """Next to the plans of finished runs, so that the next plan can use it."""
     taken = exhausted.figures.get("peak_memory_gib")
     if taken is None:
         return

@@ -63,7 +63,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         require_fresh(replace(work, asked_model=None), upto="train", update=update)
     states = examine_steps(work, upto=upto)
     open_ones = [state for state in states if state.state in ("stale", "missing")]
-    # Judging itself takes no time: what is only judged anew is not out of date.
+    # Judging takes no time: a step that only has to judge again is not out of date.
     if upto == "gate" and not [state for state in open_ones if state.step != "gate"]:
         return
     if not open_ones:

@@ -285,7 +285,10 @@ def _finish(planned: _Planned) -> ModelResult:
         raise
     except GraftError as error:
         return _failure(work.model, error.as_json(), run_id=job.run_id)
-    minutes = next((one.actual for one in outcome.residuals if one.name == "minutes"), outcome.seconds / 60)
+    minutes = next(
+        (residual.actual for residual in outcome.residuals if residual.name == "minutes"),
+        outcome.seconds / 60,
+    )
     return ModelResult(
         model=work.model,
         state="unchanged" if planned.trained_before else "trained",

@@ -101,7 +101,7 @@ class _Watch:
 
 
 def _cut(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """The first row alone, so that even a hasty look has an answer; then some at a time."""
+    """The first row alone, so that even a short evaluation has an answer; then some at a time."""
     yield rows[:1]
     for start in range(1, len(rows), TOGETHER):
         yield rows[start : start + TOGETHER]

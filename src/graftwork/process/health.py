@@ -14,7 +14,7 @@ from graftwork.records.job import Beat, Health, Vitals
 SLOW_FACTOR = 3.0
 STUCK_FACTOR = 10.0
 BETWEEN_STEPS_SECONDS = 30.0
-"""A look, a checkpoint, a model that loads or compiles: no plan knows how long one takes."""
+"""An evaluation, a checkpoint, a model that loads or compiles: plans do not know how long one takes."""
 FEW_STEPS = 2
 """So many first steps of a process compile and fill caches: their time says little."""
 
@@ -137,8 +137,11 @@ def _of_devices(vitals: Vitals) -> list[str]:
     device = busiest(vitals.devices)
     if device is not None and (device.use_percent or 0.0) < IDLE_PERCENT:
         found.append(f"the device is idle ({device.use_percent:.0f} % use)")
-    hot = [one for one in vitals.devices if (one.temperature_c or 0.0) >= HOT_C]
-    found += [f"device {one.index} is at {one.temperature_c:.0f} °C and may slow itself down" for one in hot]
+    hot = [device for device in vitals.devices if (device.temperature_c or 0.0) >= HOT_C]
+    found += [
+        f"device {device.index} is at {device.temperature_c:.0f} °C and may slow itself down"
+        for device in hot
+    ]
     return found
 
 
@@ -184,10 +187,10 @@ def format_seconds(value: float) -> str:
 
 
 def process_state(pid: int) -> str:
-    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not tell."""
+    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    # The name before it stands in brackets and may hold anything.
+    # The name before it is in brackets and may contain anything.
     return text.rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The whole of graft.yaml: each stage's settings stand in that stage; here they are put together."""
+"""All of graft.yaml: each stage defines its own settings; this module combines them."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -163,7 +163,7 @@ class ProjectSettings(Record):
         """A rule about a figure that nobody measures could never be decided."""
         evaluate = info.data.get("evaluate")
         if evaluate is not None:
-            # Only what graft.yaml says: the rules that stand for none may well not fit.
+            # Only what graft.yaml says: the default rules may not fit.
             for key, name in _metrics_named(gate.model_dump(exclude_unset=True)):
                 if key == "primary" and name == NO_PRIMARY:
                     continue
@@ -197,7 +197,7 @@ class ProjectSettings(Record):
 
 
 def require_examinable(train: TrainSettings, *, where: str) -> None:
-    """A look during training is by the loss, or by a metric that evaluation offers."""
+    """Evaluations during training use the loss or a metric of evaluation."""
     try:
         require_known(train.examine.metric, (LOSS, *OF_ANSWERS))
     except ValueError as error:
@@ -205,7 +205,7 @@ def require_examinable(train: TrainSettings, *, where: str) -> None:
 
 
 def _metrics_named(gate: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every metric that the gate's settings name, with the key of the gate that it stands under."""
+    """Every metric that the gate's settings name, with its key in the gate's settings."""
     for key, value in gate.items():
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dict):

@@ -193,7 +193,7 @@ CUTS = {
 
 
 class EvaluationPage(Record):
-    """`answers` maps a subject to what it said; imported results may have none."""
+    """`answers` maps a subject to its answers; imported results may have none."""
 
     project: str
     report: Report
@@ -223,7 +223,7 @@ def render_evaluation(page: EvaluationPage) -> str:
             cuts=_cut_tables(report.slices),
             confusions=_confusion_tables(report),
             confidence=_confidence(report),
-            told=_told(report),
+            facts=_facts(report),
             script=Markup(script) if browsed else "",
             script_hash=_policy_hash(script),
             data=embed(list_cases(page.cases, report=report, answers=page.answers)) if browsed else "",
@@ -411,7 +411,7 @@ def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
     }
 
 
-def _told(report: Report) -> list[tuple[str, str]]:
+def _facts(report: Report) -> list[tuple[str, str]]:
     """How the answers were generated, to reproduce them."""
     rows = [
         ("Cases", f"{report.cases}, {report.cases_hash}"),

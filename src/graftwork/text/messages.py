@@ -39,7 +39,9 @@ def redact_login(error: object, address: str) -> str:
     parts = [part for part in address.split("::") if "://" in part]
     found = {secret for part in parts for secret in _secrets_in(part)}
     # A shorter one is only replaced in its URL; elsewhere it may be part of any word.
-    return redact_message(str(error) or type(error).__name__, {one for one in found if len(one) >= SHORTEST})
+    return redact_message(
+        str(error) or type(error).__name__, {item for item in found if len(item) >= SHORTEST}
+    )
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

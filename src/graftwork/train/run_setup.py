@@ -42,7 +42,7 @@ def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
 def open_checkpoint_store(
     job: TrainJob, settings: TrainSettings, *, deadline: float | None
 ) -> CheckpointStore:
-    """A mirror that cannot work at all is said now, before the hours."""
+    """Report a mirror that cannot work before training starts."""
     mirror, address = None, find_mirror(job, settings, passed=_passed_mirrors())
     if address is not None:
         from graftwork.train.checkpoints.mirror import FsspecMirror

@@ -17,7 +17,7 @@ BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
 LOSS = "loss"
-"""The metric of a look that needs no answers."""
+"""The metric of an evaluation that needs no answers."""
 
 
 class ModuleSettings(Record):
@@ -30,17 +30,23 @@ class ModuleSettings(Record):
 class ExamineSettings(Record):
     """A look at the model during training, and what follows from it."""
 
-    every: int | None = Field(None, ge=1, description="Steps between two looks; without it none is taken.")
+    every: int | None = Field(
+        None, ge=1, description="Steps between two evaluations during training; unset means none."
+    )
     metric: str = Field(LOSS, description="`loss` on validation rows, or a metric of generated answers.")
     cases: int = Field(8, ge=1, description="Validation rows that are looked at.")
-    seconds: float = Field(60, gt=0, description="Most time for the answers of one look.")
-    patience: int | None = Field(None, ge=1, description="Stop after so many looks without a better one.")
-    keep_best: bool = Field(True, description="The adapter is that of the best look, not of the last step.")
+    seconds: float = Field(60, gt=0, description="Time limit for the answers of one evaluation.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this many evaluations without an improvement."
+    )
+    keep_best: bool = Field(
+        True, description="Keep the adapter of the best evaluation instead of the last step."
+    )
 
     @model_validator(mode="after")
     def _patience_needs_looks(self) -> Self:
         if self.patience is not None and self.every is None:
-            raise ValueError("patience counts looks, and without every none is taken")
+            raise ValueError("patience counts evaluations; set `every` as well")
         return self
 
 
@@ -54,7 +60,7 @@ class WatchSettings(Record):
 
 
 class AlertSettings(Record):
-    """Who is told when a run stalls, fails or ends badly. The log is always told."""
+    """Where alerts go when a run stalls or fails. They always go to the log."""
 
     command: SecretText | None = Field(
         None, description="A command that gets the alert as JSON on its input."
@@ -79,7 +85,9 @@ class RunSettings(Record):
         None, description="HOST:PORT of the first of several machines, as the others reach it."
     )
     max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
-    alerts: AlertSettings = Field(default_factory=AlertSettings, description="Who is told of a stall.")
+    alerts: AlertSettings = Field(
+        default_factory=AlertSettings, description="Where alerts go when a run stalls or fails."
+    )
     trackers: tuple[str, ...] = Field(
         (),
         description="Where the metrics of each step go too: tensorboard, wandb, mlflow, trackio, or one that "
@@ -103,7 +111,7 @@ class RunSettings(Record):
 
 
 class TrainSettings(Record):
-    """How the adapter is trained. Everything that changes the result stands here, and beside it `run`."""
+    """How the adapter is trained. Everything that changes the result is here; `run` is the rest."""
 
     method: Method = Field(
         "lora", description="`qlora` keeps the base in 4 bits, `dora` adds magnitudes, `full` trains it all."
@@ -144,7 +152,8 @@ class TrainSettings(Record):
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Good checkpoints that stay, besides the best.")
     examine: ExamineSettings = Field(
-        default_factory=ExamineSettings, description="Looks during training: early stop, best model."
+        default_factory=ExamineSettings,
+        description="Evaluations during training: early stopping, best checkpoint.",
     )
     watch: WatchSettings = Field(default_factory=WatchSettings, description="When a run has gone wrong.")
     strategy: Strategy = Field("single", description="How several devices share the work.")

@@ -74,7 +74,9 @@ def test_what_goes_out_comes_back_in_pairs_and_graded_by_our_own_metrics(evaluat
     assert [Path(path).is_file() for path in files] == [True] * 3
     read = call("eval", "import", *files[:2], "-C", evaluated, "--json")
     assert read["same_cases"]
-    pair = next(one for one in read["report"]["comparisons"] if one["metric"] == "says_six")
+    pair = next(
+        comparison for comparison in read["report"]["comparisons"] if comparison["metric"] == "says_six"
+    )
     with use_project(open_project(evaluated), NullReporter()) as work:
         ours = next(c for c in last_evaluation(work).report.comparisons if c.metric == "says_six")
     assert (pair["wins"], pair["losses"], pair["n"]) == (ours.wins, ours.losses, ours.n)

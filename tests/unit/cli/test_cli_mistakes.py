@@ -66,7 +66,7 @@ def test_a_bad_row_is_a_finding_with_its_line_and_the_good_rows_survive(graft, t
     log.write_bytes(GOOD_ROW.encode() + bad + GOOD_ROW.replace("fern", "moss").encode())
     code, out, _ = graft("data", "audit", log, "--json")
     audit = json.loads(out)
-    found = {one["code"]: one for one in audit["findings"]}
+    found = {finding["code"]: finding for finding in audit["findings"]}
     assert finding in found
     assert [row["line"] for row in found[finding]["rows"]] == [2]
     assert audit["readable"] == 2
@@ -87,7 +87,7 @@ def test_no_project_is_said_with_the_command_that_makes_one(graft, tmp_path):
         ("train:\n  rank: many\n", "train.rank", "Rank of the adapters.", 5),
         ("train:\n  rank: 0\n", "train.rank", "Rank of the adapters.", 5),
         ("gate:\n  rules:\n    - {metric: json_valid, ovr: 1}\n", "ovr", "over", 6),
-        ("base: 3\nbase: 4\n", "stands twice", "remove one", 5),
+        ("base: 3\nbase: 4\n", "occurs twice", "remove one", 5),
         ("train: [\n", "not valid YAML", "indentation", 6),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, out, _ = graft("data", "audit", "log.jsonl", "--json")
-    finding = next(one for one in json.loads(out)["findings"] if one["code"] == "failed_status")
+    finding = next(item for item in json.loads(out)["findings"] if item["code"] == "failed_status")
     assert (
         finding["title"] == "3 rows state a status that does not count as success: 'escalated' 2, 'error' 1"
     )

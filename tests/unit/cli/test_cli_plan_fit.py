@@ -45,7 +45,9 @@ def test_what_does_not_fit_ends_with_one_and_the_whole_answer():
     answer = json.loads(done.stdout)
     assert answer["fits"] is False
     assert "GiB are lacking" in answer["verdict"]
-    assert {"lora instead of full", "qlora instead of full"} <= {one["name"] for one in answer["remedies"]}
+    assert {"lora instead of full", "qlora instead of full"} <= {
+        remedy["name"] for remedy in answer["remedies"]
+    }
 
 
 def test_people_see_the_verdict_first_then_memory_time_and_strategy():

@@ -108,7 +108,7 @@ def test_past_runs_are_listed_with_the_bias_of_each_kind(graft, project):
     told = json.loads(out)
     assert code == 0
     assert [run["run_id"] for run in told["runs"]] == ["run2", "run1", "run0"]
-    bias = next(one for one in told["biases"] if one["figure"] == "minutes")
+    bias = next(bias for bias in told["biases"] if bias["figure"] == "minutes")
     assert bias["off"]["value"] == pytest.approx(0.2)
     assert bias["inside"]["value"] == pytest.approx(1 / 3)
     assert told["runs"][0]["residuals"][0]["actual"]["value"] == 13.0

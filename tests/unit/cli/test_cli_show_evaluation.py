@@ -103,11 +103,15 @@ def test_evaluation_does_not_call_small_slices_equal(report):
 def with_subjects(report, *names):
     """The report with more subjects, all compared with the candidate."""
     more = tuple(report.others[0].model_copy(update={"subject": name}) for name in names)
-    pairs = [one for one in report.comparisons if one.candidate == "adapter" and one.baseline == "base"]
+    pairs = [
+        comparison
+        for comparison in report.comparisons
+        if comparison.candidate == "adapter" and comparison.baseline == "base"
+    ]
     against = [
-        one.model_copy(update={"baseline": name, "p_value": 0.0039})
+        pair.model_copy(update={"baseline": name, "p_value": 0.0039})
         for name in ("log", *names)
-        for one in pairs
+        for pair in pairs
     ]
     return report.model_copy(
         update={"others": (*report.others, *more), "comparisons": (*report.comparisons, *against)}
@@ -153,10 +157,10 @@ def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width
         return subject.model_copy(update={"metrics": metrics})
 
     pairs = tuple(
-        one.model_copy(update={"n": 0, "wins": 0, "losses": 0, "p_value": 1.0})
-        if one.metric == "polite"
-        else one
-        for one in report.comparisons
+        comparison.model_copy(update={"n": 0, "wins": 0, "losses": 0, "p_value": 1.0})
+        if comparison.metric == "polite"
+        else comparison
+        for comparison in report.comparisons
     )
     text = shown(
         report.model_copy(
@@ -236,7 +240,7 @@ def test_evaluation_uses_the_singular_for_one(report):
 def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):
     assert "looked at" not in shown(report, width=300)
     worn = shown(make_evaluation(looks=14, candidates=14).report, width=300)
-    assert "looked at 14 times, and this is look 14 at its questions" in worn
+    assert "looked at 14 times, and this is evaluation 14 on its questions" in worn
     assert "worn out" in worn
 
 

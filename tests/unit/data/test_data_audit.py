@@ -166,7 +166,7 @@ def test_what_was_found_is_not_said_to_be_not_looked_for():
         make_row("How many?", "<think>Two.</think>Two.", file="ours_train.jsonl"),
     ]
     found = audit_rows(rows, conflicts="keep_all")
-    assert not {"split_leak", "foreign_model"} & {one.code for one in found.not_looked_for}
+    assert not {"split_leak", "foreign_model"} & {item.code for item in found.not_looked_for}
     assert "give the held-out file too" in finding(found, "split_leak").title
     models = next(f for f in found.findings if f.code == "foreign_model" and f.severity == "info")
     assert "no base is named" in models.title
@@ -175,7 +175,7 @@ def test_what_was_found_is_not_said_to_be_not_looked_for():
 def test_reasoning_without_names_of_models_says_that_those_are_missing():
     found = audit_rows(with_more(make_row("How many?", "<think>Two.</think>Two.")))
     assert "no row names the model" in finding(found, "foreign_model").title
-    assert "foreign_model" not in {one.code for one in found.not_looked_for}
+    assert "foreign_model" not in {item.code for item in found.not_looked_for}
 
 
 @pytest.mark.parametrize(

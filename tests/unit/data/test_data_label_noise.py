@@ -70,8 +70,8 @@ def test_eight_percent_of_wrong_labels_are_estimated_and_half_of_them_listed(see
     noise = queue_noise(found)
     assert noise.rate.low <= 0.08 <= noise.rate.high
     assert noise.rate.high < 0.25
-    listed = [one for one in found.label_noise.suspicious if one.field in ("queue", None)]
-    assert len(planted & {one.origin.line for one in listed[:36]}) >= len(planted) / 2
+    listed = [suspiciou for suspiciou in found.label_noise.suspicious if suspiciou.field in ("queue", None)]
+    assert len(planted & {label.origin.line for label in listed[:36]}) >= len(planted) / 2
     assert "label_noise" in {finding.code for finding in found.findings}
     assert time.process_time() - started < 30
 
@@ -122,7 +122,7 @@ def test_a_near_duplicate_with_another_label_is_named():
     other = next(name for name in WORDS if name != rows[0].reply)
     rows.append(make_row(twin, other, line=301))
     found = audit_rows(rows)
-    listed = {one.origin.line: one for one in found.label_noise.suspicious}
+    listed = {suspiciou.origin.line: suspiciou for suspiciou in found.label_noise.suspicious}
     assert listed[301].near is not None
     assert listed[301].near.line == 1
     assert listed[301].suggested == rows[0].reply

@@ -58,7 +58,7 @@ def test_the_first_rows_of_a_split_or_one_by_the_beginning_of_its_id(tmp_path):
     rows = [row(f"question {n}", line=n, id=f"{n}abc") for n in range(1, 6)]
     folder = write_dataset(tmp_path, train=rows[:4], test=rows[4:])
     shown = show_rows(folder, decoder=ByteDecoder(), rows=3)
-    assert [(one.split, one.number, one.id) for one in shown] == [
+    assert [(row.split, row.number, row.id) for row in shown] == [
         ("train", 0, "1abc"),
         ("train", 1, "2abc"),
         ("train", 2, "3abc"),

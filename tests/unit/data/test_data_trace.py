@@ -50,7 +50,7 @@ def test_a_log_line_shows_its_row(project, folder):
 
 def test_a_line_that_gave_several_rows_shows_all(project, folder):
     found = trace(folder, "logs/a b.jsonl:3", root=project)
-    assert {(one.place.split, one.place.id) for one in found.rows} == {
+    assert {(row.place.split, row.place.id) for row in found.rows} == {
         ("train", "id-3#1"),
         ("train", "id-3#2"),
         ("test", "id-3"),

@@ -68,9 +68,9 @@ def test_a_validation_loss_that_rose_asks_for_less():
 def test_a_best_look_long_before_the_end_says_that_more_steps_do_not_help():
     looks = [(10, 1.2), (20, 1.0), (30, 1.05), (40, 1.06)]
     said = advice(training(FLAT, after=1.06, looks=looks, best_step=20))
-    assert "best look was at step 20 of 40, and 2 after it were no better" in said
+    assert "best evaluation was at step 20 of 40, and 2 after it were no better" in said
     rising_to_the_end = advice(training(FLAT, looks=[(10, 1.3), (20, 1.2), (40, 1.1)], best_step=40))
-    assert "best look" not in rising_to_the_end
+    assert "best evaluation" not in rising_to_the_end
 
 
 def test_jumps_of_the_loss_ask_for_a_lower_rate():

@@ -61,7 +61,7 @@ primaries = st.one_of(st.none(), st.builds(Primary, metric=st.sampled_from(METRI
 
 
 def graded(found, name, metric):
-    everyone = {one.subject: one for one in (found.baseline, found.candidate, *found.others)}
+    everyone = {item.subject: item for item in (found.baseline, found.candidate, *found.others)}
     if name not in everyone or metric not in everyone[name].metrics:
         return {}
     scores = everyone[name].metrics[metric].scores

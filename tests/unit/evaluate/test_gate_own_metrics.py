@@ -216,8 +216,8 @@ def test_old_reports_that_do_not_name_the_failed_cases_count_them_all_the_same(t
     source = "def mine(case, text): return 1 / 0 if text == 'bad' else True\n"
     found = evaluated(tmp_path, source, said=lambda i, _r: "bad" if i % 2 else "good")
     old = json.loads(found.to_json())
-    for one in (old["candidate"], old["baseline"]):
-        for metric in one["metrics"].values():
+    for part in (old["candidate"], old["baseline"]):
+        for metric in part["metrics"].values():
             del metric["failed_cases"]
     verdict = decide(Report.model_validate(old), OVER)
     assert verdict.decision == "not_enough_evidence"

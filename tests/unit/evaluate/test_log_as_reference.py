@@ -38,7 +38,7 @@ def log_report(cases, settings):
 
 
 def model_report(cases, settings, text=REFERENCE):
-    answers = [one.model_copy(update={"text": text}) for one in answers_of_log(cases)]
+    answers = [answer.model_copy(update={"text": text}) for answer in answers_of_log(cases)]
     generation = generation_of_log(cases, latency_cases=0).model_copy(update={"subject": "base"})
     return score(cases, answers=answers, generation=generation, settings=settings)
 
@@ -50,7 +50,7 @@ def test_what_holds_an_answer_against_the_reference_is_not_asked_of_the_log(name
     log, base = log_report(cases, settings), model_report(cases, settings)
     assert name in base.metrics
     assert name not in log.metrics
-    compared = {one.metric for one in compare(log, candidate=base)}
+    compared = {comparison.metric for comparison in compare(log, candidate=base)}
     assert "json_valid" in compared
     assert name not in compared
 

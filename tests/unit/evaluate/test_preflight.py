@@ -48,7 +48,7 @@ def problems(found, severity="error"):
 def test_sound_metrics_and_rules_have_no_problems():
     found = trial()
     assert found.problems == ()
-    (queue,) = [one for one in found.metrics if one.name == "queue"]
+    (queue,) = [metric for metric in found.metrics if metric.name == "queue"]
     assert (queue.own, queue.cases) == (1.0, 90)
     assert queue.spoiled < 0.5
     assert queue.constant == pytest.approx(1 / 3)

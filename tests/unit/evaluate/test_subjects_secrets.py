@@ -62,8 +62,8 @@ def parrot():
         return open_ones[-1]
 
     yield make
-    for one in open_ones:
-        one.close()
+    for file in open_ones:
+        file.close()
 
 
 def http(status, body, kind="text/plain"):

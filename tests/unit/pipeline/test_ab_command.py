@@ -106,7 +106,7 @@ def test_replayed_cases_are_asked_until_it_is_decided(tmp_path, pair, monkeypatc
 
     def ask(_work, release, cases, *, metric, grading):
         asked.append((release.id, len(cases), metric))
-        return {one.id: float(chance.random() < (0.9 if release.id == b else 0.4)) for one in cases}
+        return {case.id: float(chance.random() < (0.9 if release.id == b else 0.4)) for case in cases}
 
     monkeypatch.setattr(comparing, "_subjects", lambda _work, pair, _cases: pair)
     monkeypatch.setattr(comparing, "_ask", ask)

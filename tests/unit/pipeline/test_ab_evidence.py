@@ -43,10 +43,10 @@ def graders(rate_a, rate_b, seed):
     asked = []
 
     def grade_block(cases):
-        asked.extend(one.id for one in cases)
+        asked.extend(case.id for case in cases)
         return (
-            {one.id: float(chance.random() < rate_a) for one in cases},
-            {one.id: float(chance.random() < rate_b) for one in cases},
+            {case.id: float(chance.random() < rate_a) for case in cases},
+            {case.id: float(chance.random() < rate_b) for case in cases},
         )
 
     return grade_block, asked
@@ -139,8 +139,8 @@ def test_who_stands_first_does_not_matter(pairs):
 @given(st.lists(st.sampled_from([None, "s", "t"]), max_size=30))
 def test_every_case_is_in_exactly_one_unit(sessions):
     cases = [case(n, session) for n, session in enumerate(sessions)]
-    found = [one for unit in units_of(cases) for one in unit.cases]
-    assert sorted(one.id for one in found) == sorted(one.id for one in cases)
+    found = [case for unit in units_of(cases) for case in unit.cases]
+    assert sorted(item.id for item in found) == sorted(case.id for case in cases)
 
 
 def test_a_session_with_as_many_wins_as_losses_is_tied():
@@ -152,7 +152,7 @@ def test_a_session_with_as_many_wins_as_losses_is_tied():
 def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
     """A wins half of the topics, B the other half: in the order of the file, A is found better every time."""
     cases = [case(n) for n in range(400)]
-    asked = [int(one.id[1:]) for unit in units_of(cases) for one in unit.cases]
+    asked = [int(case.id[1:]) for unit in units_of(cases) for case in unit.cases]
     assert sorted(asked) == list(range(400))
     assert asked != sorted(asked)
     decided = 0
@@ -162,10 +162,10 @@ def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
         units = units_of([case(f"{seed}-{n}") for n in range(400)])
 
         def block(asked, chance=chance):
-            ahead = {one.id: int(one.id.split("-")[1]) < 200 for one in asked}
+            ahead = {case.id: int(case.id.split("-")[1]) < 200 for case in asked}
             return (
-                {one.id: float(chance.random() < (0.8 if ahead[one.id] else 0.4)) for one in asked},
-                {one.id: float(chance.random() < (0.4 if ahead[one.id] else 0.8)) for one in asked},
+                {case.id: float(chance.random() < (0.8 if ahead[case.id] else 0.4)) for case in asked},
+                {case.id: float(chance.random() < (0.4 if ahead[case.id] else 0.8)) for case in asked},
             )
 
         decided += run_replay(units, block, alpha=0.05).test.decided
@@ -180,10 +180,10 @@ def test_many_sessions_won_by_a_little_do_not_outweigh_a_few_that_are_lost_as_a_
         units = units_of([case(f"{seed}-{n}", session=f"{seed}-{n // 8}") for n in range(8 * 100)])
 
         def block(asked, chance=chance):
-            fails = {one.session: chance.random() < 0.1 for one in asked}
+            fails = {case.session: chance.random() < 0.1 for case in asked}
             return (
-                {one.id: float(chance.random() < 0.9) for one in asked},
-                {one.id: float(not fails[one.session]) for one in asked},
+                {case.id: float(chance.random() < 0.9) for case in asked},
+                {case.id: float(not fails[case.session]) for case in asked},
             )
 
         decided += run_replay(units, block, alpha=0.05).test.decided

@@ -191,7 +191,9 @@ def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work,
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any("were assigned:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any(
+        "were assigned:" in remark for remark in compare_live(work, *pair, metric="json_valid").remarks
+    )
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):
@@ -236,9 +238,11 @@ def test_a_metric_that_live_traffic_cannot_be_graded_by_is_told_and_not_waited_f
         traffic.serve(f"s{n}")
     found = watch_live(work, *pair, metric="token_f1", every_seconds=1, pause=pytest.fail)
     assert (found.used, found.winner) == (0, None)
-    assert any("none of 30 sessions can be graded by token_f1" in one for one in found.remarks)
+    assert any("none of 30 sessions can be graded by token_f1" in remark for remark in found.remarks)
     # It has shown nothing, so it does not count as a trial.
-    assert not any("was tried by" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any(
+        "was tried by" in remark for remark in compare_live(work, *pair, metric="json_valid").remarks
+    )
 
 
 def test_ctrl_c_ends_the_watching_with_what_is_known(work, pair):

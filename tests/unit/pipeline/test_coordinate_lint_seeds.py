@@ -16,7 +16,7 @@ def look(name: str, given: Given = Given()) -> Linted:  # noqa: B008
 
 
 def finding(name: str, rule: str, given: Given = Given()):  # noqa: B008
-    found = {one.rule: one for one in look(name, given).findings}
+    found = {finding.rule: finding for finding in look(name, given).findings}
     assert rule in found, sorted(found)
     return found[rule]
 
@@ -75,14 +75,14 @@ def test_each_finding_is_found_at_its_line_with_its_figures(name, rule, severity
 @pytest.mark.parametrize("rule", ["bf16-missing", "flash-attention-missing", "tf32-missing"])
 def test_the_fourth_configuration_does_not_run_on_the_t4_that_the_document_offers(rule):
     assert finding("seed4_training.yaml", rule, T4).severity == "error"
-    on_a100 = {one.rule for one in look("seed4_training.yaml", Given(gpu="A100 40GB")).findings}
+    on_a100 = {finding.rule for finding in look("seed4_training.yaml", Given(gpu="A100 40GB")).findings}
     assert rule not in on_a100
 
 
 def test_the_right_parts_of_the_configurations_are_left_alone():
-    rules = {one.rule for one in look("seed5_lora_cpu.yaml").findings}
+    rules = {finding.rule for finding in look("seed5_lora_cpu.yaml").findings}
     assert not rules & {"rate-out-of-range", "scale-is-odd", "batch-not-as-stated", "length-beyond-model"}
-    assert "batch-not-as-stated" not in {one.rule for one in look("seed4_training.yaml").findings}
+    assert "batch-not-as-stated" not in {finding.rule for finding in look("seed4_training.yaml").findings}
 
 
 def test_two_cards_are_said_not_to_be_one_of_twice_the_size():
@@ -96,7 +96,7 @@ def test_fourteen_gb_is_recognised_as_the_size_in_16_bits():
 
 
 def test_errors_come_first():
-    severities = [one.severity for one in look("seed5_lora_cpu.yaml").findings]
+    severities = [finding.severity for finding in look("seed5_lora_cpu.yaml").findings]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
 
 
@@ -104,15 +104,15 @@ def test_checkpointing_that_is_off_where_it_is_needed_is_found_by_the_reckoned_p
     text = (FILES / "seed3_kaggle.yaml").read_text()
     file = tmp_path / "kaggle.yaml"
     file.write_text(text.replace("gradient_checkpointing: true", "gradient_checkpointing: false"))
-    assert "recomputing-is-off" in {one.rule for one in lint_file(file, Given()).findings}
-    assert "recomputing-is-off" not in {one.rule for one in look("seed3_kaggle.yaml").findings}
-    short = {one.rule for one in lint_file(file, Given(lengths="128")).findings}
+    assert "recomputing-is-off" in {finding.rule for finding in lint_file(file, Given()).findings}
+    assert "recomputing-is-off" not in {finding.rule for finding in look("seed3_kaggle.yaml").findings}
+    short = {finding.rule for finding in lint_file(file, Given(lengths="128")).findings}
     assert "recomputing-is-off" not in short, "rows of 128 tokens need none"
 
 
 def test_a_session_shorter_than_the_reckoned_run_is_found():
     many = Given(rows=50_000, lengths="1500", gpu="T4")
     few = Given(rows=20, lengths="200", gpu="T4")
-    rules = [{one.rule for one in look("seed3_kaggle.yaml", given).findings} for given in (many, few)]
+    rules = [{finding.rule for finding in look("seed3_kaggle.yaml", given).findings} for given in (many, few)]
     assert "deadline-comes-first" in rules[0]
     assert "deadline-comes-first" not in rules[1]

@@ -83,7 +83,7 @@ def test_memory_before_the_first_step_is_what_is_loaded():
 
 def test_a_cards_memory_is_shared_with_others_and_is_not_divided():
     device = DeviceVitals(index=0, memory_gib=20)
-    vitals = [one.model_copy(update={"devices": (device,)}) for one in VITALS]
+    vitals = [vital.model_copy(update={"devices": (device,)}) for vital in VITALS]
     assert divide(make_outcome(), STEPS, vitals, minutes=1).memory_gib == {}
 
 

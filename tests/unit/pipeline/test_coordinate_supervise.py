@@ -61,7 +61,7 @@ def work(task):
         if what == "break":
             raise RuntimeError("a fault of the program")
         if what == "mistake":
-            raise UserMistake("a mistake of the user", fix="mend it")
+            raise UserMistake("a mistake of the user", fix="fix it")
         if what == "memory" and task.rows > int(number or 2):
             raise MemoryError("tried to allocate 1.00 GiB")
         if what == "freeze":

@@ -64,7 +64,7 @@ def make_report(name, *graded):
         peak_memory_gib=0,
         settings={},
     )
-    metrics = {one: Metric(name=one, kind="rate", value=1, low=0, high=1, n=1) for one in graded}
+    metrics = {metric: Metric(name=metric, kind="rate", value=1, low=0, high=1, n=1) for metric in graded}
     return SubjectReport(subject=name, metrics=metrics, generation=made)
 
 

@@ -90,7 +90,7 @@ def test_a_block_that_keeps_more_never_takes_less(form, keep, compiled):
     tuning = tuned(form=form, keep=keep, tokens=2048, compiled=compiled)
     more = tuning.model_copy(update={"keep": keep + 1})
     lean = tuning.model_copy(update={"lean": 1})
-    here, there, between = (card_peak(SMALL, one, **learned()).allocated for one in (tuning, more, lean))
+    here, there, between = (card_peak(SMALL, plan, **learned()).allocated for plan in (tuning, more, lean))
     assert here <= between <= there
 
 
@@ -138,6 +138,6 @@ def test_a_tally_that_is_told_once_what_a_block_adds_comes_to_the_same(form, hos
     setting = tuned(form=(form, "eight" if form == "eight" else "whole"), host_embedding=host)
     sizes = step_recipe(SMALL, setting, trainable=0, adapted=0).sizes
     quick, slow = ByteTally(), Patient()
-    for one in (quick, slow):
-        load(one, sizes, layers=SMALL.layers, tied=SMALL.tied_embeddings, on_host=host)
+    for tape in (quick, slow):
+        load(tape, sizes, layers=SMALL.layers, tied=SMALL.tied_embeddings, on_host=host)
     assert (quick.now, quick.most) == (slow.now, slow.most)

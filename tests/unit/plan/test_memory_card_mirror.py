@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         del types
         out = function(*arguments, **(named or {}))
-        given = {_storage(one) for one in tree_leaves((arguments, named)) if isinstance(one, torch.Tensor)}
+        given = {_storage(leaf) for leaf in tree_leaves((arguments, named)) if isinstance(leaf, torch.Tensor)}
         for tensor in tree_leaves(out):
             if (
                 isinstance(tensor, torch.Tensor)

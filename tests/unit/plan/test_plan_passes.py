@@ -79,14 +79,16 @@ def test_every_crew_is_planned(strategy, method):
 @settings(max_examples=6, deadline=None)
 def test_more_memory_is_never_slower(limit, more, method):
     work = load(method, tokens=512, adapted_layers=4)
-    small, large = (choose(work, shape=SHORT, limit=one, strategy="single") for one in (limit, limit * more))
+    small, large = (choose(work, shape=SHORT, limit=gib, strategy="single") for gib in (limit, limit * more))
     if not needs_more(small, limit_gib=limit):
         assert not needs_more(large, limit_gib=limit * more)
         assert large.seconds_a_token <= small.seconds_a_token * 1.0001
 
 
 def test_the_beginning_that_rows_share_is_held_once_where_nothing_is_computed_again():
-    apart, shared = (choose(load(shared_tokens=one), limit=70, checkpointing="off") for one in (0, 1536))
+    apart, shared = (
+        choose(load(shared_tokens=tokens), limit=70, checkpointing="off") for tokens in (0, 1536)
+    )
     assert shared.peak_gib / shared.micro_rows < apart.peak_gib / apart.micro_rows
 
 

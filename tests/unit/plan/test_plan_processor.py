@@ -165,7 +165,7 @@ def test_parts_are_named_and_add_up():
     memory = {k: v for k, v in made.parts.items() if k.startswith("peak_memory_gib.")}
     computed = memory.pop("peak_memory_gib.computed")
     assert {"peak_memory_gib.packed", "peak_memory_gib.states"} <= set(memory)
-    assert sum(one.value for one in memory.values()) == pytest.approx(computed.value)
+    assert sum(part.value for part in memory.values()) == pytest.approx(computed.value)
     assert made.peak_memory_gib == computed
     minutes = [v.value for k, v in made.parts.items() if k.startswith("minutes.")]
     assert sum(minutes) == pytest.approx(made.minutes.value)

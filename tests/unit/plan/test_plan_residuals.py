@@ -97,9 +97,9 @@ def test_without_parts_the_drift_is_told_and_no_cause_is_invented():
 def test_a_plan_that_names_no_parts_still_sets_its_steps_beside_the_run():
     plan = make_plan()
     found = compare_parts(plan, make_outcome(), RunParts(seconds={"compute": 60.0, "load": 5.0}))
-    assert {one.name for one in found} == {"minutes.compute", "minutes.load"}
+    assert {item.name for item in found} == {"minutes.compute", "minutes.load"}
     reckoned = plan.tokens.value / plan.tokens_per_second.value / 60
-    assert next(one for one in found if one.name == "minutes.compute").planned.value == reckoned
+    assert next(item for item in found if item.name == "minutes.compute").planned.value == reckoned
 
 
 def test_nobody_looked_before_the_first_step():

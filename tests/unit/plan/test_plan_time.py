@@ -142,14 +142,14 @@ def test_the_page_tells_how_far_published_figures_lie_from_ours():
     said = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
     assert said is not None
     above = [
-        one.tokens_per_second
-        / set_beside(one, find_model(one.model).shape, rates_of(find_gpu(one.gpu))).reckoned
-        for one in PUBLISHED
+        rate.tokens_per_second
+        / set_beside(rate, find_model(rate.model).shape, rates_of(find_gpu(rate.gpu))).reckoned
+        for rate in PUBLISHED
     ]
     assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [int(n) for n in said.groups()]
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.engine} {one.gpu} {one.method}")
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda item: f"{item.engine} {item.gpu} {item.method}")
 def test_published_figures_of_other_cards_are_of_the_same_order(published):
     """A comparison, not a gate: others' engines and settings are not ours."""
     beside = set_beside(published, find_model(published.model).shape, rates_of(find_gpu(published.gpu)))

@@ -151,4 +151,4 @@ def test_every_answer_has_a_reason_and_a_dead_process_is_never_called_well(
     judged = health(beat(at=NOW - silent, still=still, doing=doing, vitals=found), alive=alive)
     assert judged.reason
     assert (judged.health == "gone") is not alive
-    assert all(one in judged.reason for one in judged.evidence)
+    assert all(sentence in judged.reason for sentence in judged.evidence)

@@ -28,7 +28,7 @@ def attempt(what):
 
 
 def try_all(kind, attempts: list[str], *, prelude: str = "", limits: Limits = PATIENT):
-    source = ATTEMPT + prelude + "\n" + "\n".join(f"attempt(lambda: {one})" for one in attempts)
+    source = ATTEMPT + prelude + "\n" + "\n".join(f"attempt(lambda: {attempt})" for attempt in attempts)
     result = run_in(kind, source, limits=limits)
     assert result.stdout.count("GOT") + result.stdout.count("refused") == len(attempts), result
     return result
@@ -198,12 +198,12 @@ def test_signals_to_everybody_reach_nobody_else(kind):
     try:
         source = """
             import os, signal
-            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(one, signal.SIG_IGN)
-            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 for target in (-1, 1, os.getppid()):
                     try:
-                        os.kill(target, one)
+                        os.kill(target, number)
                     except OSError:
                         pass
             print("still here")
@@ -261,8 +261,8 @@ def test_a_daemon_does_not_outlive_its_run(kind):
         ready, tell = os.pipe()
         if os.fork() == 0:
             os.setsid()
-            for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                signal.signal(one, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             if os.fork() == 0:
                 {NAME_ITSELF.format(name=name).strip()}
                 os.write(tell, b"x")

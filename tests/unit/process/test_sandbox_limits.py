@@ -101,9 +101,9 @@ def test_sleeping_and_deafness_end_at_the_deadline(kind):
     name = name_it()
     source = """
         import signal, time
-        for one in range(1, 65):
+        for number in range(1, 65):
             try:
-                signal.signal(one, signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN)
             except (OSError, ValueError):
                 pass
         print("asleep", flush=True)

@@ -69,7 +69,7 @@ RFC_8032 = [
 
 @pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032)
 def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
-    seed, public, message, signature = (bytes.fromhex(one) for one in (seed, public, message, signature))
+    seed, public, message, signature = (bytes.fromhex(text) for text in (seed, public, message, signature))
     assert signatures.public_bytes(seed) == public
     assert signatures.sign_ed25519(message, seed=seed) == signature
     assert signatures.verify_ed25519(message, signature=signature, public=public)

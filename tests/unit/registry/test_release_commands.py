@@ -60,10 +60,10 @@ def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     assert place.ask("tag", "champion", "keep", "audited")["tags"] == ["audited", "keep"]
     place.ask("note", "champion", "speaks French")
     listed = place.ask("list")
-    assert [one["id"] for one in listed["releases"]] == [second, first]
+    assert [release["id"] for release in listed["releases"]] == [second, first]
     assert listed["aliases"] == {"champion": first}
     for question in (["--tag", "keep"], ["--decision", "deploy"], ["--search", "french"]):
-        assert [one["id"] for one in place.ask("list", *question)["releases"]] == [first]
+        assert [release["id"] for release in place.ask("list", *question)["releases"]] == [first]
     assert place.ask("list", "--since", "1h")["releases"] == []
     assert place.ask("list", "--limit", "1")["more"] is True
     shown = place.ask("show", "1.0.0")
@@ -145,7 +145,7 @@ def test_specialists_are_promoted_and_rolled_back_by_themselves(place):
         "tagger/challenger": two,
     }
     assert place.ask("show", "tagger/champion")["id"] == one
-    assert [one["version"] for one in place.ask("list", "--model", "tagger")["releases"]] == [
+    assert [release["version"] for release in place.ask("list", "--model", "tagger")["releases"]] == [
         "1.0.1",
         "1.0.0",
     ]
@@ -162,8 +162,8 @@ def test_collection_follows_the_projects_rules_and_the_index_remembers(place):
     assert place.ask("verify", releases[3])
     assert place.ask("gc")["releases"] == [releases[3]]
     assert "newest" in place.ask("gc")["why_kept"][releases[4]]
-    assert releases[3] not in [one["id"] for one in place.ask("list")["releases"]]
-    assert releases[3] in [one["id"] for one in place.ask("list", "--collected")["releases"]]
+    assert releases[3] not in [release["id"] for release in place.ask("list")["releases"]]
+    assert releases[3] in [release["id"] for release in place.ask("list", "--collected")["releases"]]
     assert "garbage collection" in place.ask("promote", releases[3], code=3)["why"]
     assert place.ask("rollback")["release_id"] == releases[0]
     # What was rolled back from is history no more.
@@ -177,7 +177,7 @@ def test_a_lost_index_loses_no_release(place):
         path.unlink()
     place.configure(release={"keep_last": 9})
     assert sorted(place.ask("gc")["adopted"]) == sorted(releases)
-    assert {one["id"] for one in place.ask("list")["releases"]} == set(releases)
+    assert {release["id"] for release in place.ask("list")["releases"]} == set(releases)
     assert place.ask("promote", releases[0])
 
 
@@ -205,7 +205,9 @@ def test_a_lineage_goes_down_to_the_log_and_back_to_the_parents(place):
     ]
     assert place.type("lineage", second, "--dot").startswith("digraph lineage {")
     words = place.type("lineage", second)
-    assert next(one for one in graph["nodes"] if one["kind"] == "file")["facts"]["state"] == "no longer there"
+    assert (
+        next(node for node in graph["nodes"] if node["kind"] == "file")["facts"]["state"] == "no longer there"
+    )
     for expected in (second[:12], first[:12], "logs.jsonl", "run-1"):
         assert expected in words
 

@@ -40,7 +40,7 @@ class MlflowClient:
         self.models[name] = tags
 
     def search_model_versions(self, filter_string):
-        return [one for one in self.versions if one.tags["graftwork.release"] in filter_string]
+        return [version for version in self.versions if version.tags["graftwork.release"] in filter_string]
 
     def get_experiment_by_name(self, name):
         made = ("experiment", name) in self.calls

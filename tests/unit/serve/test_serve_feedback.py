@@ -108,7 +108,7 @@ def test_feedback_that_is_faster_than_its_capture_waits_for_it(run):
             book.add_feedback = add_late
             assert (await post(house, {"capture": answer.id, "score": False}))[0] == 200
             assert tried.is_set()
-        assert [one.score for one in book.feedback] == [0.0]
+        assert [feedback.score for feedback in book.feedback] == [0.0]
 
     run(main)
 

@@ -9,16 +9,16 @@ from graftwork.train.checkpoints.checkpoint import SavedCheckpoint, best_of, is_
 
 scores = st.none() | st.floats(-10, 10) | st.just(math.nan)
 saved = st.builds(SavedCheckpoint, st.integers(1, 60), scores)
-found = st.lists(saved, max_size=12, unique_by=lambda one: one.step)
+found = st.lists(saved, max_size=12, unique_by=lambda item: item.step)
 
 
 @given(found, st.integers(1, 60), st.integers(1, 5))
 def test_the_verified_one_the_newest_and_the_best_stay(found, verified, newest):
     keep = steps_to_keep(found, verified=verified, newest=newest)
-    past = sorted({verified, *(one.step for one in found if one.step <= verified)})
+    past = sorted({verified, *(item.step for item in found if item.step <= verified)})
     assert verified in keep
     assert set(past[-newest:]) <= keep
-    best = best_of([one for one in found if one.step <= verified])
+    best = best_of([item for item in found if item.step <= verified])
     assert best is None or best.step in keep
     assert len(keep) <= newest + 1
     assert all(step <= verified for step in keep)
@@ -27,16 +27,16 @@ def test_the_verified_one_the_newest_and_the_best_stay(found, verified, newest):
 @given(found, st.integers(1, 5))
 def test_along_a_whole_run_the_best_look_is_never_let_go(found, newest):
     there: list[SavedCheckpoint] = []
-    for one in sorted(found, key=lambda saved: saved.step):
-        keep = steps_to_keep([*there, one], verified=one.step, newest=newest)
-        there = [saved for saved in (*there, one) if saved.step in keep]
+    for item in sorted(found, key=lambda saved: saved.step):
+        keep = steps_to_keep([*there, item], verified=item.step, newest=newest)
+        there = [saved for saved in (*there, item) if saved.step in keep]
     assert best_of(there) == best_of(found)
-    assert not found or max(one.step for one in found) in {one.step for one in there}
+    assert not found or max(item.step for item in found) in {saved.step for saved in there}
 
 
 @given(found, scores)
 def test_better_means_smaller_than_all_before(found, score):
-    looked = [one.score for one in found if one.score is not None and not math.isnan(one.score)]
+    looked = [item.score for item in found if item.score is not None and not math.isnan(item.score)]
     expected = score is not None and not math.isnan(score) and all(score < other for other in looked)
     assert is_better(score, found) == expected
 

@@ -37,12 +37,12 @@ def test_all_work_equally_often_and_every_row_counts_once(count, size, micro_row
     rows = ROWS[:count]
     portions = split_into_micro_batches(rows, size=size, micro_rows=micro_rows)
     assert len({len(own) for own in portions}) == 1
-    assert all([one.last for one in own] == [False] * (len(own) - 1) + [True] for own in portions)
-    counted = [row.id for own in portions for one in own if one.counts for row in one.rows]
+    assert all([portion.last for portion in own] == [False] * (len(own) - 1) + [True] for own in portions)
+    counted = [row.id for own in portions for portion in own if portion.counts for row in portion.rows]
     assert sorted(counted) == sorted(row.id for row in rows)
     if micro_rows is not None:
-        assert all(len(one.rows) <= micro_rows for own in portions for one in own)
-    assert all(one.rows for own in portions for one in own)
+        assert all(len(portion.rows) <= micro_rows for own in portions for portion in own)
+    assert all(portion.rows for own in portions for portion in own)
 
 
 def test_one_process_keeps_the_rows_in_their_order():

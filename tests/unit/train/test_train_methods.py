@@ -117,7 +117,7 @@ def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_bas
     job = make_job(tiny_base, tmp_path / "run", method="lora")
     other = make_job(tiny_base, tmp_path / "other", method="lora")
     embedded = other.model_copy(update={"plan": other.plan.model_copy(update={"base": EMBEDDED})})
-    plain, named = (Path(train(one).adapter_folder) for one in (job, embedded))
+    plain, named = (Path(train(settings).adapter_folder) for settings in (job, embedded))
     config = json.loads((named / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == HUB_ID
     weights = "adapter_model.safetensors"

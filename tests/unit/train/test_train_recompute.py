@@ -106,8 +106,8 @@ def test_a_model_that_learns_this_way_still_answers_with_a_cache(tiny_base):
     )
     asked = torch.tensor([[5, 6, 7, 8]])
     texts = [
-        one.model.generate(asked, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
-        for one in (plain, again)
+        engine.model.generate(asked, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
+        for engine in (plain, again)
     ]
     assert texts[0] == texts[1]
 

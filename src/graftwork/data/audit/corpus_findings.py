@@ -336,7 +336,7 @@ def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def name_side(name: str) -> Side | None:
-    """Return the side that the name of a split, a file or its folder stands for."""
+    """Return the split that the name of a split, a file or its folder denotes."""
     path = PurePath(name.casefold())
     for part in (path.name, path.parent.name):
         if _HELD_OUT.search(part):

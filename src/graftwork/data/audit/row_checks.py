@@ -176,7 +176,7 @@ class _RowRedactor:
             # A number has no form to recognize it by; under the name of a password it is removed.
             return None if is_secret_name(name) and not isinstance(value, bool) else value
         if depth >= DEEPEST_EXTRA:
-            # Nothing that is read lies this deep, and nothing unredacted may pass.
+            # Nothing that is read is this deep, and nothing unredacted may pass.
             return None
         if isinstance(value, dict):
             return {

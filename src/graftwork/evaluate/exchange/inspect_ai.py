@@ -160,7 +160,7 @@ def read_mark(value: Any) -> float | None:
 
 
 def _resolve(text: str, attached: dict[str, Any]) -> str:
-    """Long texts stand apart in the log, named by their hash."""
+    """The log stores long texts separately, by their hash."""
     found = attached.get(text.removeprefix(_ATTACHED)) if text.startswith(_ATTACHED) else None
     return found if isinstance(found, str) else text
 

@@ -46,7 +46,7 @@ from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
 
 
 class Stop(NamedTuple):
-    """Why the attempt ends. `rule` is None where the rule that is broken stands in the verdict already."""
+    """Why the attempt ends. `rule` is None where the broken rule is already in the verdict."""
 
     reason: str
     rule: RuleResult | None = None
@@ -267,8 +267,8 @@ def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tupl
 
 def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
     text = (
-        f"{rule.sentence} On fresh cases so much would do; this is look {look} at these, and the best of "
-        "several may be the luckiest."
+        f"{rule.sentence} On fresh cases this would be enough; this is evaluation {look} on these, and "
+        "the best of several may be the luckiest."
     )
     return rule.model_copy(update={"sentence": text})
 
@@ -291,7 +291,7 @@ def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
 def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
     notes = []
     if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
-        unserved = "Nothing is served yet: what is said of the champion was held against the base."
+        unserved = "Nothing is served yet: rules on the champion were checked against the base."
         notes.append(around.instead or unserved)
     if "log" in settings.subjects_needed():
         notes += report.remarks
@@ -365,7 +365,7 @@ def next_start(
     unclear = (
         _list_names([rule.metric for rule in rules if rule.outcome != "pass"]) or "no metric was compared"
     )
-    return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
+    return _by_loss(f"too few cases to decide: {unclear}", rules, loss_before, loss_after, needed=needed)
 
 
 def asked_otherwise(one: Report, other: Report) -> str:

@@ -172,8 +172,8 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     named = ", ".join(dict.fromkeys(map(name_of, metrics)))
     fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
     return (
-        f"Look {look} at the same questions, so what they show may be luck: {named}. Confirm it on {fresh}, "
-        "such as captures that were not trained on."
+        f"Evaluation {look} on the same questions, so the result may be luck: {named}. Confirm it on "
+        f"{fresh}, such as captures that were not trained on."
     )
 
 

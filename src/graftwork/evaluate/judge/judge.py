@@ -31,7 +31,7 @@ LONGEST_PAUSE = 30.0
 
 
 class JudgeReply(NamedTuple):
-    """What the judge said, and the tokens that it took."""
+    """The judge's reply, and the tokens that it took."""
 
     text: str
     tokens_in: int
@@ -43,7 +43,7 @@ class JudgeUnavailable(Exception):
 
 
 class BudgetSpent(Exception):
-    """Nothing more is asked; what was said stays."""
+    """No more requests; earlier replies are kept."""
 
 
 class JudgeSpending(NamedTuple):
@@ -124,7 +124,7 @@ def ask_mark(case: Case, *, answer: str, settings: JudgeSettings) -> Chat:
 
 
 def ask_again(chat: Chat, *, reply: str) -> Chat:
-    """The same question, with what was said and what was wrong with it."""
+    """The same question, with the reply and what was wrong with it."""
     return [*chat, {"role": "assistant", "content": reply[:2000]}, {"role": "user", "content": REMINDER}]
 
 
@@ -354,7 +354,7 @@ class Judge:
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
     ) -> list[Reading]:
-        """In the order of the cases. The first error that is no verdict ends it; what was said is kept."""
+        """In the order of the cases. The first error that is no verdict ends it; earlier replies are kept."""
         with ThreadPoolExecutor(max_workers=self._settings.concurrency) as pool:
             asked = [pool.submit(do, case) for case in cases]
             try:

@@ -106,7 +106,7 @@ def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, trans
 
 
 def _replaced(path: Path) -> tuple[Change, set[str]]:
-    """Weights that were learned as a whole stand in the place of the base's."""
+    """Fully trained weights replace those of the base."""
     handle = _opened(path)
     names = set(_names(handle))
 

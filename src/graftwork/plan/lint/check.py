@@ -7,7 +7,7 @@ file. Pure; does not know where the figures came from.
 from collections.abc import Iterable
 
 from graftwork.plan.lint import rules_memory, rules_precision, rules_training
-from graftwork.plan.lint.facts import LintContext, Configuration, LintFinding, LintRule, RuleHit
+from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule, RuleHit
 
 RULES: tuple[LintRule, ...] = (
     *rules_training.SCHEDULE_RULES,

@@ -10,7 +10,7 @@ from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
-from graftwork.plan.lint.facts import LintContext, Configuration, Peaks, Precision, effective_batch
+from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, Precision, effective_batch
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.units import GIB

@@ -25,14 +25,14 @@ When = Literal["steps", "epoch", "no", "best"]
 
 
 class ConfigLocation(Record):
-    """Where something is said: a key of the file with its line, or an option of the command line."""
+    """Where a value is set: a key of the file with its line, or an option of the command line."""
 
     key: str
     line: int | None = None
 
 
 class Configuration(Record):
-    """What is said about a run. None: nothing is said, and nothing is guessed in its place."""
+    """The settings of a run. None: not set, and not guessed."""
 
     file: str
     kind: Kind
@@ -80,7 +80,7 @@ class Configuration(Record):
     both_halves: bool = False
     """bf16 and fp16 are both switched on."""
     weights_dtype: Precision | None = None
-    """What the frozen or trained weights are loaded in, where it is said apart from `precision`."""
+    """What the frozen or trained weights are loaded in, where it is set separately from `precision`."""
     bits: int | None = None
     compute_dtype: Precision | None = None
     """What weights of four bits are multiplied in."""
@@ -114,7 +114,7 @@ class Configuration(Record):
     deployed_model: str | None = None
 
     def where(self, *fields: str) -> str:
-        """File and line of the first of these fields that is said somewhere."""
+        """File and line of the first of these fields that is set."""
         place = next((self.places[field] for field in fields if field in self.places), None)
         if place is None:
             return self.file
@@ -123,7 +123,7 @@ class Configuration(Record):
         return f"{self.file}:{place.line}" if place.line else self.file
 
     def key(self, *fields: str) -> str:
-        """The name that this file gives to the first of these fields that is said."""
+        """The name that this file gives to the first of these fields that is set."""
         return next((self.places[field].key for field in fields if field in self.places), "")
 
 

@@ -1,13 +1,13 @@
-"""Rules about memory: what is said and what follows, what fits and what does not. Pure."""
+"""Rules about memory: stated figures against computed ones, what fits and what does not. Pure."""
 
 from collections.abc import Iterator
 
 from graftwork.plan.lint.estimates import HOST_OFFLOAD, HOST_OFFLOAD_PADDED, full_floor, weights_of
-from graftwork.plan.lint.facts import LintContext, Configuration, LintRule, RuleHit, a
+from graftwork.plan.lint.facts import Configuration, LintContext, LintRule, RuleHit, a
 from graftwork.records.units import GIB
 
 GENEROUS = 1.1
-"""A figure that is said counts as right up to here: GB and GiB differ by 7 %."""
+"""A stated figure counts as right up to this ratio: GB and GiB differ by 7 %."""
 HARDLY = 0.7
 """Of a card: what is left above it is for activations, buffers and the context."""
 FIT = "`graft plan fit` shows what does fit"
@@ -33,8 +33,8 @@ def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[Ru
     if weights is None or stated is None or weights.gib <= stated:
         return
     yield RuleHit(
-        f"training is said to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
-        f"{_billions(context)} parameters in {weights.form}; gradients, optimizer and activations come on top",
+        f"training is stated to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
+        f"{_billions(context)} parameters in {weights.form}; gradients, optimizer and activations are extra",
         f"{_smaller(context, stated)}; {FIT}",
         ("stated_memory_gb",),
     )
@@ -218,12 +218,8 @@ def _billions(context: LintContext) -> str:
 
 
 MEMORY_RULES = (
-    LintRule(
-        "weights-larger-than-stated", "error", "weights that take more than is said", weights_are_larger
-    ),
-    LintRule(
-        "memory-larger-than-stated", "error", "a training that takes more than is said", memory_is_larger
-    ),
+    LintRule("weights-larger-than-stated", "error", "weights that take more than stated", weights_are_larger),
+    LintRule("memory-larger-than-stated", "error", "training that takes more than stated", memory_is_larger),
     LintRule("weights-do-not-fit", "error", "weights larger than the card or the memory", weights_do_not_fit),
     LintRule(
         "full-does-not-fit",
@@ -249,6 +245,9 @@ MEMORY_RULES = (
         "serving-larger-than-stated", "warning", "a result too large for its machine", serving_is_larger
     ),
     LintRule(
-        "trainable-not-as-stated", "warning", "adapter parameters, said otherwise", trainable_is_not_as_stated
+        "trainable-not-as-stated",
+        "warning",
+        "number of adapter parameters that differs from the computed one",
+        trainable_is_not_as_stated,
     ),
 )

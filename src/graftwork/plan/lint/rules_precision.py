@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 
 from graftwork.plan.lint.facts import (
-    LintContext,
     Configuration,
+    LintContext,
     LintRule,
     RuleHit,
     a,
@@ -94,8 +94,8 @@ def two_half_precisions(config: Configuration, _context: LintContext) -> Iterato
     halves = {config.precision, config.compute_dtype} - {None, "float32"}
     if config.bits == 4 and len(halves) == 2:
         yield RuleHit(
-            f"the run is in {config.precision}, its four-bit weights are multiplied in {config.compute_dtype}",
-            "every layer converts to and fro, and the narrower range of the two holds",
+            f"the run is in {config.precision}, its four-bit weights multiply in {config.compute_dtype}",
+            "every layer converts between them, and the narrower range applies",
             "use the same for both",
             ("compute_dtype", "precision"),
         )
@@ -310,7 +310,7 @@ def same_model(one: str, other: str) -> bool:
 
 
 def _by(config: Configuration) -> str:
-    return "as is said" if "expected_minutes" in config.places else "or more, as estimated"
+    return "as stated" if "expected_minutes" in config.places else "or more, as estimated"
 
 
 def _hours(minutes: float) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from graftwork.plan.lint.facts import (
-    LintContext,
     Configuration,
+    LintContext,
     LintRule,
     RuleHit,
     count_steps,
@@ -75,7 +75,7 @@ def max_steps_win(config: Configuration, _context: LintContext) -> Iterator[Rule
     by_epochs = f"; {config.epochs:g} epochs would be {steps.total} steps" if steps else ""
     yield RuleHit(
         f"max_steps {config.max_steps} is set, so the {config.epochs:g} epochs are ignored",
-        f"transformers takes the steps where both are said{by_epochs}",
+        f"transformers uses the steps where both are set{by_epochs}",
         "keep one of the two",
         ("max_steps",),
     )
@@ -88,7 +88,7 @@ def epoch_steps_are_not_as_stated(config: Configuration, _context: LintContext) 
         return
     yield RuleHit(
         f"an epoch has {steps.epoch} steps, not {stated}",
-        f"{config.rows} rows / {effective_batch(config)} rows a step; warm-up, intervals and hours were set for "
+        f"{config.rows} rows / {effective_batch(config)} rows a step; warm-up, intervals and hours assume "
         f"{stated / steps.epoch:.1f} times as many",
         f"expect {steps.epoch} steps an epoch",
         ("stated_epoch_steps",),
@@ -124,7 +124,10 @@ def _fix_accumulation(config: Configuration, wanted: int) -> str:
 
 BATCH_RULES = (
     LintRule(
-        "batch-not-as-stated", "error", "micro × accumulation × cards, said otherwise", batch_is_not_as_stated
+        "batch-not-as-stated",
+        "error",
+        "a batch that is not micro × accumulation × cards",
+        batch_is_not_as_stated,
     ),
     LintRule(
         "batch-contradicts-itself",
@@ -144,9 +147,12 @@ BATCH_RULES = (
         "batch-does-not-divide", "warning", "rows that cards cannot share evenly", batch_does_not_divide
     ),
     LintRule(
-        "epoch-steps-not-as-stated", "error", "steps an epoch, said otherwise", epoch_steps_are_not_as_stated
+        "epoch-steps-not-as-stated",
+        "error",
+        "a wrong number of steps per epoch",
+        epoch_steps_are_not_as_stated,
     ),
-    LintRule("steps-not-as-stated", "error", "steps of the run, said otherwise", steps_are_not_as_stated),
+    LintRule("steps-not-as-stated", "error", "a wrong number of steps of the run", steps_are_not_as_stated),
 )
 
 
