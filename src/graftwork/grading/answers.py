@@ -40,7 +40,7 @@ REFUSALS = (
 
 
 class AnswerFields(Record):
-    """Which keys of the reply mean what. A dot leads inwards: `answer.text`."""
+    """The meaning of the keys of a reply. Nested keys are written with dots: `answer.text`."""
 
     answer: str = "answer"
     """The answer in words."""

@@ -75,7 +75,7 @@ _WORDS_ALONE = AnswerFields(form="text", refusals=())
 
 
 class Where(Record):
-    """Only the cases of which all this is so; one text or several."""
+    """Only cases that match all of these; one text or several."""
 
     group: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
@@ -113,19 +113,19 @@ class GradeCheck(Record):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=NAME, description="What the report and the gate call it.")
+    name: str = Field(pattern=NAME, description="Name in the report and the gate.")
     metric: str = Field(
         description="A rule (exact, numeric, set, normalised, all_fields, contains, regex, json_schema, "
         "format), a metric, or an own function as path/file.py:function."
     )
-    where: Where = Field(default_factory=Where, description="The cases that it is about; all without it.")
+    where: Where = Field(default_factory=Where, description="The cases to check. Default: all.")
     field: str | None = Field(
         None,
-        description="The key of a JSON answer that is looked at; a dot inwards. Without a value it is "
+        description="The key of a JSON answer, nested keys with dots. Without a value it is "
         "compared with the same key of the reference.",
     )
     at_least: float | None = Field(
-        None, gt=0, le=1, description="Of a score: from here on the answer counts as right."
+        None, gt=0, le=1, description="For a score: the answer counts as right from this value."
     )
     _parameters: Record | None = PrivateAttr(default=None)
 

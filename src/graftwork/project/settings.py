@@ -107,25 +107,27 @@ class OneModel(ModelSettings):
 class ProjectSettings(Record):
     """One project: its logs, its base model, and what each stage does with them."""
 
-    project: str = Field(pattern=NAME, description="Name of the project; releases carry it.")
+    project: str = Field(pattern=NAME, description="Name of the project; recorded in releases.")
     base: str = Field("smollm2-135m-instruct", description="The base model: the embedded one or a folder.")
-    data: DataSettings = Field(description="From logs to a dataset.")
+    data: DataSettings = Field(description="How logs become a dataset.")
     models: dict[ModelName, OneModel] = Field(
         {},
         description="The models made from the same logs, by name, the main one first; "
         "one model with every row if none is named.",
         json_schema_extra={"additionalProperties": False},
     )
-    plan: PlanSettings = Field(default_factory=PlanSettings, description="Limits of time and memory.")
+    plan: PlanSettings = Field(default_factory=PlanSettings, description="Time and memory limits.")
     train: TrainSettings = Field(default_factory=TrainSettings, description="How the adapter is trained.")
     evaluate: EvaluateSettings = Field(
-        default_factory=EvaluateSettings, description="How base and adapter are measured."
+        default_factory=EvaluateSettings, description="How base and adapter are evaluated."
     )
     gate: GateSettings = Field(
-        default_factory=GateSettings, validate_default=True, description="When it may be shipped."
+        default_factory=GateSettings, validate_default=True, description="When the adapter may be deployed."
     )
-    release: ReleaseSettings = Field(default_factory=ReleaseSettings, description="How it is released.")
-    serve: ServeSettings = Field(default_factory=ServeSettings, description="How it is served.")
+    release: ReleaseSettings = Field(
+        default_factory=ReleaseSettings, description="How the adapter is released."
+    )
+    serve: ServeSettings = Field(default_factory=ServeSettings, description="How the adapter is served.")
 
     @property
     def main_model(self) -> str:

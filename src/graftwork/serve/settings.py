@@ -119,7 +119,7 @@ class ServeSettings(Record):
     batch_wait_ms: float = Field(
         default=4.0,
         ge=0,
-        description="How long the first request of a batch waits for company.",
+        description="How long the first request of a batch waits for others.",
     )
 
     api_key_env: VariableName | None = Field(
@@ -143,7 +143,7 @@ class ServeSettings(Record):
     alias_refresh_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="How soon a moved alias is noticed.",
+        description="Seconds until a moved alias takes effect.",
     )
 
     threads: int | None = Field(
