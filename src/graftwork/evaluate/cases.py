@@ -214,7 +214,7 @@ def _read_object(line: bytes, where: Origin) -> dict[str, Any]:
         raise _wrong("the line is no JSON object", f"it holds a {type(value).__name__}", where)
     unknown = sorted(set(value) - KNOWN)
     if unknown:
-        raise _wrong(f"nobody reads the key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
+        raise _wrong(f"unknown key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
     return value
 
 

@@ -37,12 +37,12 @@ RUBRIC = (
 
 
 class JudgeSettings(Record):
-    """Another model that says which answer is better. The key is never written anywhere."""
+    """A judge: another model that compares answers. The key is never written anywhere."""
 
     url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
-        description="Where the endpoint is, up to /v1: https://host/v1."
+        description="URL of the endpoint, up to /v1: https://host/v1."
     )
-    model: str = Field(min_length=1, description="The model to ask there.")
+    model: str = Field(min_length=1, description="Name of the model at the endpoint.")
     key_variable: VariableName | None = Field(
         None,
         description="The environment variable that holds the key; no key is sent without it.",
@@ -52,21 +52,21 @@ class JudgeSettings(Record):
         description="pairwise: which of two answers is better, asked in both orders; pointwise: a mark 1–5.",
     )
     rubric: str = Field(RUBRIC, min_length=1, description="Instructions for the judge.")
-    show_reference: bool = Field(True, description="Show the judge the reply that the log holds.")
-    max_answer_characters: int = Field(20_000, ge=100, description="Longer answers are cut for the judge.")
+    show_reference: bool = Field(True, description="Show the logged reply to the judge.")
+    max_answer_characters: int = Field(20_000, ge=100, description="Truncate longer answers for the judge.")
     max_tokens: int = Field(512, ge=16, description="Maximum tokens of a reply of the judge.")
     timeout_seconds: float = Field(60.0, gt=0, description="Time limit of one request.")
     attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
     concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
-    max_questions: int | None = Field(None, ge=1, description="Never ask more than so many questions.")
+    max_questions: int | None = Field(None, ge=1, description="Maximum number of requests.")
     max_seconds: float | None = Field(
         None, gt=0, description="Send no more requests after this many seconds."
     )
     max_cost: float | None = Field(
         None, gt=0, description="Send no more requests after this cost; requires prices."
     )
-    price_in: float | None = Field(None, ge=0, description="Price of a million tokens that the judge reads.")
-    price_out: float | None = Field(None, ge=0, description="Price of a million tokens that it writes.")
+    price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
+    price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
 
     @field_validator("url")
     @classmethod

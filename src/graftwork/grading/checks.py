@@ -116,7 +116,7 @@ class GradeCheck(Record):
     name: str = Field(pattern=NAME, description="Name in the report and the gate.")
     metric: str = Field(
         description="A rule (exact, numeric, set, normalised, all_fields, contains, regex, json_schema, "
-        "format), a metric, or an own function as path/file.py:function."
+        "format), a metric, or your own function as path/file.py:function."
     )
     where: Where = Field(default_factory=Where, description="The cases to check. Default: all.")
     field: str | None = Field(

@@ -49,7 +49,7 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
     smaller = _take_less(job)
     if smaller is None:
         alarm.send(
-            "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
+            "out_of_memory", "out of memory, and nothing more can be reduced", why=why, fix=exhausted.fix
         )
         return None
     changed, change, description = smaller

@@ -99,7 +99,7 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
         return
     except PermissionError as error:
         raise EnvironmentLacks(
-            f"process {pid} belongs to somebody else",
+            f"process {pid} belongs to another user",
             why="only its owner may stop it",
             fix="ask them, or do it as that user",
         ) from error

@@ -99,9 +99,7 @@ class OneModel(ModelSettings):
     """One of the project's models: its rows, and what of its base and training differs from the rest."""
 
     base: str | None = Field(None, description="Another base model than the project's.")
-    train: PartOfTraining = Field(
-        default_factory=PartOfTraining, description="What is trained otherwise than under `train:`."
-    )
+    train: PartOfTraining = Field(default_factory=PartOfTraining, description="Overrides of `train:`.")
 
 
 class ProjectSettings(Record):

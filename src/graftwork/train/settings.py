@@ -90,8 +90,8 @@ class RunSettings(Record):
     )
     trackers: tuple[str, ...] = Field(
         (),
-        description="Where to send the metrics of each step: tensorboard, wandb, mlflow, trackio, or one that "
-        "an installed package adds.",
+        description="Where to send the metrics of each step: tensorboard, wandb, mlflow, trackio, or one "
+        "from an installed package.",
     )
     side_by_side: Switch = Field(
         "auto", description="Train runs of `--all` on one base in shared batches; `auto`: if that was faster."
@@ -115,7 +115,7 @@ class TrainSettings(Record):
 
     method: Method = Field(
         "lora",
-        description="`qlora` quantizes the base to 4 bits, `dora` adds magnitudes, `full` trains all weights.",
+        description="`qlora` quantizes the base to 4 bits, `dora` adds magnitudes, `full` trains everything.",
     )
     rank: int = Field(8, ge=1, le=512, description="Rank of the adapters.")
     alpha: float = Field(16, gt=0, description="Scale adapter outputs by alpha / rank.")

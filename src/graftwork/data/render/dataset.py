@@ -335,7 +335,7 @@ def _explain_exclusion(corpus: Corpus, place: int, one: int, other: int) -> str:
         return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
     return (
         f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, "
-        "which are in different splits"
+        "which stand in different splits"
     )
 
 

@@ -426,7 +426,7 @@ def _by_loss(
     seen = (
         f"and the validation loss did not rise ({before:.3f} → {after:.3f})"
         if before is not None and after is not None
-        else "and nothing speaks against it"
+        else "and no rule failed"
     )
     return NextStart(
         start="this",

@@ -196,7 +196,7 @@ class Win(Record):
 
 
 class Abort(Record):
-    """Worse on all of these at once ends the attempt."""
+    """Abort if the adapter is worse on all of these."""
 
     worse_on: tuple[str, ...] = Field(min_length=1)
     """Metrics; worse on only some of them asks for another try."""

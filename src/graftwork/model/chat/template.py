@@ -76,7 +76,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise UserMistake(
                 "the base model has no chat template",
-                why="without it nobody knows how turns are written for this model",
+                why="without it the format of turns is unknown for this model",
                 fix="use an instruct model, or put a chat_template.jinja into its folder",
                 where=str(folder),
             )

@@ -166,7 +166,7 @@ def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     how = f"in {row.form}, with {room}"
     if limit is None:
         slow = answer.value >= SLOW_SECONDS
-        return f"fits, but {taken}: nobody waits for that; {how}" if slow else f"fits, and {taken} {how}"
+        return f"fits, but {taken}, which is too slow; {how}" if slow else f"fits, and {taken} {how}"
     if row.meets_limit in ("no", "unlikely"):
         return f"too slow: {taken}, and the limit is {say_seconds(limit)}; {how}"
     met = "is likely to be met" if row.meets_limit == "likely" else "is met"

@@ -217,7 +217,7 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
     if report.failed:
         raise BoxNotMade(report.failed)
     if not report.started and not talk.reason:
-        raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a word"])[-1])
+        raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a message"])[-1])
     # Without one although it had started: the box itself was killed, by a machine that ran out of memory.
     exit_code = None if talk.reason else report.exit_code
     spent = report.cpu_seconds >= limits.cpu_seconds * _NEARLY
