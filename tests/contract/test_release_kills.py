@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from new_database import new_database
-from registry_nursery import make_release, open_work
+from registry_workers import make_release, open_work
 from sqlalchemy import text
 
 from graftwork.pipeline.open_project import OpenProject
@@ -19,7 +19,7 @@ from graftwork.pipeline.releases import collect_garbage, open_store, promote_rel
 from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.index import reachable_releases
 
-NURSERY = Path(__file__).with_name("registry_nursery.py")
+NURSERY = Path(__file__).with_name("registry_workers.py")
 
 
 @pytest.mark.parametrize(

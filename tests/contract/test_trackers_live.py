@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_nursery import make_release, open_work
+from registry_workers import make_release, open_work
 from tracker_servers import mlflow_server, running, trackio_server, whole_python_path, wire_to
 
 from graftwork.files.disk import file_digest

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from sandbox_ways import NAME_ITSELF, PATIENT, comes_true, each_way, nobody_is_named, processes_named, run_in
+from sandbox_kinds import NAME_ITSELF, PATIENT, comes_true, each_way, nobody_is_named, processes_named, run_in
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
 from graftwork.process.sandbox.run import WAYS

@@ -4,7 +4,7 @@ import secrets
 import textwrap
 
 import pytest
-from sandbox_ways import MIB, NAME_ITSELF, PATIENT, each_way, nobody_is_named, require_way, run_in
+from sandbox_kinds import MIB, NAME_ITSELF, PATIENT, each_way, nobody_is_named, require_way, run_in
 
 from graftwork.process.sandbox import CodeJob, Limits, Sandbox, SandboxKind, run_jobs
 

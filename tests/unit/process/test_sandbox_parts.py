@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_ways import MIB, NAME_ITSELF, nobody_is_named
+from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment

@@ -6,7 +6,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_house import DEADLINE
+from serve_harness import DEADLINE
 
 from graftwork.records.interaction import Message
 from graftwork.serve.embedded_engine import Batcher, TextStream, Ticket

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
-from serve_house import DEADLINE, BrokenSink, ListSink, open_house
+from serve_harness import DEADLINE, BrokenSink, ListSink, open_house
 
 from graftwork.serve.captures import parse_feedback
 from graftwork.serve.http_client import Client

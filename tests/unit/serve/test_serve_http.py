@@ -4,7 +4,7 @@ import asyncio
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from serve_house import DEADLINE, raw
+from serve_harness import DEADLINE, raw
 
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Request, Response, StreamResponse

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai import APIStatusError, AsyncOpenAI
 from pydantic import ValidationError
 from scipy import stats
-from serve_house import DEADLINE, OTHER, RELEASE, ListSink, open_house
+from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.serve.http_client import Client
 from graftwork.serve.routing import (

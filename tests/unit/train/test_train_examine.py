@@ -191,7 +191,7 @@ class Second(SingleProcess):
 
 
 def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_path):
-    from test_train_looks import make_step
+    from test_train_evaluations import make_step
 
     settings = ExamineSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}

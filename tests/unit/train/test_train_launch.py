@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from crew_child import make_rows
+from distributed_child import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -18,7 +18,7 @@ from graftwork.train.distributed import torchrun
 from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
 from graftwork.train.distributed.torchrun import main_node_leaves_last
 
-CHILD = Path(__file__).with_name("leaving_child.py")
+CHILD = Path(__file__).with_name("shutdown_child.py")
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from crew_child import FULL, FULL_RATE, SAVED_AFTER, STEPS, STRATEGIES, make_engine, make_rows, train
+from distributed_child import FULL, FULL_RATE, SAVED_AFTER, STEPS, STRATEGIES, make_engine, make_rows, train
 
 ALL = ("ddp", "fsdp", "zero2", "zero3")
 NOISE = 1e-5
@@ -33,7 +33,7 @@ def alone(tiny_base, folder):
 @pytest.fixture(scope="module")
 def together(tiny_base, folder, alone):
     """All strategies in one start of two processes."""
-    child = Path(__file__).with_name("crew_child.py")
+    child = Path(__file__).with_name("distributed_child.py")
     torchrun = ["graftwork.train.distributed.torchrun", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, str(child), str(tiny_base), str(folder)],

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 from pydantic import ValidationError
-from test_train_looks import make_step
+from test_train_evaluations import make_step
 
 from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks

@@ -1,6 +1,6 @@
 """Forks workers that make, sign, promote, roll back and collect releases until they are killed.
 
-`python registry_nursery.py ROOT URL`: for each line on its input (a seed and the file to write to) it forks a
+`python registry_workers.py ROOT URL`: for each line on its input (a seed and the file to write to) it forks a
 worker, says its process id, and says "gone" when it is. What is imported is imported once. A worker writes
 what it is about to do and what it has done, each with one write, which outlives it.
 """
