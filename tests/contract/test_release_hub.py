@@ -122,7 +122,7 @@ def test_a_file_that_changed_on_its_way_is_found_out(hub, store, monkeypatch):
     assert not hub.tags
 
 
-def test_the_token_is_needed_and_never_said(hub, store, monkeypatch, caplog, capfd):
+def test_the_token_is_needed_and_never_shown(hub, store, monkeypatch, caplog, capfd):
     release = make(store)
     caplog.set_level(logging.DEBUG)
     open_hub(hub).push(store, release.id)
@@ -137,7 +137,7 @@ def test_the_token_is_needed_and_never_said(hub, store, monkeypatch, caplog, cap
         open_hub(hub).push(store, release.id)
 
 
-def test_without_rights_it_is_said(hub, store, monkeypatch):
+def test_without_rights_it_is_reported(hub, store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(EnvironmentLacks, match="the request to the Hub failed"):
         open_hub(hub).push(store, make(store).id)
@@ -243,7 +243,7 @@ def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, s
     assert hub.tags == {(REPOSITORY, done.tag): done.commit}
 
 
-def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
+def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     address = "http://joe:pass%2Dword@hub.example.org"
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -260,7 +260,7 @@ def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
     assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in said]
 
 
-def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tmp_path):
+def test_bytes_done_of_bytes_total_are_reported_on_the_way_out_and_in(hub, store, tmp_path):
     release = make(store, weights=bytes(3 * 2**20))
     total = sum(file.size for file in release.files)
     heard: list[tuple[str, int, int]] = []

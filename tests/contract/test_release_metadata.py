@@ -57,7 +57,7 @@ def test_each_model_has_versions_of_its_own_that_follow_from_what_changed(index)
     ]
 
 
-def test_a_version_can_be_given_once_and_is_gone_on_from(index):
+def test_a_version_can_be_given_once_and_is_continued_from(index):
     index.add(A, version="3.4.5")
     with pytest.raises(UserMistake, match=r"3\.4\.5 is already release"):
         index.add(B, version="3.4.5")

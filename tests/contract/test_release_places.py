@@ -91,7 +91,7 @@ def spoil(place, file, data):
     place._files.pipe_file(place._blob(file.sha256), data)
 
 
-def test_a_damaged_blob_is_not_taken_in_and_is_mended_by_the_next_push(url, store, tmp_path):
+def test_a_damaged_blob_is_not_taken_in_and_is_repaired_by_the_next_push(url, store, tmp_path):
     release = make(store)
     place = RemoteStore(url)
     push_release(store, place, release.id)
@@ -145,7 +145,7 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
     assert far.ids() == ()
 
 
-def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, tmp_path):
+def test_a_damaged_manifest_is_refused_and_repaired_by_the_next_push(url, store, tmp_path):
     release = make(store)
     push_release(store, RemoteStore(url), release.id)
     far = ReleaseStore.open(tmp_path / "far")
@@ -156,18 +156,18 @@ def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, t
     assert pull_release(far, RemoteStore(url), release.id).release == release
 
 
-def test_a_bucket_that_does_not_exist_is_said(s3_server):
+def test_a_bucket_that_does_not_exist_is_reported(s3_server):
     with pytest.raises(UserMistake, match="no bucket 'nowhere'") as told:
         RemoteStore("s3://nowhere/folder")
     assert told.value.fix
 
 
 @pytest.mark.parametrize("url", ["not a url", "nosuchkind://somewhere/x"])
-def test_an_address_that_cannot_be_used_is_said(url):
+def test_an_address_that_cannot_be_used_is_reported(url):
     with pytest.raises(GraftError) as told:
         RemoteStore(url)
     assert told.value.fix
 
 
-def test_no_secret_of_an_address_is_said():
+def test_no_secret_of_an_address_is_shown():
     assert RemoteStore("memory://key:secret@host/x?sig=abc").address == "memory://…@host/x?…"

@@ -74,7 +74,7 @@ def test_without_an_alias_only_the_files_travel(far, store):
     assert not (far / ".aliases").exists()
 
 
-def test_what_was_damaged_there_is_mended_before_the_alias_moves(far, store):
+def test_what_was_damaged_there_is_repaired_before_the_alias_moves(far, store):
     release = make(store)
     push_over_ssh(store, release.id, target=target(far))
     victim = far / release.id / "plan.json"
@@ -128,7 +128,7 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
     assert ReleaseStore.open(far).ids() == ()
 
 
-def test_a_machine_that_does_not_answer_is_said(store, monkeypatch):
+def test_a_machine_that_does_not_answer_is_reported(store, monkeypatch):
     monkeypatch.setenv("GRAFT_SSH", "ssh -p 1")
     with pytest.raises(EnvironmentLacks, match="cannot be reached") as told:
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
@@ -209,7 +209,7 @@ def test_what_a_killed_signer_left_here_does_not_travel(far, store):
     assert not push_over_ssh(store, release.id, target=target(far)).sent
 
 
-def test_bytes_sent_are_told_while_they_go(far, store, monkeypatch):
+def test_bytes_sent_are_reported_while_they_go(far, store, monkeypatch):
     release = make(store, weights=bytes(64 * 2**20))
     monkeypatch.setattr(ssh, "POLL_SECONDS", 0.002)
     heard: list[tuple[str, int, int]] = []

@@ -6,7 +6,7 @@ from graftwork.store.database import Database
 from graftwork.store.evaluation_log import EvaluationLog
 
 
-def test_each_look_counts_even_by_the_same_subject(database: Database):
+def test_each_evaluation_counts_even_by_the_same_subject(database: Database):
     looks = EvaluationLog(database)
     assert looks.count("cases") == 0
     assert [looks.log("cases", subject="adapter", when=WHEN) for _ in range(3)] == [1, 2, 3]

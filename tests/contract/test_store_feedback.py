@@ -40,7 +40,7 @@ def test_feedback_on_nothing_is_not_kept(captures: CaptureStore, feedback: Feedb
     assert FeedbackStore(database, project="two").count() == 0
 
 
-def test_it_is_read_in_the_order_it_was_said_with_what_it_is_about(
+def test_feedback_is_read_in_the_order_of_arrival_with_its_capture(
     captures: CaptureStore, feedback: FeedbackStore
 ):
     first = capture("c1", by="r1", dealt="r1.r2.0", arm="champion")
@@ -56,7 +56,7 @@ def test_it_is_read_in_the_order_it_was_said_with_what_it_is_about(
     assert [entry.capture.id for entry in later] == ["c1"]
 
 
-def test_reading_on_gives_each_word_once_over_many_pages(
+def test_reading_on_gives_each_feedback_once_over_many_pages(
     captures: CaptureStore, feedback: FeedbackStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(store_feedback, "_PAGE", 4)
@@ -68,7 +68,7 @@ def test_reading_on_gives_each_word_once_over_many_pages(
     assert len({event.place for event in heard}) == 11
 
 
-def test_an_exported_capture_carries_the_last_word_on_it(captures: CaptureStore, feedback: FeedbackStore):
+def test_an_exported_capture_has_the_latest_feedback(captures: CaptureStore, feedback: FeedbackStore):
     captures.add([capture("c1"), capture("c2")])
     for score in (0.0, 0.8):
         feedback.add(said("c1", score))

@@ -138,7 +138,7 @@ def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_ne
     upgraded.close()
 
 
-def test_captures_from_before_experiments_stay_and_are_dealt_by_nobody(database_url: str):
+def test_captures_from_before_experiments_stay_and_belong_to_none(database_url: str):
     body = capture("old").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
     with first_schema(database_url) as database, database.write() as connection:
         connection.execute(

@@ -99,7 +99,7 @@ def assert_whole(database: Database, *, acknowledged: list[str]) -> None:
             assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
 
 
-def test_a_writer_that_waits_too_long_is_told_that_the_database_is_busy(
+def test_a_writer_that_waits_too_long_gets_an_error_that_the_database_is_busy(
     database: Database, database_url: str
 ):
     impatient = open_database(database_url, wait_seconds=0.05)

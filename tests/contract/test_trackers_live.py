@@ -216,7 +216,7 @@ def test_mlflow_has_every_byte_once_and_its_aliases_follow(kind, project, reques
 
 
 @needs_mlflow
-def test_the_guard_would_see_what_mlflow_tells_its_makers(project, proxied):
+def test_the_guard_would_see_mlflows_telemetry(project, proxied):
     where = {"MLFLOW_TRACKING_URI": proxied.url, "MLFLOW_DISABLE_TELEMETRY": "false"}
     told(project.push("champion", "--mlflow", "guarded", **where))
     assert "telemetry" in project.network.read_text()
@@ -248,7 +248,7 @@ def test_a_name_that_mlflow_does_not_take_is_a_mistake(name, project, proxied):
 
 
 @needs_mlflow
-def test_an_address_that_leads_nowhere_is_said_without_its_password(project):
+def test_an_address_that_leads_nowhere_is_reported_without_its_password(project):
     for address, code in (
         (f"http://joe:{PASSWORD.replace('@', '%40')}@127.0.0.1:9/", 3),
         (f"nonsense://joe:{PASSWORD.replace('@', '%40')}@here", 2),
@@ -394,7 +394,7 @@ def test_a_trackio_server_keeps_a_release_once_and_gives_it_back(project, tracki
 
 
 @needs_trackio
-def test_what_trackio_does_not_take_is_said_without_the_token(project, trackio_at, tmp_path):
+def test_what_trackio_does_not_take_is_reported_without_the_token(project, trackio_at, tmp_path):
     here, good = {"TRACKIO_DIR": str(tmp_path / "here")}, f"{trackio_at.url}?write_token={TOKEN}"
     trials = [
         ("answers", f"http://127.0.0.1:9/?write_token={TOKEN}", 3),

@@ -144,9 +144,7 @@ runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 
 
-def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
-    small_project, listener, tmp_path, monkeypatch
-):
+def test_a_run_that_is_out_of_memory_is_replanned_and_goes_on(small_project, listener, tmp_path, monkeypatch):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     start = local.start_child

@@ -6,7 +6,9 @@ from test_run_flow import run, run_folder
 from graftwork.records.run import TrainOutcome
 
 
-def test_a_killed_run_with_looks_ends_as_if_nothing_had_happened(small_project, change_settings, listener):
+def test_a_killed_run_with_evaluations_ends_as_if_nothing_had_happened(
+    small_project, change_settings, listener
+):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -48,7 +48,7 @@ def post(connection, path, body):
 
 
 @pytest.mark.parametrize("words", [1, 3])
-def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, words):
+def test_feedback_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, words):
     settings = {"project": "p", "data": {"logs": ["x.jsonl"]}}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     ids = []

@@ -219,7 +219,7 @@ def finished_hash(folder) -> str:
     return json.loads(done.stdout)["adapter_hash"]
 
 
-def test_whoever_is_killed_the_run_goes_on_to_the_same_bytes(long_project, tmp_path, tiny_base):
+def test_a_killed_process_resumes_the_run_to_the_same_bytes(long_project, tmp_path, tiny_base):
     import shutil
 
     twin = tmp_path / "twin"
@@ -301,7 +301,7 @@ def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_
     assert listener.done == ["report"]
 
 
-def test_a_second_run_beside_the_first_is_refused(long_project):
+def test_a_second_run_next_to_the_first_is_refused(long_project):
     process = start(long_project, "train", "--json")
     wait_for_steps(long_project, process, steps=2)
     second = graft(long_project, "train", "--json")
@@ -311,7 +311,7 @@ def test_a_second_run_beside_the_first_is_refused(long_project):
     assert process.returncode == 0
 
 
-def test_a_crashing_worker_is_given_up_with_its_last_words(
+def test_a_crashing_worker_is_given_up_with_its_last_messages(
     small_project, change_settings, tiny_base, tmp_path
 ):
     import shutil

@@ -96,7 +96,7 @@ def test_all_models_in_one_go_have_the_bytes_of_each_trained_alone(small_project
     assert [model.outcome for model in again.models] == [model.outcome for model in trained.models]
 
 
-def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(small_project):
+def test_a_model_that_fails_is_reported_with_its_reason_and_the_others_are_trained(small_project):
     write_models(
         small_project,
         {

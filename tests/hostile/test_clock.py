@@ -77,7 +77,7 @@ def test_a_jump_of_the_clock_is_no_stall(tmp_path, clocks, watched, jump):
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_worker_that_freezes_while_the_clock_jumps_is_told_of(tmp_path, clocks, watched, jump):
+def test_a_worker_that_freezes_while_the_clock_jumps_is_reported(tmp_path, clocks, watched, jump):
     watcher, told = watched
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
@@ -93,7 +93,7 @@ def test_a_worker_that_freezes_while_the_clock_jumps_is_told_of(tmp_path, clocks
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_how_long_the_work_stands_still_is_not_what_the_clock_says(tmp_path, clocks, jump):
+def test_how_long_the_work_stalls_is_not_what_the_clock_says(tmp_path, clocks, jump):
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
     clocks.pass_(7)
@@ -268,7 +268,7 @@ def test_a_moment_after_a_restart_of_the_machine_goes_by_the_clock(clocks):
     assert clock.seconds_since(earlier) == pytest.approx(50)
 
 
-def test_a_heart_beats_while_the_clock_stands(tmp_path, monkeypatch):
+def test_the_heartbeat_continues_while_the_clock_stands_still(tmp_path, monkeypatch):
     """The thread that beats waits by the steady clock of the system."""
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
     written = threading.Event()

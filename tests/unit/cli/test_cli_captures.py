@@ -99,7 +99,7 @@ def test_captures_are_chosen_by_feedback_release_time_and_session(export, option
     assert sum(said["left_out"].values()) == len(NAMES) - len(written)
 
 
-def test_each_row_says_what_users_said_last_and_keeps_the_correction(export):
+def test_each_row_says_the_latest_feedback_and_keeps_the_correction(export):
     rows, said = export()
     assert (rows["mended"]["feedback"], rows["mended"]["correction"]) == (0.1, "It is not.")
     assert (rows["good"]["feedback"], rows["good"]["correction"]) == (1.0, None)

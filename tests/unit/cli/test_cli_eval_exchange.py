@@ -124,7 +124,7 @@ def test_without_an_evaluation_there_is_nothing_to_export(tmp_path, monkeypatch)
     assert "graft eval" in caught.value.fix
 
 
-def test_the_page_of_an_evaluation_lies_beside_the_project_and_is_named(evaluated):
+def test_the_page_of_an_evaluation_is_next_to_the_project_and_is_named(evaluated):
     with use_project(open_project(evaluated), NullReporter()) as work:
         shown = put_page(work, last_evaluation(work))
         asked = put_page(work, last_evaluation(work), separate=True)

@@ -43,7 +43,7 @@ def error_of(out):
 
 
 @pytest.mark.parametrize("name", ["nothing.jsonl", "empty.jsonl", "folder"])
-def test_what_cannot_be_audited_is_said_with_its_path(graft, tmp_path, name):
+def test_what_cannot_be_audited_is_reported_with_its_path(graft, tmp_path, name):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
     code, out, _ = graft("data", "audit", tmp_path / name, "--json")
@@ -73,7 +73,7 @@ def test_a_bad_row_is_a_finding_with_its_line_and_the_good_rows_survive(graft, t
     assert code in (0, 1)
 
 
-def test_no_project_is_said_with_the_command_that_makes_one(graft, tmp_path):
+def test_no_project_is_reported_with_the_command_that_makes_one(graft, tmp_path):
     code, out, _ = graft("plan", "-C", tmp_path, "--json")
     assert code == 2
     assert "graft init" in error_of(out)["fix"]
@@ -102,14 +102,14 @@ def test_a_mistake_in_the_project_file_is_named_with_its_line(graft, project, te
         assert error["where"].endswith(f"graft.yaml:{line}")
 
 
-def test_an_empty_project_file_is_said_to_be_empty(graft, project):
+def test_an_empty_project_file_is_reported_as_empty(graft, project):
     (project / "graft.yaml").write_text("")
     code, out, _ = graft("status", "-C", project, "--json")
     assert code == 2
     assert "empty" in error_of(out)["what"]
 
 
-def test_a_missing_model_is_said_with_what_would_do(graft, project):
+def test_a_missing_model_is_reported_with_what_would_do(graft, project):
     (project / "graft.yaml").write_text(PROJECT + "base: models/none\n")
     code, out, _ = graft("data", "prepare", "-C", project, "--json")
     assert code == 2
@@ -155,7 +155,7 @@ def test_init_of_a_log_outside_the_project_names_it_whole(graft, tmp_path):
     assert f"logs: [{tmp_path / 'tickets.jsonl'}]" in (tmp_path / "desk" / "graft.yaml").read_text()
 
 
-def test_init_of_a_log_that_is_not_there_is_told(graft, tmp_path):
+def test_init_of_a_log_that_is_not_there_is_reported(graft, tmp_path):
     code, out, _ = graft("init", tmp_path / "none.jsonl", "-C", tmp_path, "--json")
     assert code == 2
     assert "none.jsonl" in json.dumps(error_of(out))

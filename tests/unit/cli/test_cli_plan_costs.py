@@ -128,7 +128,7 @@ def test_nothing_of_an_epoch_is_a_mistake_and_not_one_epoch():
     assert "--epochs" in result.output
 
 
-def test_a_broken_project_beside_it_is_no_hindrance_where_the_model_is_named(tmp_path):
+def test_a_broken_project_next_to_it_is_no_hindrance_where_the_model_is_named(tmp_path):
     (tmp_path / "graft.yaml").write_text("base: [unclosed")
     assert read("compare", *RUN, "--place", "lambda")["best"]
 

@@ -59,7 +59,7 @@ def test_people_see_the_verdict_first_then_memory_time_and_strategy():
     assert "█" in done.stdout
 
 
-def test_a_long_run_is_told_in_hours_and_a_short_one_in_minutes():
+def test_a_long_run_is_reported_in_hours_and_a_short_one_in_minutes():
     long = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100000")
     assert "hours an epoch" in long.stdout
     short = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100")

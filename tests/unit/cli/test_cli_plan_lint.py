@@ -65,7 +65,7 @@ def test_lengths_come_from_a_file_of_numbers_or_of_rows(graft, tmp_path):
         assert "50.0%" in found["what"]
 
 
-def test_what_was_not_looked_at_is_said_with_the_option_that_would(graft, tmp_path):
+def test_what_was_not_checked_is_reported_with_the_option_that_would(graft, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("learning_rate: 0.0002\nmodel_name: nobody/knows-this\n")
     _, out = graft("plan", "lint", file, "--json")
@@ -83,7 +83,7 @@ def test_an_unknown_card_and_a_missing_file_are_the_users_mistakes(graft, tmp_pa
     assert graft("plan", "lint", tmp_path / "none.yaml", "--json")[0] == 2
 
 
-def test_graft_yaml_is_looked_at_with_its_defaults_resolved(graft, tmp_path):
+def test_graft_yaml_is_checked_with_its_defaults_resolved(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\ndata:\n  logs: [log.jsonl]\ntrain:\n  method: full\n  learning_rate: 3.0e-3\n"
         "  checkpoint_every: 20\n"
@@ -99,7 +99,7 @@ def test_graft_yaml_is_looked_at_with_its_defaults_resolved(graft, tmp_path):
     assert found["rate-out-of-range"]["where"].endswith("graft.yaml:6")
 
 
-def test_a_mistake_in_graft_yaml_is_told_as_everywhere(graft, tmp_path):
+def test_a_mistake_in_graft_yaml_is_reported_as_everywhere(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text("project: p\ndata:\n  logs: [a]\ntrain:\n  ranc: 8\n")
     code, out = graft("plan", "lint", tmp_path / "graft.yaml", "--json")
     assert code == 2
@@ -115,7 +115,7 @@ def test_text_of_a_file_is_not_obeyed_by_the_terminal(graft, tmp_path):
     assert "[red]" in out
 
 
-def test_every_model_of_a_project_is_looked_at_and_what_they_share_is_told_once(graft, tmp_path):
+def test_every_model_of_a_project_is_checked_and_what_they_share_is_reported_once(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\ndata:\n  logs: [log.jsonl]\ntrain:\n  alpha: 1000\n"
         "models:\n  main: {}\n  cook:\n    train:\n      learning_rate: 0.9\n"

@@ -26,7 +26,7 @@ def test_the_page_shows_what_is_printed_and_marks_what_it_leaves_out(command):
 @pytest.mark.parametrize(
     ("name", "beside"), [("16gb", ROOT / "docs" / "benchmarks.md"), ("dual-gpu", PAGES["16gb"])]
 )
-def test_every_figure_of_the_text_stands_in_an_output(name, beside):
+def test_every_figure_of_the_text_is_in_an_output(name, beside):
     assert set(unshown_figures(PAGES[name], units=UNITS, beside=(beside,))) <= RECKONED[name]
 
 

@@ -72,7 +72,7 @@ def test_rows_that_follow_change_no_mark(questions, data):
     assert some.tolist() == every[: len(some)].tolist()
 
 
-def test_many_lines_are_looked_at_in_parts_with_the_same_result(monkeypatch):
+def test_many_lines_are_processed_in_parts_with_the_same_result(monkeypatch):
     questions = [f"Explain {subject}.\nAnswer in JSON.\nBe brief." for subject in subjects(40)]
     whole = marks_of(questions)
     monkeypatch.setattr(boilerplate, "LINES_AT_ONCE", 7)

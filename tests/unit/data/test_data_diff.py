@@ -140,7 +140,7 @@ def test_counts_agree_with_a_plain_comparison(tmp_path_factory, sides):
     assert rows.same == sum(before is not None and before == after for before, after in sides)
 
 
-def test_a_folder_that_is_no_dataset_is_said(tmp_path):
+def test_a_folder_that_is_no_dataset_is_reported(tmp_path):
     folder = write_dataset(tmp_path, train=[row("q")])
     with pytest.raises(Exception, match="no such file"):
         diff_datasets(folder, tmp_path / "none")

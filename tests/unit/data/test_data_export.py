@@ -147,7 +147,7 @@ def test_a_block_of_tools_that_is_not_ours_stays_in_the_system_prompt(tmp_path, 
     assert "tools" not in line
 
 
-def test_openai_pairs_stand_in_a_file_of_their_own(folder, tmp_path):
+def test_openai_pairs_are_in_a_file_of_their_own(folder, tmp_path):
     export(folder, tmp_path / "out", "openai")
     (pair,) = read_lines(tmp_path / "out" / "train.preference.jsonl")
     assert pair == {
@@ -497,7 +497,7 @@ def test_nothing_is_left_behind_when_an_export_fails(folder, tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_said(folder, tmp_path):
+def test_a_file_in_the_place_of_the_folder_is_reported(folder, tmp_path):
     (tmp_path / "out").write_text("a file")
     for force in (False, True):
         with pytest.raises(UserMistake, match="not a folder"):

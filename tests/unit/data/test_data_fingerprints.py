@@ -45,7 +45,7 @@ def test_the_system_prompt_marks_the_prompt_alone():
     assert differing == ["prompt"]
 
 
-def test_a_row_that_is_not_looked_at_has_no_prints():
+def test_a_row_that_is_not_compared_has_no_fingerprints():
     fingerprints = prints_of(None, make_row(f"{LONG}\n{LONG}?", "c"), None)
     assert all(column[0] == column[2] == 0 for column in fingerprints.fixed.values())
     assert all(

@@ -85,7 +85,7 @@ def test_a_clean_log_has_about_no_wrong_labels(seed):
     assert "label_noise" not in {finding.code for finding in found.findings}
 
 
-def test_a_field_that_the_prompt_does_not_tell_is_not_estimated_and_says_why():
+def test_a_field_that_the_prompt_does_not_determine_is_not_estimated_and_says_why():
     rows, _ = tickets()
     noise = audit_rows(rows).label_noise
     assert "priority" in noise.not_estimated

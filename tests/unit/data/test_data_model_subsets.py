@@ -162,7 +162,7 @@ def test_a_larger_share_for_rl_keeps_the_questions_of_a_smaller_one():
     assert (large.split[small.split == RL] == RL).all()
 
 
-def test_another_seed_draws_anew_and_the_same_seed_does_not():
+def test_another_seed_draws_again_and_the_same_seed_does_not():
     facts = make_facts()
     model = {"keep": {"role": ["coder"]}, "replay": 0.2, "rl": 0.5}
     first, again, other = (divide_one(facts, seed=seed, **model) for seed in (0, 0, 1))
@@ -226,7 +226,7 @@ def test_a_weight_that_is_no_number_of_visits_is_refused_by_its_key(weight):
     assert caught.value.errors()[0]["loc"] == ("weights", "coder")
 
 
-def test_one_misspelt_value_beside_good_ones_is_pointed_out():
+def test_one_misspelt_value_next_to_good_ones_is_pointed_out():
     model = ModelSettings.model_validate(
         {"keep": {"role": ["coder", "revewer"], "stage": [1, 7]}, "weights": {"codre": 2}}
     )

@@ -96,7 +96,7 @@ def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs
     assert "[paraphrases]" in caught.value.fix
 
 
-def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
+def test_the_installed_embedder_distinguishes_a_paraphrase_from_another_subject():
     embedder = find_embedder(ASKED_FOR)
     one, same, other = embedder.embed(
         ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]

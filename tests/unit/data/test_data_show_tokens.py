@@ -69,7 +69,7 @@ def test_the_first_rows_of_a_split_or_one_by_the_beginning_of_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("row_id", ["zzz", "12"])
-def test_a_row_that_is_not_there_or_not_told_apart_is_a_mistake(tmp_path, row_id):
+def test_a_missing_or_ambiguous_row_id_is_a_mistake(tmp_path, row_id):
     folder = write_dataset(tmp_path, train=[row("q", id="12a"), row("r", id="12b")])
     with pytest.raises(UserMistake) as caught:
         show_rows(folder, decoder=ByteDecoder(), row_id=row_id)

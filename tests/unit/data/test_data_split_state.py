@@ -55,7 +55,7 @@ def make_long_log(chance, *, least=80, most=150):
 
 @given(logs(), CHOSEN, st.data())
 @settings(max_examples=25, deadline=None)
-def test_going_on_from_what_was_decided_gives_what_deciding_anew_gives(rows, chosen, data):
+def test_going_on_from_what_was_decided_gives_what_deciding_from_scratch_gives(rows, chosen, data):
     cut = data.draw(st.integers(0, len(rows)))
     passed = data.draw(st.lists(st.integers(0, 5).map(bool), min_size=len(rows), max_size=len(rows)))
     known = decide(rows[:cut], chosen=chosen, passed=passed[:cut])
@@ -112,7 +112,7 @@ class Unread(ColumnsInMemory):
         raise AssertionError(f"no row needs to be looked at, but {name} is read")
 
 
-def test_rows_that_were_decided_and_checked_are_not_looked_at_again():
+def test_rows_that_were_decided_and_checked_are_not_checked_again():
     rows = [make_row(f"{thing} {thing}ing {thing}ed the {n}th?") for n, thing in enumerate(THINGS * 2)]
     known = decide(rows, chosen=SETTINGS)
     columns = Unread(rows, settings=SETTINGS)

@@ -60,7 +60,7 @@ def test_whole_batches_are_believed_before_tokens():
     assert pace.seconds_left() == pytest.approx(1 + 4)
 
 
-def test_it_is_told_now_and_then_and_not_at_every_token():
+def test_progress_is_reported_now_and_then_and_not_at_every_token():
     clock = Clock()
     pace = Pace(left=1, longest=1000, clock=clock)
     assert not pace.hear(0)
@@ -77,7 +77,7 @@ def test_it_is_told_now_and_then_and_not_at_every_token():
     st.integers(0, 30),
     st.integers(1, 15),
 )
-def test_whatever_comes_nobody_is_told_of_a_negative_time(batches, left, longest):
+def test_the_time_left_is_never_negative(batches, left, longest):
     clock = Clock()
     pace = Pace(left=left, longest=longest, clock=clock)
     for rows, steps in batches:
@@ -116,7 +116,7 @@ def make_cases(n):
     ]
 
 
-def test_the_first_batch_is_told_of_while_it_is_written(tmp_path, monkeypatch):
+def test_progress_of_the_first_batch_is_reported_while_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(pacing, "BEAT_SECONDS", 0.0)
     runner, progress = make_runner(tmp_path)
     runner.ask_all(make_cases(8))
@@ -126,7 +126,7 @@ def test_the_first_batch_is_told_of_while_it_is_written(tmp_path, monkeypatch):
     assert progress.of("answering")[-1] == (8, 0.0)
 
 
-def test_single_requests_tell_the_time_left_by_those_that_are_done(tmp_path):
+def test_single_requests_report_the_time_left_by_those_that_are_done(tmp_path):
     runner, progress = make_runner(tmp_path, timings=(2.0, 4.0, 3.0))
     runner.ask_all(make_cases(4))
     runner.time_requests(make_cases(4))

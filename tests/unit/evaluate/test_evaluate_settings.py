@@ -66,7 +66,7 @@ def test_what_is_measured_is_what_the_settings_name():
         ("json_vald", "did you mean json_valid"),
     ],
 )
-def test_a_rule_about_what_nobody_measures_is_refused_with_the_mending(name, told):
+def test_a_rule_about_what_nobody_measures_is_refused_with_the_fix(name, told):
     with pytest.raises(ValueError, match=told):
         require_evaluated(name, EvaluateSettings())
 
@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_refused(wrong, told):
         EvaluateSettings.model_validate(wrong)
 
 
-def test_settings_of_before_still_stand_for_the_same():
+def test_old_settings_still_mean_the_same():
     settings = EvaluateSettings.model_validate({"max_new_tokens": 56, "metrics": ["json_valid"]})
     assert settings.graded == ("json_valid",)
     assert (settings.repeats, settings.sampling.temperature, settings.judge) == (1, 0.0, None)

@@ -114,7 +114,7 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
 
 @given(st.integers(1, 200), st.integers(0, 30), st.integers(1, 40))
 @settings(max_examples=60)
-def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_looks(n, losses, tried):
+def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_evaluations(n, losses, tried):
     alpha = 0.05 / tried
     gain = gain_beyond_chance(n, losses=losses, alpha=alpha)
     if gain is None:

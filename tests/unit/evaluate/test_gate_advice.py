@@ -65,7 +65,7 @@ def test_a_validation_loss_that_rose_asks_for_less():
     assert "up from 1.10" in said
 
 
-def test_a_best_look_long_before_the_end_says_that_more_steps_do_not_help():
+def test_a_best_evaluation_long_before_the_end_says_that_more_steps_do_not_help():
     looks = [(10, 1.2), (20, 1.0), (30, 1.05), (40, 1.06)]
     said = advice(training(FLAT, after=1.06, looks=looks, best_step=20))
     assert "best evaluation was at step 20 of 40, and 2 after it were no better" in said
@@ -96,7 +96,7 @@ def test_a_short_course_is_not_read_for_where_it_was_going(length):
     assert not any("falling" in hint.text for hint in hints_of(training(FALLING[:length]), failures=5))
 
 
-def test_without_a_training_nothing_is_said_of_it():
+def test_without_a_training_nothing_is_reported_about_it():
     assert hints_of(None, failures=5) == []
     assert "loss" not in advice(None)
 
@@ -121,7 +121,7 @@ def test_wrong_answers_that_were_cut_off_ask_for_a_longer_limit_whatever_the_rul
     assert "still falling" in verdict.advice[1]  # what may explain all comes after what does
 
 
-def test_refusals_are_told_apart_both_ways():
+def test_refusals_are_distinguished_both_ways():
     # Coverage does not apply where the reference refuses.
     coverage = [None] * 20 + [1] * 80
     refusals = [0] * 15 + [1] * 5 + [0] * 10 + [1] * 70

@@ -160,7 +160,7 @@ def test_none_for_one_answer_and_a_grade_for_another_to_the_same_case_is_a_failu
     assert decide(found, OVER).decision == "not_enough_evidence"
 
 
-def test_what_a_function_throws_is_told_on_one_short_line(tmp_path):
+def test_what_a_function_throws_is_reported_on_one_short_line(tmp_path):
     source = "def mine(case, text): raise ValueError('a\\nb ' + 'x' * 10_000)\n"
     metric = evaluated(tmp_path, source, said=lambda i, _r: "good", n=3).candidate.metrics["mine"]
     assert "own.py:1: ValueError: a b xxx" in metric.why_failed

@@ -130,7 +130,7 @@ def test_a_key_that_is_a_word_does_not_spoil_the_answers(parrot, monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "schlüssel", "sk-\u200bx"])
-def test_a_key_that_no_header_can_carry_is_told_by_its_variable(monkeypatch, key):
+def test_a_key_that_no_header_can_carry_is_reported_by_its_variable(monkeypatch, key):
     with pytest.raises(EnvironmentLacks, match="SOME_KEY") as caught:
         ask("http://127.0.0.1:9/v1", monkeypatch, key=key)
     assert key not in str(caught.value)
@@ -176,7 +176,7 @@ def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, said):
     assert not [part for part in pieces_of(KEY) if part in told]
 
 
-def test_what_the_judge_said_is_kept_without_the_key(parrot, monkeypatch):
+def test_the_judges_reply_is_kept_without_the_key(parrot, monkeypatch):
     reply = {"choices": [{"message": {"content": f"your key is {KEY}"}}]}
     said = judge(parrot(http(200, json.dumps(reply).encode(), "application/json")).url, monkeypatch)
     assert said.text == "your key is …"

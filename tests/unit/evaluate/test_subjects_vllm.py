@@ -181,7 +181,7 @@ def test_a_vllm_that_was_never_tried_is_refused_before_anything_is_asked(
     assert agree_on_engine([job]) == "graftwork"
 
 
-def test_a_vllm_that_does_not_start_is_told_with_its_own_words_and_a_way_round(vllm, tmp_path, tiny_base):
+def test_a_vllm_that_does_not_start_is_reported_with_its_own_words_and_a_way_round(vllm, tmp_path, tiny_base):
     def refuse(**_options):
         raise TypeError("unexpected keyword argument 'generation_config'\nand more")
 
@@ -241,7 +241,7 @@ def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
 
 
 @pytest.mark.usefixtures("vllm", "same_threads")
-def test_vllm_is_told_to_report_nothing_before_it_is_loaded(tmp_path, tiny_base, monkeypatch):
+def test_vllm_telemetry_is_disabled_before_it_is_loaded(tmp_path, tiny_base, monkeypatch):
     for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
         monkeypatch.setenv(name, "0")
     VllmEngine(source_of(make_job(tmp_path, tiny_base, device="cpu", precision="float32")))

@@ -93,7 +93,7 @@ def test_an_error_names_metric_case_and_line_and_the_evaluation_goes_on(context,
         ("def other(case, text):\n    return 1\n", "no function good", ""),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_told_before_anything_is_asked(context, source, told, line):
+def test_a_file_that_cannot_be_loaded_is_reported_before_anything_is_asked(context, source, told, line):
     with pytest.raises(UserMistake, match=told) as caught:
         require_gradable(context("own.py:good", source))
     assert caught.value.where.endswith(f"own.py{line}")
@@ -118,7 +118,7 @@ def test_an_installed_module_is_not_taken_for_one_of_the_project(context):
         require_gradable(context("json:loads"))
 
 
-def test_a_changed_file_is_read_again_and_nothing_is_left_beside_it(context, tmp_path):
+def test_a_changed_file_is_read_again_and_nothing_is_left_next_to_it(context, tmp_path):
     made = context("own.py:f", "def f(case, text):\n    return 0\n")
     assert grade("mine", CASE, "x", context=made) == 0.0
     path = tmp_path / "project" / "own.py"

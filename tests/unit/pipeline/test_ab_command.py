@@ -117,7 +117,7 @@ def test_replayed_cases_are_asked_until_it_is_decided(tmp_path, pair, monkeypatc
     assert told["asked"] == sum(count for release, count, _ in asked if release == b)
 
 
-def test_a_pair_that_is_tried_by_several_metrics_is_told_so(tmp_path, pair):
+def test_a_pair_tried_by_several_metrics_is_reported(tmp_path, pair):
     for place, release in enumerate(pair):
         serve(tmp_path, release, ["{}"], start=place)
     run(tmp_path, *pair, "--metric", "json_valid", code=12)
@@ -128,7 +128,7 @@ def test_a_pair_that_is_tried_by_several_metrics_is_told_so(tmp_path, pair):
 @pytest.mark.parametrize(
     "words", [("{0}", "{0}"), ("{0}", "{1}", "--metric", "nonsense"), ("{0}", "{1}", "--traffic", "dreams")]
 )
-def test_a_mistake_is_told_with_its_mending(tmp_path, pair, words):
+def test_a_mistake_is_reported_with_its_fix(tmp_path, pair, words):
     with pytest.raises(UserMistake) as told:
         run(tmp_path, *(word.format(*pair) for word in words), code=2)
     assert told.value.fix

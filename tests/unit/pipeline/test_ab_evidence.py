@@ -231,7 +231,7 @@ def test_a_clear_winner_survives_unequal_silence():
     assert not survives_silence(TwoArms(0.05), assigned=(0, 0))
 
 
-def test_unequal_voices_are_said_and_equal_ones_are_not():
+def test_unequal_feedback_rates_are_reported_and_equal_ones_are_not():
     a, b = ArmTally("a", alone=400), ArmTally("b", alone=400)
     assert check_voices(a, b, spoken=(100, 110)) == []
     (said,) = check_voices(a, b, spoken=(200, 40))

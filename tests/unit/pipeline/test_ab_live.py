@@ -100,7 +100,7 @@ def only_challenger_is_right(arm):
     return "{}" if arm == "challenger" else "no JSON"
 
 
-def test_only_what_one_experiment_dealt_counts_and_by_default_the_latest(work, pair):
+def test_only_what_one_experiment_assigned_counts_and_by_default_the_latest(work, pair):
     old, new = Traffic(work, pair, experiment="old"), Traffic(work, pair, experiment="new")
     for n in range(60):
         old.serve(f"s{n}", lambda arm: "no JSON" if arm == "challenger" else "{}")
@@ -115,7 +115,7 @@ def test_only_what_one_experiment_dealt_counts_and_by_default_the_latest(work, p
     assert compare_live(work, pair[1], pair[0], metric="json_valid").winner == "A"
 
 
-def test_how_each_arm_did_stands_beside_the_test(work, pair):
+def test_how_each_arm_did_is_next_to_the_test(work, pair):
     traffic = Traffic(work, pair)
     for n in range(30):
         traffic.serve(f"s{n}")
@@ -181,7 +181,7 @@ def test_marks_between_good_and_bad_count_for_what_they_are(work, pair):
     assert found.counts["b_successes"] / b_sessions == pytest.approx(0.9)
 
 
-def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work, pair):
+def test_shares_that_come_out_otherwise_than_they_were_assigned_are_a_warning(work, pair):
     traffic = Traffic(work, pair, share=0.5)
     for n in range(120):
         if traffic.deal.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
@@ -208,7 +208,7 @@ def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work
     assert look.look() == compare_live(work, *pair, metric="json_valid")
 
 
-def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_path):
+def test_watching_ends_when_it_is_decided_and_reports_how_it_goes(work, pair, tmp_path):
     traffic, told, pauses = Traffic(work, pair), [], []
 
     class Listener(NullReporter):
@@ -232,7 +232,7 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
     ).model_copy(update={"remarks": ()})
 
 
-def test_a_metric_that_live_traffic_cannot_be_graded_by_is_told_and_not_waited_for(work, pair):
+def test_a_metric_that_cannot_grade_live_traffic_is_reported_and_not_waited_for(work, pair):
     traffic = Traffic(work, pair)
     for n in range(30):
         traffic.serve(f"s{n}")
@@ -283,7 +283,7 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
 @pytest.mark.parametrize(
     "words", [("--experiment", "nothing"), ("--cases", "x.jsonl", "--watch"), ("--metric", "feedbak")]
 )
-def test_what_cannot_be_asked_of_live_traffic_is_told_with_its_mending(work, pair, tmp_path, words):
+def test_what_cannot_be_asked_of_live_traffic_is_reported_with_its_fix(work, pair, tmp_path, words):
     with pytest.raises(UserMistake) as told:
         run(tmp_path, *pair, *words, code=2)
     assert told.value.fix

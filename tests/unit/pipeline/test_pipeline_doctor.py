@@ -77,7 +77,7 @@ def test_a_netrc_without_the_host_is_no_account(accounts, tmp_path):
     assert "none" in accounts({})["Weights & Biases account"].found
 
 
-def test_a_key_in_dotenv_alone_is_said_not_to_be_read(accounts, tmp_path):
+def test_a_key_in_dotenv_alone_is_reported_not_to_be_read(accounts, tmp_path):
     (tmp_path / ".env").write_text(f"# keys\nexport RUNPOD_API_KEY={SECRET}\nKAGGLE_KEY=\n")
     found = accounts({}, project=tmp_path)
     assert ".env" in found["RunPod account"].found
@@ -207,7 +207,7 @@ def test_without_being_asked_nothing_is_connected_to(tmp_path, monkeypatch):
     assert "network" not in {check.group for check in examine(project)}
 
 
-def test_a_configuration_that_is_wrong_is_told_by_the_doctor_too(tmp_path):
+def test_a_configuration_that_is_wrong_is_reported_by_the_doctor_too(tmp_path):
     project = project_in(tmp_path)
     (tmp_path / "graft.yaml").write_text("project: p\ndata:\n  logs: [log.jsonl]\n  max_tokens: 900000\n")
     found = by_name(examine(project))["configuration"]

@@ -36,7 +36,7 @@ def test_events_of_all_files_come_in_the_order_of_time(tmp_path):
     ]
 
 
-def test_only_what_is_new_is_told_and_a_line_in_the_making_waits(tmp_path):
+def test_only_what_is_new_is_reported_and_a_line_in_the_making_waits(tmp_path):
     events = Events(tmp_path)
     assert events.new() == []
     write(tmp_path, "steps.jsonl", step(1, 1.0))
@@ -48,7 +48,7 @@ def test_only_what_is_new_is_told_and_a_line_in_the_making_waits(tmp_path):
     assert [event.body for event in events.new()] == [{"text": "half a line"}]
 
 
-def test_an_alert_keeps_its_own_kind_beside_that_of_the_event(tmp_path):
+def test_an_alert_keeps_its_own_kind_next_to_that_of_the_event(tmp_path):
     write(tmp_path, "alerts.jsonl", {"at": 1.0, "kind": "stalled", "what": "it is stuck"})
     (event,) = Events(tmp_path).new()
     said = json.loads(json.dumps(event.as_json()))

@@ -102,7 +102,7 @@ def test_a_changed_log_file_is_named(project):
     assert project.states()["prepare"] == ("stale", ("log file.log.jsonl has changed",))
 
 
-def test_many_changes_are_counted_and_lost_files_are_said(project):
+def test_many_changes_are_counted_and_lost_files_are_reported(project):
     project.run()
     project.write(test=0.3, validation=0.2, seed=3, max_tokens=99, redact=False)
     assert project.states()["prepare"][1][-1] == "and 2 more changes"

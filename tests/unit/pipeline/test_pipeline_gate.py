@@ -112,7 +112,7 @@ def promote(work, release, previous=None):
     work.releases.move_alias(alias_move("champion", release.id, previous=previous))
 
 
-def test_rules_that_were_changed_are_told_with_what_they_would_have_said(tmp_path):
+def test_changed_rules_are_reported_with_the_verdict_of_the_old_ones(tmp_path):
     found = report(90)
     with opened(write_project(tmp_path / "p", STRICT)) as work:
         note_rules(work, "run", stage="trained")
@@ -142,7 +142,7 @@ def test_rules_of_a_version_that_cannot_be_read_still_show_that_they_were_others
     assert "The rules were changed after this run was first trained (then)." in told.notes
 
 
-def test_seconds_of_another_day_do_not_stand_in_for_the_champions(tmp_path):
+def test_seconds_of_another_day_do_not_replace_the_champions(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
         timed = report(97)
         latency = Metric(name="latency_seconds", kind="number", value=9, low=8, high=10, n=8)
@@ -179,7 +179,7 @@ def test_no_rule_on_seconds_is_kept_by_those_of_another_day(tmp_path, metric):
     assert "not measured on the same cases as the champion" in verdict.rules[0].sentence
 
 
-def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_again(tmp_path):
+def test_the_champions_own_report_on_the_same_cases_replaces_asking_it_again(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
         champion = release_of(work, report(97), adapter_hash="old")
         promote(work, champion)

@@ -85,7 +85,7 @@ def test_the_right_parts_of_the_configurations_are_left_alone():
     assert "batch-not-as-stated" not in {finding.rule for finding in look("seed4_training.yaml").findings}
 
 
-def test_two_cards_are_said_not_to_be_one_of_twice_the_size():
+def test_two_cards_are_reported_not_to_be_one_of_twice_the_size():
     assert (
         "2 cards are not one of 2 times the size" in finding("seed2_two_cards.json", "full-does-not-fit").why
     )
@@ -100,7 +100,7 @@ def test_errors_come_first():
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
 
 
-def test_checkpointing_that_is_off_where_it_is_needed_is_found_by_the_reckoned_peak(tmp_path):
+def test_checkpointing_that_is_off_where_it_is_needed_is_found_by_the_estimated_peak(tmp_path):
     text = (FILES / "seed3_kaggle.yaml").read_text()
     file = tmp_path / "kaggle.yaml"
     file.write_text(text.replace("gradient_checkpointing: true", "gradient_checkpointing: false"))
@@ -110,7 +110,7 @@ def test_checkpointing_that_is_off_where_it_is_needed_is_found_by_the_reckoned_p
     assert "recomputing-is-off" not in short, "rows of 128 tokens need none"
 
 
-def test_a_session_shorter_than_the_reckoned_run_is_found():
+def test_a_session_shorter_than_the_estimated_run_is_found():
     many = Given(rows=50_000, lengths="1500", gpu="T4")
     few = Given(rows=20, lengths="200", gpu="T4")
     rules = [{finding.rule for finding in look("seed3_kaggle.yaml", given).findings} for given in (many, few)]

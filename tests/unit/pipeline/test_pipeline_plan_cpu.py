@@ -37,7 +37,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch):
     return step._measure_work(SimpleNamespace(folder="x"), settings, SHAPE)  # type: ignore[arg-type]
 
 
-def test_a_row_that_stands_twice_is_read_once(ahead):
+def test_a_row_that_occurs_twice_is_read_once(ahead):
     once = (30 + 40 + 50) - 3 * (SHARED + 1)
     visits = 3 * ((30 + 40 + 50 + 50) - 4 * (SHARED + 1))
     assert ahead.trunk == TrunkTokens(once, visits)

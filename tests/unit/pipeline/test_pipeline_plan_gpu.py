@@ -50,7 +50,7 @@ def unprobed(monkeypatch):
     monkeypatch.setattr(step, "stored_probe", lambda *_given, **_named: None)
 
 
-def test_a_card_of_the_catalog_is_reckoned_by_the_catalog(tmp_path, unprobed):
+def test_a_card_of_the_catalog_is_estimated_by_the_catalog(tmp_path, unprobed):
     assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
 
 

@@ -170,7 +170,7 @@ def test_the_childs_line_becomes_facts_and_its_progress_is_heard(tmp_path, monke
     assert heard == [("the disk", 3.5)]
 
 
-def test_a_child_that_fails_is_told_with_its_last_word(tmp_path, monkeypatch):
+def test_a_child_that_fails_is_reported_with_its_last_message(tmp_path, monkeypatch):
     make_child(tmp_path, monkeypatch, "echo No module named torch >&2; exit 1")
     with pytest.raises(EnvironmentLacks, match="found nothing out") as told:
         run_probe(ProbeJob(shape=TINY, folder=str(tmp_path)))

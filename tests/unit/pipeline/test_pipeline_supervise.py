@@ -152,7 +152,7 @@ def test_crashes_with_progress_between_them_do_not_use_up_the_restarts(job):
     assert all("SIGKILL" in word for word in heard.words)
 
 
-def test_crashes_without_progress_are_given_up_and_told(job):
+def test_crashes_without_progress_are_given_up_and_reported(job):
     watcher = watcher_of(job)
     with pytest.raises(WorkerFailed, match="without progress"):
         job("die:5", "die:5", max_restarts=1, watcher=watcher)
@@ -167,7 +167,7 @@ def test_a_fault_of_the_program_is_tried_once_more_only(job):
     assert "a fault of the program" in caught.value.why
 
 
-def test_what_the_worker_says_is_passed_on_and_told(job):
+def test_what_the_worker_says_is_passed_on_and_reported(job):
     watcher = watcher_of(job)
     with pytest.raises(UserMistake, match="of the user"):
         job("mistake", watcher=watcher)
@@ -222,14 +222,14 @@ def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
         assert "kill -CONT" in Journal(job.folder / "alerts.jsonl").read()[0]["why"]
 
 
-def test_each_stall_is_told_once_however_often_it_is_looked_at(tmp_path):
+def test_each_stall_is_reported_once_however_often_it_is_checked(tmp_path):
     watcher = StallWatcher(tmp_path, Alarm(tmp_path, run="r"), expected_seconds=1.0, patience=Patience())
     for health in ("working", "stuck", "stuck", "slow", "stuck", "working", "working", "stuck"):
         watcher.update(health, "because")
     assert alerts(tmp_path) == ["stalled", "recovered", "stalled"]
 
 
-def test_whoever_asks_the_supervisor_to_stop_gets_a_worker_that_stopped_in_order(job):
+def test_a_stop_request_to_the_supervisor_stops_the_worker_in_order(job):
     def ask():
         if (job.folder / "ready").exists():
             (job.folder / "ready").unlink()
@@ -307,7 +307,7 @@ def test_progress_is_seen_where_the_runs_at_work_say_it(job):
     assert restarts == 3
 
 
-def test_any_kind_of_stop_in_order_is_one_to_whoever_watches(job):
+def test_any_kind_of_orderly_stop_counts_as_one(job):
     watcher = watcher_of(job)
     with pytest.raises(StoppedInOrder, match="in the middle") as caught:
         job("give_up", watcher=watcher)

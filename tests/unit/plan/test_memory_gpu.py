@@ -101,7 +101,7 @@ def test_a_higher_rank_takes_more_and_an_embedding_on_the_host_less():
     assert plain - away == pytest.approx(32_000 * 512 * 2, abs=4096)
 
 
-def test_what_is_said_to_fit_a_limit_stays_within_it_and_what_is_not_says_by_how_much():
+def test_what_is_reported_to_fit_a_limit_stays_within_it_and_what_is_not_says_by_how_much():
     tuning = tuned(tokens=2048, keep=4)
     free = card_peak(SMALL, tuning, **learned())
     tight = tuning.model_copy(update={"limit_gib": (free.allocated + free.reserved) / 2 / GIB})
@@ -134,7 +134,7 @@ class Patient:
 
 @pytest.mark.parametrize("form", ["whole", "eight", "four"])
 @pytest.mark.parametrize("host", [True, False])
-def test_a_tally_that_is_told_once_what_a_block_adds_comes_to_the_same(form, host):
+def test_a_tally_that_gets_one_block_and_a_count_gives_the_same_total(form, host):
     setting = tuned(form=(form, "eight" if form == "eight" else "whole"), host_embedding=host)
     sizes = step_recipe(SMALL, setting, trainable=0, adapted=0).sizes
     quick, slow = ByteTally(), Patient()

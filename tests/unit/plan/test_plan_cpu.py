@@ -89,7 +89,7 @@ MEASURED = (
 
 
 @pytest.mark.parametrize(("adapted", "rows", "batches", "tokens", "replies", "peak"), MEASURED)
-def test_other_settings_are_foretold_within_five_percent(adapted, rows, batches, tokens, replies, peak):
+def test_other_settings_are_predicted_within_five_percent(adapted, rows, batches, tokens, replies, peak):
     lengths = (100,) * (rows * (batches - 1)) + (tokens // rows,) * rows
     step = ProcessorStep(
         packed=True,

@@ -135,7 +135,7 @@ def test_what_the_command_line_said_is_shown_as_its_option():
     )
 
 
-def test_rows_lost_are_told_as_shares_of_rows_and_tokens():
+def test_rows_lost_are_reported_as_shares_of_rows_and_tokens():
     found = next(
         finding for finding in lint(say(max_length=100), LintContext(lengths=(100, 100, 100, 200))) if finding
     )

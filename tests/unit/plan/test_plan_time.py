@@ -137,7 +137,7 @@ def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, set
     assert plain_seconds(setup) == pytest.approx(peers[name]["step_seconds"], rel=0.15)
 
 
-def test_the_page_tells_how_far_published_figures_lie_from_ours():
+def test_the_page_reports_how_far_published_figures_are_from_ours():
     page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
     said = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
     assert said is not None

@@ -129,5 +129,5 @@ def test_weights_are_known_by_many_names(name, form):
         (9000.0, "2.5 h"),
     ],
 )
-def test_times_are_said_in_the_unit_that_fits(seconds, said):
+def test_times_are_reported_in_the_unit_that_fits(seconds, said):
     assert say_seconds(seconds) == said

@@ -83,11 +83,11 @@ def test_a_stall_names_the_evidence_and_what_was_being_done(given_beat, words):
 @pytest.mark.parametrize(
     ("state", "words"), [("T", "kill -CONT"), ("D", "disk or a driver"), ("", "frozen or starved")]
 )
-def test_a_silent_process_is_told_apart_by_its_state(state, words):
+def test_a_silent_process_is_distinguished_by_its_state(state, words):
     assert words in health(beat(at=NOW - 100), process_state=state).reason
 
 
-def test_memory_that_runs_out_is_said_while_all_still_works():
+def test_memory_that_runs_out_is_reported_while_all_still_works():
     judged = health(beat(vitals=vitals(memory_growth_gib_per_minute=1.0)))
     assert judged.health == "working"
     assert "the limit is reached in 8 min" in judged.reason
@@ -107,7 +107,7 @@ def test_what_no_plan_foretells_gets_more_time_than_a_step(patient):
     assert health(beat(still=25)).health == "stuck"
 
 
-def test_what_the_plan_expected_stands_beside_what_it_took():
+def test_what_the_plan_expected_is_next_to_what_it_took():
     judged = health(beat(step_seconds=5.0), expected=1.5)
     assert (judged.expected_seconds, judged.measured_seconds) == (1.5, 5.0)
     assert "a step takes 5.0 s, the plan expected 1.5 s" in judged.reason
@@ -122,7 +122,7 @@ times = st.floats(0, 1e5)
 
 
 @given(still=times, more=times, expected=st.floats(1e-3, 1e3), stuck=st.floats(0.1, 600))
-def test_standing_still_for_longer_never_looks_better(still, more, expected, stuck):
+def test_a_longer_stall_never_looks_better(still, more, expected, stuck):
     patience = Patience.of(stuck)
     first = health(beat(still=still), expected=expected, patience=patience).health
     later = health(beat(still=still + more), expected=expected, patience=patience).health

@@ -68,7 +68,7 @@ def test_an_expected_error_ends_in_its_exit_code_and_a_file(tmp_path):
     assert (said["what"], said["fix"], said["error"]) == ("what", "fix", "UserMistake")
 
 
-def test_a_missing_package_is_said_with_the_command_that_installs_it(tmp_path):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path):
     child, folder = start(tmp_path, "missing")
     assert child.wait() == 3
     said = json.loads((folder / "error.json").read_text())

@@ -48,7 +48,7 @@ def secret_at_home(secret):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-def test_root_and_whoever_has_user_namespaces_can_shut_code_in():
+def test_root_and_users_with_user_namespaces_can_isolate_code():
     by_namespaces = subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False)
     if os.geteuid() != 0 and by_namespaces.returncode != 0:
         pytest.skip("neither root nor user namespaces on this machine: generated code is refused here")
@@ -283,7 +283,7 @@ def test_a_daemon_does_not_outlive_its_run(kind):
 
 
 @each_way
-def test_the_box_ends_with_whoever_started_it(kind):
+def test_the_sandbox_ends_with_its_parent(kind):
     run_in(kind, "pass")
     name = f"e{secrets.token_hex(6)}"
     inner = NAME_ITSELF.format(name=name) + "import os; os.fork()\nimport time; time.sleep(300)"

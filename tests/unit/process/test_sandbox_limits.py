@@ -192,7 +192,7 @@ def test_nothing_can_be_read_from_standard_input(kind):
 
 
 @each_way
-def test_the_ways_of_ending_are_told_apart(kind):
+def test_the_ways_of_ending_are_distinguished(kind):
     assert run_in(kind, "print('é')").model_dump(include={"ok", "exit_code", "stdout", "reason"}) == {
         "ok": True,
         "exit_code": 0,

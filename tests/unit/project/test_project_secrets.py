@@ -206,7 +206,7 @@ def test_the_worker_gets_the_login_of_its_mirror_from_the_environment_and_not_fr
 
 
 @pytest.mark.parametrize("mirror", [None, "file:///mnt/backup", "s3://bucket/runs"])
-def test_a_mirror_without_a_login_stands_in_the_job(mirror):
+def test_a_mirror_without_a_login_is_in_the_job(mirror):
     settings = TrainSettings.model_validate({"run": {"mirror": mirror}})
     job = make_job(settings)
     assert pass_mirrors({"r1": mirror}) == {}

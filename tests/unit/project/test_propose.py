@@ -148,7 +148,7 @@ def test_the_test_split_is_large_enough_for_a_gain_to_show(rows, share, told):
     assert told in why
 
 
-def test_too_few_rows_are_told_instead_of_guessed_from(tmp_path):
+def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
     write_log(tmp_path / "log.jsonl", chat, count=5)
     with pytest.raises(UserMistake, match="5 usable rows are too few"):
         start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")

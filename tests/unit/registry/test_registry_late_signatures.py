@@ -79,7 +79,7 @@ def test_a_signer_that_is_stopped_leaves_nothing(store, release, monkeypatch):
     assert len(release_files(store.folder(release.id))) == len(list(store.folder(release.id).iterdir()))
 
 
-def test_a_full_disk_while_signing_is_said_and_keeps_the_signature_there_was(store, release, monkeypatch):
+def test_a_full_disk_while_signing_is_reported_and_keeps_the_signature_there_was(store, release, monkeypatch):
     store.sign(release.id, b"first\n")
 
     def fill():

@@ -190,7 +190,7 @@ def test_every_changed_letter_of_a_signature_is_found(signed):
     assert store.verify(release.id) == release
 
 
-def test_bytes_are_checked_whoever_signed_them(signed):
+def test_bytes_are_verified_whatever_the_signature(signed):
     store, release, key = signed
     folder = store.folder(release.id)
     store.sign(release.id, sign_manifest(folder, key=key, comment="ours"))

@@ -82,7 +82,7 @@ def test_a_release_of_the_first_layout_keeps_its_name_and_is_kept_whole(store, m
     assert store.verify(old.id) == old
 
 
-def test_a_manifest_that_lies_about_itself_is_not_let_in(store, make, tmp_path):
+def test_a_manifest_with_false_hashes_is_refused(store, make, tmp_path):
     made = make("one")
     sources = {file.path: store.folder(made.id) / file.path for file in made.files}
     fresh = ReleaseStore.open(tmp_path / "other")
@@ -148,7 +148,7 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
         store.verify(one.id)
 
 
-def test_what_is_not_here_is_said_to_be_not_here(store):
+def test_what_is_not_here_is_reported_as_not_here(store):
     with pytest.raises(Damaged, match="not in this store") as told:
         store.get("a" * 64)
     assert "import" in told.value.fix
@@ -237,7 +237,7 @@ def test_collection_spares_what_a_lease_holds_until_its_process_is_gone(store, m
     assert not list((store.root / ".leases").iterdir())
 
 
-def test_collection_waits_for_whoever_writes(store, make):
+def test_collection_waits_for_writers(store, make):
     release = make("one")
     with (
         store.shared_lock(),

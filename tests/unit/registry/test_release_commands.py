@@ -96,7 +96,7 @@ def parts_verdict(decision):
         ("sign", "champion", "--key", "no-such-file"),
     ],
 )
-def test_a_mistake_is_told_with_its_mending_and_changes_nothing(place, words):
+def test_a_mistake_is_reported_with_its_fix_and_changes_nothing(place, words):
     place.ask("promote", place.make())
     before = place.ask("log"), place.ask("list")
     told = place.ask(*words, code=2)

@@ -118,7 +118,7 @@ def test_an_alias_moves_elsewhere_only_where_it_was_moved_here(here):
         ("pull", "{}", "--from", "memory://nothing-here"),
     ],
 )
-def test_a_mistake_is_told_with_its_mending(here, words):
+def test_a_mistake_is_reported_with_its_fix(here, words):
     release = here.make()
     with pytest.raises(UserMistake) as told:
         here.ask(*(word.format(release) for word in words))

@@ -41,7 +41,7 @@ def html(page):
     return render_evaluation(page)
 
 
-def test_the_page_tells_figures_pairs_parts_and_how_it_was_measured(page, html):
+def test_the_page_reports_figures_pairs_parts_and_how_it_was_measured(page, html):
     seen = " ".join(read(html).text)
     assert "12 cases" in seen
     for word in ("Case against case", "By role", "By domain", "By length of the prompt", "planner", "seed 7"):
@@ -106,7 +106,7 @@ def test_imported_results_without_answers_have_no_browser(page):
     assert "script" not in read(html).tags
 
 
-def test_a_worn_test_set_is_said_to_be_so():
+def test_a_worn_test_set_is_reported():
     html = render_evaluation(make_evaluation(looks=14, candidates=14))
     seen = " ".join(read(html).text).replace("\u00a0", " ")
     assert "looked at 14 times" in seen

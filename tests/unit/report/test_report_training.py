@@ -38,7 +38,7 @@ def test_any_looks_can_be_drawn(looks, width):
     check(draw_loss([(1, 2.0), (60, 1.0)], looks=looks, width=width))
 
 
-def test_very_small_rates_are_told_by_their_power():
+def test_very_small_rates_are_reported_by_their_power():
     svg = str(draw_course([(1.0, 1e-5), (2.0, 5e-5)], title="Learning rate"))
     assert "× 10⁻⁵" in svg
 

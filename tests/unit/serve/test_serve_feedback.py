@@ -113,7 +113,7 @@ def test_feedback_that_is_faster_than_its_capture_waits_for_it(run):
     run(main)
 
 
-def test_while_captures_wait_feedback_is_asked_to_come_again_and_else_it_is_told_there_is_none(run):
+def test_feedback_on_a_pending_capture_is_retried_and_on_an_unknown_one_refused(run):
     async def main():
         book = Book()
         async with open_house(book, feedback=book) as house:
@@ -162,7 +162,7 @@ def test_feedback_needs_the_key_and_a_place_where_it_can_be_kept(run):
     run(main)
 
 
-def test_a_store_that_fails_is_said_and_not_hidden(run):
+def test_a_store_that_fails_is_reported_and_not_hidden(run):
     class Broken(BrokenSink):
         def add_feedback(self, feedback):
             raise OSError("the disk is full")

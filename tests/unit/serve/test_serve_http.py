@@ -221,7 +221,7 @@ def test_an_upgrade_is_not_followed(run):
     run(main)
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on(run):
+def test_a_client_that_expects_100_continue_gets_it(run):
     async def main():
         server = Server(echo)
         port = await server.listen()

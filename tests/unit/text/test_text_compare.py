@@ -146,7 +146,7 @@ def test_the_lowest_values_are_a_fair_sample_of_large_sets():
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
-def test_distinct_values_are_sorted_and_stand_once(values):
+def test_distinct_values_are_sorted_and_occur_once(values):
     assert distinct(np.array(values, dtype=np.uint64)).tolist() == sorted(set(values))
 
 

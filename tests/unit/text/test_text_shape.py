@@ -146,7 +146,7 @@ def test_refusals_and_explanations_are_no_failures(reply):
 
 
 @given(st.text(max_size=200))
-def test_any_text_can_be_looked_at(text):
+def test_any_text_can_be_checked(text):
     find_placeholder(text)
     find_cut(text, max_tokens=10)
     find_failure(text)

@@ -108,7 +108,7 @@ def test_it_ends_the_same_way(both, source):
     assert clone[2].splitlines()[-1:] == anew[2].splitlines()[-1:]
 
 
-def test_what_python_reads_at_its_start_starts_anew(both):
+def test_settings_that_python_reads_at_start_need_a_new_process(both):
     _, (_, described, _) = both(DESCRIBE, env={**os.environ, "PYTHONHASHSEED": "7"})
     assert json.loads(described)["preloaded"] is False
 

@@ -25,7 +25,7 @@ def test_the_verified_one_the_newest_and_the_best_stay(found, verified, newest):
 
 
 @given(found, st.integers(1, 5))
-def test_along_a_whole_run_the_best_look_is_never_let_go(found, newest):
+def test_along_a_whole_run_the_best_evaluation_is_never_let_go(found, newest):
     there: list[SavedCheckpoint] = []
     for item in sorted(found, key=lambda saved: saved.step):
         keep = steps_to_keep([*there, item], verified=item.step, newest=newest)

@@ -46,7 +46,7 @@ def usual(watch, count=8, loss=2.0):
         (measured(30.0), "the loss jumped to 30"),
     ],
 )
-def test_one_bad_step_is_passed_over_with_a_word_and_a_second_stops_the_run(bad, said):
+def test_one_bad_step_is_skipped_with_a_warning_and_a_second_stops_the_run(bad, said):
     words = []
     watch = DivergenceCallback(WatchSettings(tolerate=1), report=words.append)
     usual(watch)

@@ -58,7 +58,7 @@ def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, 
     return loop, examine
 
 
-def test_a_run_with_looks_has_the_losses_and_bytes_of_one_without(tiny_base, tmp_path):
+def test_a_run_with_evaluations_has_the_losses_and_bytes_of_one_without(tiny_base, tmp_path):
     plain, _ = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
     looked, _ = make_loop(tiny_base, tmp_path / "looked", settings=ExamineSettings(every=3, cases=4))
@@ -134,7 +134,7 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
     assert len(Journal(tmp_path / "b" / "looks.jsonl").read()) == len(told)
 
 
-def test_a_first_look_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
+def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
     words = []
     evaluator = Scripted((1, 1, 1, 1, 0), (1,) * 6, (1, 1, 1), (0, 0, 0, 0))
     settings = ExamineSettings(every=2, metric="m", cases=6, patience=1)
@@ -168,7 +168,7 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
     assert [(k.step, k.value) for k in read_evaluations(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
 
 
-def test_what_is_missing_for_a_look_is_said_before_the_run():
+def test_a_missing_requirement_of_evaluations_is_reported_before_the_run():
     with pytest.raises(EnvironmentLacks, match="the metric json_valid cannot be measured here"):
         choose_evaluation_rows(
             make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), evaluator=None

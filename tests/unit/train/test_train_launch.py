@@ -24,7 +24,7 @@ ROWS = make_rows(16)
 
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=40), st.integers(1, 8))
-def test_every_row_is_dealt_once_and_no_hand_is_much_heavier(lengths, size):
+def test_every_row_is_assigned_once_and_the_processes_are_balanced(lengths, size):
     hands = balance_rows(lengths, size=size)
     assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
     tokens = [sum(lengths[row] for row in hand) for hand in hands]
@@ -62,7 +62,7 @@ def test_one_machine_finds_a_port_and_several_meet_at_the_first():
     assert told[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
 
 
-def test_torchrun_understands_what_it_is_told():
+def test_torchrun_accepts_the_arguments_it_gets():
     from torch.distributed.run import get_args_parser
 
     machines = NodeGroup(count=2, rank=1, address="h", port=1)
@@ -97,7 +97,7 @@ def test_what_is_no_address_is_refused(text):
         ({0: -15, 1: -15}, -15),
     ],
 )
-def test_a_crew_ends_by_what_really_happened(codes, end):
+def test_the_exit_code_of_several_processes_is_that_of_the_first_cause(codes, end):
     assert combined_exit_code(codes) == end
 
 
@@ -117,12 +117,12 @@ def test_offload_and_clipping_reach_deepspeed():
         ({"strategy": "zero2"}, "float16"),
     ],
 )
-def test_what_cannot_work_together_is_said_before_a_model_is_loaded(settings, dtype):
+def test_what_cannot_work_together_is_reported_before_a_model_is_loaded(settings, dtype):
     with pytest.raises(UserMistake, match="strategy"):
         _require_possible(TrainSettings.model_validate(settings), dtype)
 
 
-def test_another_crew_is_the_same_run():
+def test_a_run_continues_with_another_number_of_processes():
     one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
     assert one.what_is_learned() == two.what_is_learned()
     assert two.distribution() == {"strategy": "fsdp", "processes": 8, "offload": True}

@@ -161,7 +161,7 @@ def test_a_base_in_another_form_is_another_base(tiny_base):
     assert held.loads == 3
 
 
-def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
+def test_a_held_base_whose_weights_were_exchanged_is_loaded_again(tiny_base):
     held = BaseCache(lambda job: load_base(tiny_base))
     first = held.take(make_job(tiny_base))
     layer = first.model.layers[0].mlp.down_proj

@@ -85,7 +85,7 @@ def work_through(track, steps):
         track.on_step_end(make_step(step), 9)
 
 
-def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
+def test_steps_that_are_done_again_are_not_reported_again(tape, tmp_path):
     work_through(make_track(tmp_path), [1, 2, 3, 4])
     track = make_track(tmp_path)
     work_through(track, [3, 4, 5, 6])
@@ -169,7 +169,7 @@ def test_a_tracker_without_open_run_is_refused_before_the_run(declare):
         require_installed(["tape"])
 
 
-def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
+def test_a_missing_tracker_is_reported_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
     from graftwork.train.run_setup import reporting_callbacks
 
     monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")

@@ -79,7 +79,7 @@ def test_runpods_spot_that_costs_the_usual_price_is_not_listed(found):
     assert {row.billing for row in found.rows if row.place == "runpod"} == {"on-demand"}
 
 
-def test_free_quotas_are_told_in_sessions_and_weeks():
+def test_free_quotas_are_reported_in_sessions_and_weeks():
     long = compare_places(
         question(rows=9_000_000), terms=TERMS, places=["kaggle"], with_sensitivity=False
     ).rows[0]
@@ -105,7 +105,7 @@ def test_the_smallest_machine_of_a_card_is_always_there():
     assert len(of_size(offers, cards=8)) == 4
 
 
-def test_two_kinds_of_one_card_at_one_place_are_told_apart():
+def test_two_kinds_of_one_card_at_one_place_are_distinguished():
     both = compare_places(question(), terms=TERMS, places=["runpod"], with_sensitivity=False)
     labels = [row.label for row in both.rows]
     assert len(labels) == len(set(labels))
