@@ -151,18 +151,18 @@ def test_the_same_policy_holds_there(url, tmp_path):
 
 
 def test_what_is_beyond_is_never_removed(url, tmp_path):
-    """The run began anew, without what lies at its mirror: the copies are still good."""
+    """The run restarted, without what is at its mirror: the copies are still good."""
     mirror = mirror_of(url)
     save(CheckpointStore(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
-    anew = mirror_of(url, keep=1)
-    store = CheckpointStore(tmp_path / "anew", keep=1, mirror=anew)
+    restarted = mirror_of(url, keep=1)
+    store = CheckpointStore(tmp_path / "restarted", keep=1, mirror=restarted)
     for step in (10, 20):
         save(store, checkpoint(step))
-    assert names(anew) == {"step-000020", "step-000040"}
+    assert names(restarted) == {"step-000020", "step-000040"}
 
 
 class Wire:
-    """Counts what is sent, and breaks when told to."""
+    """Counts what is sent, and breaks when asked to."""
 
     def __init__(self, mirror, *, fails=0, partial=False):
         self.sent = []

@@ -75,9 +75,9 @@ def test_what_the_hub_has_is_not_sent_again(hub, store):
 def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
     release = make(store)
     hub.broken = "/commit/"
-    with pytest.raises(EnvironmentLacks) as told:
+    with pytest.raises(EnvironmentLacks) as reported:
         open_hub(hub).push(store, release.id)
-    assert told.value.fix
+    assert reported.value.fix
     assert hub.uploads == [next(f.sha256 for f in release.files if f.path.endswith("safetensors"))]
     hub.broken = None
     open_hub(hub).push(store, release.id)
@@ -127,10 +127,10 @@ def test_the_token_is_needed_and_never_shown(hub, store, monkeypatch, caplog, ca
     caplog.set_level(logging.DEBUG)
     open_hub(hub).push(store, release.id)
     hub.broken = "/"
-    with pytest.raises(EnvironmentLacks) as told:
+    with pytest.raises(EnvironmentLacks) as reported:
         open_hub(hub).push(store, release.id)
     said = capfd.readouterr()
-    heard = [str(told.value.as_json()), caplog.text, said.out, said.err]
+    heard = [str(reported.value.as_json()), caplog.text, said.out, said.err]
     assert not [text for text in heard if TOKEN in text]
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(EnvironmentLacks, match="no token"):
@@ -253,9 +253,9 @@ def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):
         raise RuntimeError(f"{address}/api?key=1 of joe:pass-word refused {TOKEN}; tried pass%2Dword")
 
     client._api.create_repo = fail
-    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as told:
+    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as reported:
         client.push(store, make(store).id)
-    said = str(told.value.as_json())
+    said = str(reported.value.as_json())
     assert "refused" in said
     assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in said]
 
@@ -265,12 +265,12 @@ def test_bytes_done_of_bytes_total_are_reported_on_the_way_out_and_in(hub, store
     total = sum(file.size for file in release.files)
     heard: list[tuple[str, int, int]] = []
 
-    def tell(*told):
-        heard.append(told)
+    def report(*reported):
+        heard.append(reported)
 
-    open_hub(hub).push(store, release.id, progress=tell)
+    open_hub(hub).push(store, release.id, progress=report)
     far = ReleaseStore.open(tmp_path / "far")
-    open_hub(hub).pull(far, allow=anything, progress=tell)
+    open_hub(hub).pull(far, allow=anything, progress=report)
     for phase in ("check", "send", "fetch", "store"):
         done = [event[1] for event in heard if event[0] == phase]
         assert {event[2] for event in heard if event[0] == phase} == {total}

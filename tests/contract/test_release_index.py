@@ -101,7 +101,7 @@ def test_an_alias_moves_and_leaves_a_log(index: ReleaseIndex):
 
 
 def test_a_rollback_goes_to_what_the_log_has_before_or_nowhere(index: ReleaseIndex):
-    """The alias may point where it did with another history: then the log would tell a wrong way back."""
+    """The alias may point where it did with another history: then the log would show a wrong way back."""
     for entry in (A, B, C):
         index.add(entry)
     for to, since in ((A, None), (B, A), (C, B), (B, C)):

@@ -108,10 +108,10 @@ def assert_whole(work: OpenProject, allowed: set[str]) -> str:
         release = verify_release(store.folder(release_id))
         assert release.id == release_id
         # Nothing but the release: also what verifying forgives is not left there.
-        beside = {path.name for path in store.folder(release_id).iterdir()} - {
+        files = {path.name for path in store.folder(release_id).iterdir()} - {
             file.path for file in release.files
         }
-        assert {"manifest.json"} <= beside <= {"manifest.json", "manifest.json.minisig"}
+        assert {"manifest.json"} <= files <= {"manifest.json", "manifest.json.minisig"}
         assert (
             not (signature := store.folder(release_id) / MINISIGN).exists() or signature.stat().st_size == 300
         )

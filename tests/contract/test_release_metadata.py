@@ -1,4 +1,4 @@
-"""What every index keeps about releases beside their manifests: versions, tags, notes, what is collected."""
+"""What every index keeps about releases next to their manifests: versions, tags, notes, what is collected."""
 
 from collections.abc import Iterator
 from pathlib import Path

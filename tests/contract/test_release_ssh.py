@@ -130,9 +130,9 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
 
 def test_a_machine_that_does_not_answer_is_reported(store, monkeypatch):
     monkeypatch.setenv("GRAFT_SSH", "ssh -p 1")
-    with pytest.raises(EnvironmentLacks, match="cannot be reached") as told:
+    with pytest.raises(EnvironmentLacks, match="cannot be reached") as reported:
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
-    assert told.value.fix
+    assert reported.value.fix
     monkeypatch.setenv("GRAFT_SSH", "no-such-ssh")
     with pytest.raises(EnvironmentLacks, match="cannot be started"):
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
@@ -213,8 +213,8 @@ def test_bytes_sent_are_reported_while_they_go(far, store, monkeypatch):
     release = make(store, weights=bytes(64 * 2**20))
     monkeypatch.setattr(ssh, "POLL_SECONDS", 0.002)
     heard: list[tuple[str, int, int]] = []
-    push_over_ssh(store, release.id, target=target(far), progress=lambda *told: heard.append(told))
-    sent = [told for told in heard if told[0] == "send"]
+    push_over_ssh(store, release.id, target=target(far), progress=lambda *reported: heard.append(reported))
+    sent = [reported for reported in heard if reported[0] == "send"]
     assert sent[-1][1] == sent[-1][2] > 64 * 2**20
     assert len({done for _, done, _ in sent}) > 3
     assert [done for _, done, _ in sent] == sorted(done for _, done, _ in sent)

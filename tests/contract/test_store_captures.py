@@ -84,10 +84,10 @@ def test_projects_do_not_see_each_others_captures(database: Database, captures: 
 
 
 def test_an_exchange_that_was_assigned_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
-    dealt = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
-    captures.add([capture("c1", by="r1"), dealt, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
+    assigned = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
+    captures.add([capture("c1", by="r1"), assigned, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
     captures.add([capture("c4", by="r1", dealt="r1.r3.0", arm="champion"), capture("c5", by="r3")])
-    assert captures.get("c2") == dealt
+    assert captures.get("c2") == assigned
     read = list(captures.read_on(releases=("r1", "r2"), dealt="r1.r2.0"))
     assert [found.id for _, found in read] == ["c2", "c3"]
     assert [found.id for _, found in captures.read_on(releases=("r1", "r2"))] == ["c1", "c2", "c3", "c4"]

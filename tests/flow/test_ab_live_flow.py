@@ -1,4 +1,4 @@
-"""An experiment on live traffic from end to end: dealt by the real gateway, graded by users, decided."""
+"""An experiment on live traffic from end to end: assigned by the real gateway, graded by users, decided."""
 
 import asyncio
 import json
@@ -108,7 +108,7 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
         before = compare_live(work, "champion", "challenger", metric="feedback")
         assert (before.winner, before.experiment, before.exit_code) == (None, None, 12)
         experiments = set()
-        for seed in (1, 2):  # the second time the endpoint was started anew
+        for seed in (1, 2):  # the second time the endpoint was started again
             answered, health = run(
                 serving(
                     work,

@@ -46,12 +46,12 @@ def detached(small_project, change_settings):
         text=True,
         start_new_session=True,
     )
-    told, _ = terminal.communicate()
-    assert terminal.returncode == 0, told
+    reported, _ = terminal.communicate()
+    assert terminal.returncode == 0, reported
     # Whoever still is in the terminal's session gets what a closed window sends.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(terminal.pid, signal.SIGHUP)
-    yield small_project, json.loads(told)
+    yield small_project, json.loads(reported)
     graft(small_project, "stop", "--now")
 
 

@@ -98,8 +98,8 @@ def free_port() -> int:
 def test_two_machines_train_one_run(small_project, change_settings):
     change_settings(small_project, train={"strategy": "ddp", "processes": 1, "epochs": 1})
     machines = ("--nodes", "2", "--main-address", f"127.0.0.1:{free_port()}")
-    told = start(small_project, *machines)
-    out, err = told.communicate(timeout=120)
+    reported = start(small_project, *machines)
+    out, err = reported.communicate(timeout=120)
     commands = json.loads(out)["commands"]
     assert [command.split(" --node-rank ")[1][0] for command in commands] == ["0", "1"]
     assert all(str(small_project) in command for command in commands)

@@ -1,4 +1,4 @@
-"""A run that is looked at on the way: by answers, told to a tracker, killed once, shown on a page."""
+"""A run that is looked at on the way: by answers, sent to a tracker, killed once, shown on a page."""
 
 import pytest
 from test_run_flow import run, run_folder

@@ -126,14 +126,14 @@ def test_only_what_depends_on_a_change_is_done_again(small_project, listener, ch
     first = run_outputs(small_project)["release"]["id"]
     run(small_project, listener)
     assert listener.done == ["gate", "release", "try", "report"]
-    # And the way back, by the commands that whoever is on call at night would use.
+    # And the way back, by the commands that an engineer on call at night would use.
     second = run_outputs(small_project)["release"]
     assert second["parent"] == first
     assert json.loads(graft(small_project, "release", "rollback", "--json").stdout)["release_id"] == first
     assert live(small_project) == first
     assert graft(small_project, "release", "rollback", "--json").returncode == 2
-    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "mended", "--json")
-    assert json.loads(done.stdout)["why"] == "mended"
+    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "fixed", "--json")
+    assert json.loads(done.stdout)["why"] == "fixed"
     assert live(small_project) == second["id"]
     # A release whose bytes changed is not promoted again.
     damaged = small_project / ".graft" / "releases" / first / "adapter_config.json"
@@ -263,7 +263,7 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
 
 
 class Impatient(NullReporter):
-    """Presses Ctrl-C once, in the middle of a step where that step tells its progress."""
+    """Presses Ctrl-C once, in the middle of a step where that step reports its progress."""
 
     def __init__(self, step):
         self.step = step

@@ -132,8 +132,8 @@ def test_a_model_that_fails_is_reported_with_its_reason_and_the_others_are_train
 
     # Mended, only what failed is trained.
     write_models(small_project, {"main": {}, "unlike": {"train": {"start_from": "main"}}})
-    mended = run_all(small_project)
-    assert [(model.model, model.state) for model in mended.models] == [
+    fixed = run_all(small_project)
+    assert [(model.model, model.state) for model in fixed.models] == [
         ("main", "unchanged"),
         ("unlike", "trained"),
     ]

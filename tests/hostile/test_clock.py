@@ -55,9 +55,9 @@ def clocks(monkeypatch):
 @pytest.fixture
 def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
-    told = []
-    alarm.send = lambda kind, *_what, **_more: told.append(kind)
-    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
+    reported = []
+    alarm.send = lambda kind, *_what, **_more: reported.append(kind)
+    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), reported
 
 
 def look(watcher, clocks, seconds=10.0):
@@ -67,29 +67,29 @@ def look(watcher, clocks, seconds=10.0):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_jump_of_the_clock_is_no_stall(tmp_path, clocks, watched, jump):
-    watcher, told = watched
+    watcher, reported = watched
     heart = Heart(tmp_path)
     for _ in range(5):
         heart.beat("training", 1, 9)
         clocks.set_by(jump)
         look(watcher, clocks)
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_worker_that_freezes_while_the_clock_jumps_is_reported(tmp_path, clocks, watched, jump):
-    watcher, told = watched
+    watcher, reported = watched
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
     look(watcher, clocks)
     clocks.set_by(jump)
     look(watcher, clocks)
     look(watcher, clocks)
-    assert told == ["stalled"]
+    assert reported == ["stalled"]
     clocks.set_by(-jump)
     heart.beat("training", 2, 9)
     look(watcher, clocks)
-    assert told == ["stalled", "recovered"]
+    assert reported == ["stalled", "recovered"]
 
 
 @pytest.mark.parametrize("jump", JUMPS)

@@ -68,7 +68,7 @@ def at_random_as_often_as_logged(rows, chance):
 
 
 def as_the_most_similar_row(rows, _chance):
-    """The strongest: whatever words tell about labels, it finds."""
+    """The strongest: whatever words say about labels, it finds."""
     known = [(words_of(row.question), row.reply) for row in rows]
 
     def answer(question):
@@ -105,7 +105,7 @@ def project_of(tmp_path_factory):
 
 
 def judge(project, *, seed, learner):
-    """The verdict of init's own rules on what a learner says, beside a base that is never right."""
+    """The verdict of init's own rules on what a learner says, next to a base that is never right."""
     settings, rows, cases = project
     learned = learner(rows, random.Random(seed))
     reports = []

@@ -1,4 +1,4 @@
-"""`graft data trace, show, diff, export`: found by name, told in words or in one JSON document."""
+"""`graft data trace, show, diff, export`: found by name, printed as text or as one JSON document."""
 
 import json
 import shutil

@@ -88,9 +88,9 @@ def test_what_goes_out_comes_back_in_pairs_and_graded_by_our_own_metrics(evaluat
 
 def test_other_cases_are_shown_and_the_reason_why_they_are_not_gated_too(evaluated):
     done = CliRunner().invoke(app, ["eval", "import", str(INSPECT), "-C", str(evaluated)])
-    told = " ".join(done.stdout.split())
-    assert "imported from inspect-ai" in told
-    assert "Not gated: 0 of this project's 12 cases are among the 2 imported ones" in told
+    reported = " ".join(done.stdout.split())
+    assert "imported from inspect-ai" in reported
+    assert "Not gated: 0 of this project's 12 cases are among the 2 imported ones" in reported
 
 
 def test_an_import_of_this_projects_cases_is_a_look_at_them(evaluated):

@@ -88,7 +88,7 @@ def bench(tmp_path, monkeypatch):
 
 
 def tried(right, seconds, *, memory=8.0, n=300, timed=31):
-    """The tuned model on so many cases, beside what the log holds: 98.7 % right in 20.1 s."""
+    """The tuned model on so many cases, next to what the log holds: 98.7 % right in 20.1 s."""
     times = [seconds + 0.1 * (i % 5) for i in range(timed)]
     grades = {"task_success": marks(right, n)}
     return report(

@@ -111,9 +111,9 @@ def test_a_purchase_says_what_is_best_and_what_it_assumes():
 def test_people_see_the_purchase_as_tables():
     result = ask("buy", *RUN, "--have", "RTX 3090", "--option", "RTX 5090=2500", "--place", "lambda")
     assert result.exit_code == 0
-    told = " ".join(result.stdout.split())
+    reported = " ".join(result.stdout.split())
     for words in ("RTX 3090", "RTX 5090", "months until paid back", "Assumed", "Keep RTX 3090"):
-        assert words in told
+        assert words in reported
 
 
 @pytest.mark.parametrize("words", [("--have", "RTX 9999"), ("--have", "RTX 4090", "--option", "A100 80GB")])

@@ -99,8 +99,8 @@ def test_why_rows_could_not_be_read_is_reported_with_counts(code):
         "other reasons": 1,
     }
     text = printed(make_audit(make_finding(code, "warning", reasons=reasons)))
-    told = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
-    assert told == [
+    reported = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
+    assert reported == [
         "7 no known shape (keys: a, b)",
         "3 the key `x` stands twice in one object",
         "1 the row is nested too deeply",

@@ -212,12 +212,12 @@ def test_rows_are_unreadable_for_many_reasons_and_each_is_counted():
 
 
 def test_only_a_shape_that_is_not_known_is_repaired_by_a_mapping():
-    for message, mended in (
+    for message, fixed in (
         ("no known shape (keys: a, b); expected one of: x", True),
         ("the key `a` stands twice in one object", False),
     ):
         fault = Fault(Origin(file="log.jsonl", line=15), "schema", message)
-        assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is mended
+        assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is fixed
 
 
 def test_too_long_counts_the_rows_that_would_be_usable_otherwise():
@@ -292,7 +292,7 @@ def test_reasoning_where_the_base_writes_none_is_a_warning():
     reasons = AuditContext(settings=DataSettings(), base="b", base_reasons=True)
     assert finding(audit_rows([thinks], context=plain), "foreign_model").severity == "warning"
     assert "foreign_model" not in codes(audit_rows([thinks], context=reasons))
-    # Rows that reason beside rows that do not teach neither.
+    # Rows that reason next to rows that do not teach neither.
     assert finding(audit_rows(with_more(thinks)), "foreign_model").count == 1
 
 

@@ -46,14 +46,14 @@ def tickets(count=300, *, wrong=0.08, seed=1, form="json"):
     rows = []
     for number in range(count):
         queue = chance.choice(list(WORDS))
-        told = [*chance.sample(WORDS[queue], 3), *chance.sample(FILLER, 6)]
+        reported = [*chance.sample(WORDS[queue], 3), *chance.sample(FILLER, 6)]
         # Some words of another queue: real tickets are not clean either.
-        told += chance.sample(WORDS[chance.choice(list(WORDS))], 1)
-        chance.shuffle(told)
+        reported += chance.sample(WORDS[chance.choice(list(WORDS))], 1)
+        chance.shuffle(reported)
         said = chance.choice([name for name in WORDS if name != queue]) if number in planted else queue
-        fields = {"queue": said, "priority": chance.choice(PRIORITIES), "summary": " ".join(told[:4])}
+        fields = {"queue": said, "priority": chance.choice(PRIORITIES), "summary": " ".join(reported[:4])}
         reply = json.dumps(fields) if form == "json" else said
-        rows.append(make_row(f"Ticket {number}: {' '.join(told)}", reply, line=number + 1))
+        rows.append(make_row(f"Ticket {number}: {' '.join(reported)}", reply, line=number + 1))
     return rows, {number + 1 for number in planted}
 
 

@@ -386,7 +386,7 @@ def test_each_model_gets_its_own_rows_and_what_is_held_out_is_so_for_all(tmp_pat
     asks = [
         f"{start} {{}} {end}?"
         for start in ("Is my", "Can our", "May the", "Does any", "Will his")
-        for end in ("sold", "broken", "red", "here", "mended", "tuned")
+        for end in ("sold", "broken", "red", "here", "fixed", "tuned")
     ]
     rows = [
         {**row, "agent": ("coder", "writer", "tester")[n % 3], "stage": 1 + n % 4}

@@ -1,4 +1,4 @@
-"""Tokens become text again, and every token is told to be trained or not."""
+"""Tokens become text again, and every token is marked as trained or not."""
 
 import pytest
 from dataset_samples import CONTROL, ByteDecoder, row, write_dataset, write_tokenizer

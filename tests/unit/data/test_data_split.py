@@ -59,7 +59,7 @@ def test_the_same_question_on_other_sources_shares_a_group():
 def test_an_instruction_that_every_row_repeats_is_no_question():
     rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in (*THINGS, *"mnopqrstuvwx")]
     groups = assign_group(rows).group.tolist()
-    # Whoever has seen a line no more than five times cannot tell an instruction from a question.
+    # After seeing a line at most five times one cannot distinguish an instruction from a question.
     assert len(set(groups[:6])) == 1
     assert len(set(groups[6:])) == len(groups[6:])
 

@@ -21,13 +21,13 @@ class Clock:
 
 class Beats:
     def __init__(self):
-        self.told = []
+        self.reported = []
 
     def beat(self, phase, done, total, *, seconds_left=None, **detail):
-        self.told.append((phase, done, seconds_left, detail))
+        self.reported.append((phase, done, seconds_left, detail))
 
     def of(self, phase):
-        return [(done, left) for said, done, left, _ in self.told if said == phase]
+        return [(done, left) for said, done, left, _ in self.reported if said == phase]
 
 
 def write_tokens(pace, clock, *, rows, steps, each):
@@ -65,11 +65,11 @@ def test_progress_is_reported_now_and_then_and_not_at_every_token():
     pace = Pace(left=1, longest=1000, clock=clock)
     assert not pace.hear(0)
     pace.begin(1)
-    told = 0
+    reported = 0
     for _ in range(100):
         clock.now += pacing.BEAT_SECONDS / 10
-        told += pace.hear(0)
-    assert 8 <= told <= 10
+        reported += pace.hear(0)
+    assert 8 <= reported <= 10
 
 
 @given(

@@ -305,13 +305,13 @@ def test_a_case_of_which_one_repeat_could_not_be_graded_has_no_grade(monkeypatch
     assert (metric.n, metric.failed) == (1, 1)
 
 
-@pytest.mark.parametrize(("count", "told"), [(4, "range of 4: holds the median in 88%"), (6, "exact")])
-def test_few_requests_do_not_claim_to_bound_their_median(count, told):
+@pytest.mark.parametrize(("count", "reported"), [(4, "range of 4: holds the median in 88%"), (6, "exact")])
+def test_few_requests_do_not_claim_to_bound_their_median(count, reported):
     timed = make_generation(latency=tuple(1.0 + at for at in range(count)))
     found = score(
         [make_case(0)], answers=[make_answer(make_case(0), RIGHT)], generation=timed, settings=SETTINGS
     )
-    assert found.metrics[LATENCY].method.startswith(told)
+    assert found.metrics[LATENCY].method.startswith(reported)
 
 
 def test_several_candidates_are_corrected_for():

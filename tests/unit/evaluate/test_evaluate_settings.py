@@ -58,7 +58,7 @@ def test_what_is_measured_is_what_the_settings_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("token_f1", "add it to evaluate.metrics"),
         ("reference_perplexity", "evaluate.perplexity"),
@@ -66,8 +66,8 @@ def test_what_is_measured_is_what_the_settings_name():
         ("json_vald", "did you mean json_valid"),
     ],
 )
-def test_a_rule_about_what_nobody_measures_is_refused_with_the_fix(name, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_rule_about_what_nobody_measures_is_refused_with_the_fix(name, reported):
+    with pytest.raises(ValueError, match=reported):
         require_evaluated(name, EvaluateSettings())
 
 
@@ -84,7 +84,7 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"metrics": ["jason_valid"]}, "did you mean json_valid"),
         ({"metrics": ["contains"]}, "no metric contains"),
@@ -99,8 +99,8 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
         ({"judge": {"url": "localhost", "model": "m"}}, "http://"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, told):
-    with pytest.raises(ValidationError, match=told):
+def test_what_makes_no_sense_is_refused(wrong, reported):
+    with pytest.raises(ValidationError, match=reported):
         EvaluateSettings.model_validate(wrong)
 
 

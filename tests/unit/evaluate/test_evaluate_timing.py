@@ -18,7 +18,7 @@ from graftwork.records.report import Endpoint, Generation, TimingJob
 
 
 class BusyMachine:
-    """Requests take 1 s; from the given request on, whoever asks, 5 s."""
+    """Requests take 1 s; from the given request on, 5 s."""
 
     def __init__(self, *, busy_from):
         self.asked = []

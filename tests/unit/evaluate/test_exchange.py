@@ -109,10 +109,10 @@ def test_a_log_of_inspect_is_read_as_inspect_reads_it(name):
 def test_results_of_lm_eval_are_read_with_their_samples():
     run = read_foreign(RESULTS)
     assert (run.tool, len(run.samples), run.notes) == ("lm-eval", 12, ())
-    told = json.loads(RESULTS.read_bytes())["results"]
+    reported = json.loads(RESULTS.read_bytes())["results"]
     metrics = import_runs([run]).report.candidate.metrics
-    assert metrics["shop_hours:exact_match"].value == told["shop_hours"]["exact_match,none"]
-    assert metrics["shop_choice:acc"].value == pytest.approx(told["shop_choice"]["acc,none"])
+    assert metrics["shop_hours:exact_match"].value == reported["shop_hours"]["exact_match,none"]
+    assert metrics["shop_choice:acc"].value == pytest.approx(reported["shop_choice"]["acc,none"])
     assert metrics["shop_choice:acc"].n == 6
     choices = [sample.text for sample in run.samples if sample.group == "shop_choice"]
     assert set(choices) <= {"six", "seven", "eight"}

@@ -69,7 +69,7 @@ def graded(found, name, metric):
 
 
 def counts(found, metric, other):
-    """Wins, losses and pairs of the candidate, reckoned from the marks."""
+    """Wins, losses and pairs of the candidate, computed from the marks."""
     before, after = graded(found, other, metric), graded(found, "adapter", metric)
     shared = [case for case in after if case in before]
     sign = -1 if metric == "truncated" else 1

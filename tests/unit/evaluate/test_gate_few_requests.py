@@ -1,4 +1,4 @@
-"""A bound that so few measurements cannot give proves nothing; and how many would give it is told."""
+"""A bound that so few measurements cannot give proves nothing; and how many would give it is reported."""
 
 import math
 import random

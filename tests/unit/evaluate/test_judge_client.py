@@ -158,7 +158,7 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [
         (status(401), "refuses us"),
         (status(404, b'{"error": {"message": "no model judge-1"}}'), "status 404"),
@@ -166,9 +166,9 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
         (status(302, Location="http://127.0.0.1:9/elsewhere"), "status 302"),
     ],
 )
-def test_what_will_not_pass_is_reported_at_once(endpoint, url, fault, told):
+def test_what_will_not_pass_is_reported_at_once(endpoint, url, fault, reported):
     endpoint.faults = [fault]
-    with pytest.raises(EnvironmentLacks, match=told) as caught:
+    with pytest.raises(EnvironmentLacks, match=reported) as caught:
         client_for(url).say(CHAT)
     assert caught.value.fix
     assert len(endpoint.requests) == 1
@@ -301,7 +301,7 @@ def test_a_judge_who_is_away_is_not_asked_for_ever(endpoint, url):
 
 
 def test_a_wrong_key_stops_those_that_wait_for_a_busy_server_too(endpoint, url):
-    # Three are told to come back in half a minute; the fourth is refused for good.
+    # Three are asked to come back in half a minute; the fourth is refused for good.
     endpoint.faults = [status(429, Retry_After="30")] * 3 + [status(401)]
     cases = [make_case(f"case {n}") for n in range(4)]
     before, after = {case.id: "x" for case in cases}, {case.id: "y" for case in cases}

@@ -202,8 +202,8 @@ def test_the_log_answers_with_its_own_replies_and_durations():
 
 
 def test_metadata_of_a_case_does_not_change_its_hash():
-    plain, told = make_case(1), make_case(1).model_copy(update={"domain": "law", "duration_ms": 3.0})
-    assert hash_cases([plain]) == hash_cases([told])
+    plain, reported = make_case(1), make_case(1).model_copy(update={"domain": "law", "duration_ms": 3.0})
+    assert hash_cases([plain]) == hash_cases([reported])
     assert hash_cases([plain]) != hash_cases([plain.model_copy(update={"checks": ({"kind": "exact"},)})])
 
 

@@ -109,10 +109,10 @@ PADDED = "x" * (LONGEST_REASON - 10)
 def test_no_error_holds_the_key_or_a_part_of_it(parrot, monkeypatch, said):
     with pytest.raises((TryAgain, GraftError)) as caught:
         ask(parrot(said).url, monkeypatch)
-    told = f"{caught.value} {getattr(caught.value, 'why', '')} {getattr(caught.value, 'what', '')}"
+    reported = f"{caught.value} {getattr(caught.value, 'why', '')} {getattr(caught.value, 'what', '')}"
     for part in pieces_of(KEY):
-        assert part not in told
-        assert json.dumps(part)[1:-1] not in told
+        assert part not in reported
+        assert json.dumps(part)[1:-1] not in reported
 
 
 def test_an_answer_that_repeats_the_key_is_kept_without_it(parrot, monkeypatch):
@@ -172,8 +172,8 @@ def judge(url, monkeypatch, key=KEY):
 def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, said):
     with pytest.raises((JudgeUnavailable, EnvironmentLacks)) as caught:
         judge(parrot(said).url, monkeypatch)
-    told = f"{caught.value} {getattr(caught.value, 'why', '')}"
-    assert not [part for part in pieces_of(KEY) if part in told]
+    reported = f"{caught.value} {getattr(caught.value, 'why', '')}"
+    assert not [part for part in pieces_of(KEY) if part in reported]
 
 
 def test_the_judges_reply_is_kept_without_the_key(parrot, monkeypatch):

@@ -241,7 +241,7 @@ def test_reviewers_may_have_a_scale_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("given_check", "told"),
+    ("given_check", "reported"),
     [
         ({"name": "x", "metric": "contain"}, "did you mean contains"),
         ({"contans": "x"}, "did you mean contains"),
@@ -265,8 +265,8 @@ def test_reviewers_may_have_a_scale_of_their_own():
         ({"name": "x", "metric": "token_f1", "at_least": 2}, "at_least"),
     ],
 )
-def test_a_check_that_makes_no_sense_is_refused_with_a_hint(given_check, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_check_that_makes_no_sense_is_refused_with_a_hint(given_check, reported):
+    with pytest.raises(ValidationError, match=reported):
         GradeCheck.model_validate(given_check)
 
 

@@ -66,7 +66,7 @@ def test_a_function_may_be_anything_that_a_module_may_hold(context):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         ("    return 1 / 0", "own.py:2: ZeroDivisionError"),
         ("    return helper()\ndef helper():\n    raise KeyError('x')", "own.py:4: KeyError"),
@@ -76,16 +76,16 @@ def test_a_function_may_be_anything_that_a_module_may_hold(context):
         ("    return text.missing", "own.py:2: AttributeError"),
     ],
 )
-def test_an_error_names_metric_case_and_line_and_the_evaluation_goes_on(context, body, told):
+def test_an_error_names_metric_case_and_line_and_the_evaluation_goes_on(context, body, reported):
     made = context("own.py:bad", f"def bad(case, text):\n{body}\n")
     assert grade("mine", CASE, "x", context=made) is None
     [failed] = made.failed
     assert (failed.metric, failed.case_id) == ("mine", "case-7")
-    assert told in failed.reason
+    assert reported in failed.reason
 
 
 @pytest.mark.parametrize(
-    ("source", "told", "line"),
+    ("source", "reported", "line"),
     [
         ("def good(case, text)\n    return 1\n", "SyntaxError", ":1"),
         ("x = 1\nimport no_such_module_here\n", "ModuleNotFoundError", ":2"),
@@ -93,8 +93,8 @@ def test_an_error_names_metric_case_and_line_and_the_evaluation_goes_on(context,
         ("def other(case, text):\n    return 1\n", "no function good", ""),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_reported_before_anything_is_asked(context, source, told, line):
-    with pytest.raises(UserMistake, match=told) as caught:
+def test_a_file_that_cannot_be_loaded_is_reported_before_anything_is_asked(context, source, reported, line):
+    with pytest.raises(UserMistake, match=reported) as caught:
         require_gradable(context("own.py:good", source))
     assert caught.value.where.endswith(f"own.py{line}")
     assert caught.value.fix

@@ -1,4 +1,4 @@
-"""Distances between texts: against a plain reckoning, and figures that are known."""
+"""Distances between texts: against a plain computation, and figures that are known."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A borrowed model comes back as it was, and compiled layers do not compile anew for every token."""
+"""A borrowed model comes back as it was, and compiled layers do not compile again for every token."""
 
 import torch
 

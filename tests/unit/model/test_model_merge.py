@@ -128,10 +128,10 @@ def test_a_converter_is_found_where_it_is_named_and_its_lack_is_reported(tmp_pat
     with pytest.raises(EnvironmentLacks, match="no converter") as caught:
         find_converter(tmp_path)
     assert "GRAFT_GGUF_CONVERTER" in caught.value.fix
-    beside = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
-    beside.parent.mkdir()
-    beside.touch()
-    assert find_converter(tmp_path) == beside
+    script = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
+    script.parent.mkdir()
+    script.touch()
+    assert find_converter(tmp_path) == script
     monkeypatch.setenv("GRAFT_GGUF_CONVERTER", str(tmp_path / "nowhere.py"))
     with pytest.raises(EnvironmentLacks, match="no converter"):
         find_converter(tmp_path)

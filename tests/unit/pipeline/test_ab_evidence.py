@@ -204,20 +204,20 @@ def test_sessions_that_share_only_a_greeting_stay_apart_and_repeated_ones_do_not
 
 def speak(seed, *, happy_b, good=0.7, sessions=600):
     """Both releases are as good; users of A speak in half of their sessions, happy users of B less often."""
-    chance, live, dealt = random.Random(seed), LiveTest(0.05, goes_on=True), {"A": 0, "B": 0}
+    chance, live, counts = random.Random(seed), LiveTest(0.05, goes_on=True), {"A": 0, "B": 0}
     for _ in range(sessions):
         arm, happy = chance.choice("AB"), chance.random() < good
-        dealt[arm] += 1
+        counts[arm] += 1
         if chance.random() < (happy_b if arm == "B" and happy else 0.5):
             live.take(LiveAnswer(arm, None, float(happy)))
-    return live.test, (dealt["A"], dealt["B"])
+    return live.test, (counts["A"], counts["B"])
 
 
 def test_users_of_one_arm_who_keep_silent_do_not_decide_it():
     found = [speak(seed, happy_b=0.3) for seed in range(60)]
     # Of those who speak, B's users are unhappier: without a correction that is taken for the truth.
     assert sum(test.winner == "baseline" for test, _ in found) > 8
-    assert sum(survives_silence(test, assigned=dealt) for test, dealt in found) <= 8
+    assert sum(survives_silence(test, assigned=counts) for test, counts in found) <= 8
 
 
 def test_a_clear_winner_survives_unequal_silence():

@@ -209,11 +209,11 @@ def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work
 
 
 def test_watching_ends_when_it_is_decided_and_reports_how_it_goes(work, pair, tmp_path):
-    traffic, told, pauses = Traffic(work, pair), [], []
+    traffic, reported, pauses = Traffic(work, pair), [], []
 
     class Listener(NullReporter):
         def progress(self, phase, done, total, *, seconds_left, detail):
-            told.append((done, seconds_left, detail["subject"]))
+            reported.append((done, seconds_left, detail["subject"]))
 
     def pause(seconds):
         pauses.append(seconds)
@@ -224,9 +224,9 @@ def test_watching_ends_when_it_is_decided_and_reports_how_it_goes(work, pair, tm
     found = watch_live(work, *pair, metric="json_valid", every_seconds=3.0, pause=pause)
     assert found.winner == "B"
     assert set(pauses) == {3.0}
-    assert len(told) == len(pauses) + 1
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert {left for _, left, _ in told} == {None}
+    assert len(reported) == len(pauses) + 1
+    assert [done for done, _, _ in reported] == sorted(done for done, _, _ in reported)
+    assert {left for _, left, _ in reported} == {None}
     assert found.model_copy(update={"remarks": ()}) == compare_live(
         work, *pair, metric="json_valid"
     ).model_copy(update={"remarks": ()})
@@ -269,11 +269,11 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     traffic = Traffic(work, pair)
     for n in range(60):
         traffic.say(traffic.serve(f"s{n}"), float(traffic.deal.assign(f"s{n}") == "challenger"))
-    told = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
-    assert (told["winner"], told["experiment"]) == ("B", traffic.deal.experiment)
+    reported = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
+    assert (reported["winner"], reported["experiment"]) == ("B", traffic.deal.experiment)
     part = traffic.deal.experiment[-8:]
-    told = json.loads(run(tmp_path, *pair, "--metric", "token_f1", "--experiment", part, code=12))
-    assert told["experiment"] == traffic.deal.experiment
+    reported = json.loads(run(tmp_path, *pair, "--metric", "token_f1", "--experiment", part, code=12))
+    assert reported["experiment"] == traffic.deal.experiment
     done = CliRunner().invoke(app, [*pair, "--metric", "feedback", "-C", str(tmp_path)])
     assert done.exit_code == 0
     assert traffic.deal.experiment in done.stdout
@@ -284,9 +284,9 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     "words", [("--experiment", "nothing"), ("--cases", "x.jsonl", "--watch"), ("--metric", "feedbak")]
 )
 def test_what_cannot_be_asked_of_live_traffic_is_reported_with_its_fix(work, pair, tmp_path, words):
-    with pytest.raises(UserMistake) as told:
+    with pytest.raises(UserMistake) as reported:
         run(tmp_path, *pair, *words, code=2)
-    assert told.value.fix
+    assert reported.value.fix
 
 
 exchanges = st.builds(

@@ -82,8 +82,8 @@ def test_every_model_of_the_catalog_is_dense():
 def test_a_family_that_nobody_wrote_out_is_reported_as_taken_for_llama(tmp_path):
     config = {**MIXTRAL, "model_type": "falcon_of_next_year", "num_local_experts": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    told = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
-    assert any("falcon_of_next_year" in reason for reason in told.reasons)
+    reported = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
+    assert any("falcon_of_next_year" in reason for reason in reported.reasons)
     served = serve(make_question(find_model(tmp_path), machine=named_machine(gpu="T4")))
     assert any("falcon_of_next_year" in note for note in served.notes)
     plain = answer_fit(FitRequest(model="olmo-7b", gpu="T4", ram=64.0, seq="64", trace=False))

@@ -1,4 +1,4 @@
-"""The events of a run: all that its files hold, by time, each told once."""
+"""The events of a run: all that its files hold, by time, each reported once."""
 
 import json
 
@@ -22,8 +22,8 @@ def test_events_of_all_files_come_in_the_order_of_time(tmp_path):
     write(tmp_path, "looks.jsonl", {"look": {"step": 2, "metric": "loss", "value": 0.5}, "of": [2, 1.0, ""]})
     write(tmp_path, "vitals.jsonl", {"at": 12.0, "memory_gib": 1.0})
     write(tmp_path, "alerts.jsonl", {"at": 25.0, "kind": "stalled", "what": "it is stuck"})
-    told = [(event.kind, event.at) for event in Events(tmp_path).new()]
-    assert told == [
+    reported = [(event.kind, event.at) for event in Events(tmp_path).new()]
+    assert reported == [
         ("word", 5.0),
         ("word", 5.0),
         ("step", 10.0),

@@ -123,12 +123,12 @@ def test_changed_rules_are_reported_with_the_verdict_of_the_old_ones(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
         noted = note_rules(work, "run", stage="judged")
         verdict = decide(found, work.settings.gate)
-        told = with_changes(verdict, GateCandidate(found, work.settings.gate), noted)
+        reported = with_changes(verdict, GateCandidate(found, work.settings.gate), noted)
         kept = Journal(work.project.runs / "run" / RULES).read()
-    assert told.decision == "deploy"
-    assert "The rules were changed after this run was first trained" in told.notes[0]
-    assert "no longer JSON-valid rate over 95 %; now JSON-valid rate over 50 %" in told.notes[0]
-    assert "would be: iterate" in told.notes[0]
+    assert reported.decision == "deploy"
+    assert "The rules were changed after this run was first trained" in reported.notes[0]
+    assert "no longer JSON-valid rate over 95 %; now JSON-valid rate over 50 %" in reported.notes[0]
+    assert "would be: iterate" in reported.notes[0]
     assert [line["stage"] for line in kept] == ["trained", "judged"]
 
 
@@ -138,8 +138,8 @@ def test_rules_of_a_version_that_cannot_be_read_still_show_that_they_were_others
         Journal(work.project.runs / "run" / RULES).append(note)
         verdict = decide(report(90), work.settings.gate)
         noted = note_rules(work, "run", stage="judged")
-        told = with_changes(verdict, GateCandidate(report(90), work.settings.gate), noted)
-    assert "The rules were changed after this run was first trained (then)." in told.notes
+        reported = with_changes(verdict, GateCandidate(report(90), work.settings.gate), noted)
+    assert "The rules were changed after this run was first trained (then)." in reported.notes
 
 
 def test_seconds_of_another_day_do_not_replace_the_champions(tmp_path):

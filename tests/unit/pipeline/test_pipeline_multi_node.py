@@ -18,7 +18,7 @@ file, polls = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 print("here", flush=True)
 while '"over":true' not in file.read_text().replace(" ", ""):
     time.sleep(0.01)
-# Long enough that whoever watches has seen it, too.
+# Long enough that the watcher has seen it, too.
 time.sleep(4 * polls)
 """
 GOES_ON = """

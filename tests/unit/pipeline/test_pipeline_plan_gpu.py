@@ -1,4 +1,4 @@
-"""On a card the plan knows whose rates it reckons with, how the plain step is taken, and gives way."""
+"""On a card the plan knows whose rates it uses, how the plain step is taken, and gives way."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A probe is of this device or is not given out; it works, tells how far it is, and leaves nothing behind."""
+"""A probe is of this device or is not given out; it reports its progress, and leaves nothing behind."""
 
 import json
 import subprocess
@@ -121,7 +121,7 @@ def small_goes(monkeypatch):
 
 
 def test_a_processor_is_probed_whole(tmp_path, capsys, small_goes):
-    """Products, copies, disk, and real steps of two and four layers; every part is told before it begins."""
+    """Products, copies, disk, and real steps of two and four layers; each is reported first."""
     facts = probe(ProbeJob(shape=TINY, folder=str(tmp_path), length=32, threads=1, seconds=600))
     assert facts.device == name_device()
     assert facts.copy_bytes_s > 0
@@ -129,9 +129,9 @@ def test_a_processor_is_probed_whole(tmp_path, capsys, small_goes):
     assert {step.layers for step in facts.steps} == {2, 4}
     assert all(step.seconds > 0 and step.tuning is None for step in facts.steps)
     assert facts.left_out == ()
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-    assert len(told) >= 6
-    assert told[0]["left_seconds"] > told[-1]["left_seconds"]
+    reported = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert len(reported) >= 6
+    assert reported[0]["left_seconds"] > reported[-1]["left_seconds"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,12 +166,12 @@ def test_the_childs_line_becomes_facts_and_its_progress_is_heard(tmp_path, monke
     (tmp_path / "facts").write_text(facts.model_dump_json() + "\n")
     make_child(tmp_path, monkeypatch, f"echo '{said}' >&2; echo some warning >&2; cat {tmp_path}/facts")
     job = ProbeJob(shape=TINY, folder=str(tmp_path))
-    assert run_probe(job, on_part=lambda *told: heard.append(told)) == facts
+    assert run_probe(job, on_part=lambda *reported: heard.append(reported)) == facts
     assert heard == [("the disk", 3.5)]
 
 
 def test_a_child_that_fails_is_reported_with_its_last_message(tmp_path, monkeypatch):
     make_child(tmp_path, monkeypatch, "echo No module named torch >&2; exit 1")
-    with pytest.raises(EnvironmentLacks, match="found nothing out") as told:
+    with pytest.raises(EnvironmentLacks, match="found nothing out") as reported:
         run_probe(ProbeJob(shape=TINY, folder=str(tmp_path)))
-    assert told.value.why == "No module named torch"
+    assert reported.value.why == "No module named torch"

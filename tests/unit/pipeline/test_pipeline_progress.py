@@ -13,12 +13,12 @@ class Listening(NullReporter):
 
 def test_the_rate_and_the_time_left_come_when_enough_was_seen():
     listener, seconds = Listening(), [0.0]
-    tell = progress_listener(listener, clock=lambda: seconds[0])
-    tell("render", 0, 1000)
+    report = progress_listener(listener, clock=lambda: seconds[0])
+    report("render", 0, 1000)
     seconds[0] = 1.0
-    tell("render", 50, 1000)
+    report("render", 50, 1000)
     seconds[0] = 4.0
-    tell("render", 200, 1000)
+    report("render", 200, 1000)
     assert listener.heard == [
         ("render", 0, 1000, None, {}),
         ("render", 50, 1000, None, {}),
@@ -28,8 +28,8 @@ def test_the_rate_and_the_time_left_come_when_enough_was_seen():
 
 def test_what_is_read_is_counted_in_mebibytes():
     listener, seconds = Listening(), [0.0]
-    tell = progress_listener(listener, clock=lambda: seconds[0])
-    tell("read and sift", 0, 8 << 20)
+    report = progress_listener(listener, clock=lambda: seconds[0])
+    report("read and sift", 0, 8 << 20)
     seconds[0] = 2.0
-    tell("read and sift", 4 << 20, 8 << 20)
+    report("read and sift", 4 << 20, 8 << 20)
     assert listener.heard[-1] == ("read and sift", 4.0, 8.0, 2.0, {"MiB/s": 2.0})

@@ -1,4 +1,4 @@
-"""A supervised worker: crashes, progress, stalls, memory, and the wish to stop. With real processes."""
+"""A supervised worker: crashes, progress, stalls, memory, and stop requests. With real processes."""
 
 import json
 import os
@@ -112,7 +112,7 @@ class Heard(NullReporter):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Runs a worker that does what it is told, one thing an attempt."""
+    """Runs a worker that does what it is reported, one thing an attempt."""
     (tmp_path / "told_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(supervise, "_wait", lambda _seconds: None)
@@ -210,10 +210,10 @@ def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
     watcher = watcher_of(job, silent_seconds=1.0)
 
     def wake():
-        told = alerts(job.folder)
-        if told == ["stalled"]:
+        reported = alerts(job.folder)
+        if reported == ["stalled"]:
             os.kill(lock_holder(job.folder), signal.SIGCONT)
-        if "recovered" in told:
+        if "recovered" in reported:
             (job.folder / "leave").touch()
 
     job("freeze", watcher=watcher, on_poll=wake)
@@ -258,7 +258,7 @@ def ask_to_stop(job, monkeypatch):
 
 
 class LetsItSave(Heard):
-    """The worker's checkpoint is written only when somebody was told that it is waited for."""
+    """The worker's checkpoint is written only when the worker is notified that it is waited for."""
 
     def __init__(self, folder):
         super().__init__()
@@ -272,16 +272,16 @@ class LetsItSave(Heard):
 
 @pytest.mark.parametrize("heart", [".", "another run"])
 def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, heart):
-    told = LetsItSave(job.folder)
+    reported = LetsItSave(job.folder)
     with pytest.raises(StoppedInOrder), stoppable():
         job(
             "save",
             on_poll=ask_to_stop,
-            reporter=told,
+            reporter=reported,
             heart=heart,
             active_folders=lambda: (job.folder / heart,),
         )
-    assert len([word for word in told.words if "waiting for its checkpoint" in word]) == 1
+    assert len([word for word in reported.words if "waiting for its checkpoint" in word]) == 1
     assert json.loads((job.folder / "error.json").read_text())["what"] == "stopped"
 
 

@@ -82,7 +82,7 @@ def test_more_memory_is_never_slower(less, more, method, engine):
     roomy = fit(question(TINY, memory_limit_gib=float(less + more), **asked), advise=False)
     if tight.fits:
         assert roomy.fits
-        # The card's own tuning ranks by its own reckoning of time: so there may be a little.
+        # The card's own tuning ranks by its own estimate of time: so there may be a little.
         assert roomy.tokens_per_second.value >= 0.97 * tight.tokens_per_second.value
 
 

@@ -1,4 +1,4 @@
-"""How right the planner is about our own step: today's predictions beside what an H200 measured.
+"""How right the planner is about our own step: today's predictions next to what an H200 measured.
 
 `tests/data/plan_memory.jsonl` holds the lines of `benchmarks/plan_memory.py` as they came. What is
 stated here is what `docs/accuracy.md` states; a change of the count that makes it worse is seen here.

@@ -124,7 +124,7 @@ def test_places_are_filled_up_as_batches_fill_them(places, head_tokens):
 
 
 class Patient:
-    """A tally that is told of every block."""
+    """A tally that gets every block."""
 
     alloc, free = ByteTally.alloc, ByteTally.free
 

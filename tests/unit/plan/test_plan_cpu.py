@@ -174,13 +174,13 @@ def test_parts_are_named_and_add_up():
 
 def test_earlier_runs_correct_the_memory_and_are_not_unlearned():
     first = plan_of(work_of())
-    reckoned = first.parts["peak_memory_gib.computed"]
-    past = [Residual(name="peak_memory_gib.computed", planned=reckoned, actual=reckoned.value * 1.2)]
+    estimated = first.parts["peak_memory_gib.computed"]
+    past = [Residual(name="peak_memory_gib.computed", planned=estimated, actual=estimated.value * 1.2)]
     second = plan_of(work_of(), learned_memory=learned_memory(past))
-    assert second.peak_memory_gib.value == pytest.approx(reckoned.value * 1.2)
-    assert second.peak_memory_gib.holds(reckoned.value * 1.2)
-    assert second.parts["peak_memory_gib.computed"] == reckoned
-    assert second.peak_memory_gib == correct_memory(reckoned, learned_memory(past))
+    assert second.peak_memory_gib.value == pytest.approx(estimated.value * 1.2)
+    assert second.peak_memory_gib.holds(estimated.value * 1.2)
+    assert second.parts["peak_memory_gib.computed"] == estimated
+    assert second.peak_memory_gib == correct_memory(estimated, learned_memory(past))
 
 
 LLAMA = {"model_type": "llama"}

@@ -98,8 +98,8 @@ def test_a_plan_that_names_no_parts_still_sets_its_steps_next_to_the_run():
     plan = make_plan()
     found = compare_parts(plan, make_outcome(), RunParts(seconds={"compute": 60.0, "load": 5.0}))
     assert {item.name for item in found} == {"minutes.compute", "minutes.load"}
-    reckoned = plan.tokens.value / plan.tokens_per_second.value / 60
-    assert next(item for item in found if item.name == "minutes.compute").planned.value == reckoned
+    estimated = plan.tokens.value / plan.tokens_per_second.value / 60
+    assert next(item for item in found if item.name == "minutes.compute").planned.value == estimated
 
 
 def test_nobody_looked_before_the_first_step():

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_rates import PUBLISHED, set_beside
+from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
 from graftwork.costmodel.processor import seconds_a_token
@@ -143,7 +143,7 @@ def test_the_page_reports_how_far_published_figures_are_from_ours():
     assert said is not None
     above = [
         rate.tokens_per_second
-        / set_beside(rate, find_model(rate.model).shape, rates_of(find_gpu(rate.gpu))).reckoned
+        / compare_published(rate, find_model(rate.model).shape, rates_of(find_gpu(rate.gpu))).estimated
         for rate in PUBLISHED
     ]
     assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [int(n) for n in said.groups()]
@@ -152,8 +152,10 @@ def test_the_page_reports_how_far_published_figures_are_from_ours():
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda item: f"{item.engine} {item.gpu} {item.method}")
 def test_published_figures_of_other_cards_are_of_the_same_order(published):
     """A comparison, not a gate: others' engines and settings are not ours."""
-    beside = set_beside(published, find_model(published.model).shape, rates_of(find_gpu(published.gpu)))
-    assert 0.6 < beside.reckoned / published.tokens_per_second < 1.4
+    compared = compare_published(
+        published, find_model(published.model).shape, rates_of(find_gpu(published.gpu))
+    )
+    assert 0.6 < compared.estimated / published.tokens_per_second < 1.4
 
 
 @given(

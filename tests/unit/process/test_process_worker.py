@@ -1,4 +1,4 @@
-"""One worker a folder, a heartbeat that tells the truth, an end that can be read."""
+"""One worker a folder, a heartbeat that is true, an exit that can be read."""
 
 import fcntl
 import json

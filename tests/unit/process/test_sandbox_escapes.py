@@ -186,7 +186,7 @@ def test_other_processes_can_neither_be_signalled_nor_read(kind):
     finally:
         ended.kill()
         ended.wait()
-    # Of its own first process it may be told that the signal was sent: that one does not take it.
+    # Of its own first process it may be notified that the signal was sent: that one does not take it.
     allowed = 1 if kind is SandboxKind.BUBBLEWRAP or kind is SandboxKind.USER_NAMESPACES else 0
     assert result.stdout.count("GOT") <= allowed, result.stdout
     assert result.ok
@@ -258,14 +258,14 @@ def test_a_daemon_does_not_outlive_its_run(kind):
     name = f"d{secrets.token_hex(6)}"
     source = f"""
         import os, signal, time
-        ready, tell = os.pipe()
+        ready, report = os.pipe()
         if os.fork() == 0:
             os.setsid()
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             if os.fork() == 0:
                 {NAME_ITSELF.format(name=name).strip()}
-                os.write(tell, b"x")
+                os.write(report, b"x")
                 for number in range(64):
                     try:
                         os.close(number)

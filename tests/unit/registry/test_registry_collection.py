@@ -1,4 +1,4 @@
-"""Garbage collection beside others, and among things that are not as the store made them."""
+"""Garbage collection next to others, and among things that are not as the store made them."""
 
 from pathlib import Path
 

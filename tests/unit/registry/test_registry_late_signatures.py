@@ -1,4 +1,4 @@
-"""Signatures that come later: whoever signs, and whoever is killed at it, leaves the release whole."""
+"""Signatures that come later: signing, or being killed while signing, leaves the release whole."""
 
 import os
 from pathlib import Path
@@ -129,11 +129,11 @@ def import_into(store: ReleaseStore, archive: Path) -> bool:
 
 def test_a_signature_that_came_later_comes_in_with_the_next_archive(store, release, tmp_path):
     far = ReleaseStore.open(tmp_path / "far")
-    archives = [tmp_path / name for name in ("unsigned.tar", "signed.tar", "signed-anew.tar")]
+    archives = [tmp_path / name for name in ("unsigned.tar", "signed.tar", "signed-again.tar")]
     write_archive(store, release.id, target=archives[0])
     store.sign(release.id, b"signed\n")
     write_archive(store, release.id, target=archives[1])
-    store.sign(release.id, b"signed anew\n")
+    store.sign(release.id, b"signed again\n")
     write_archive(store, release.id, target=archives[2])
     assert import_into(far, archives[0])
     weights = far.folder(release.id) / "adapter_model.safetensors"

@@ -1,4 +1,4 @@
-"""A server that cannot write the store holds what it serves: garbage collection beside it sees that."""
+"""A server that cannot write the store holds what it serves: garbage collection next to it sees that."""
 
 import errno
 import fcntl

@@ -137,9 +137,9 @@ def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_on
 
 @pytest.mark.parametrize("text", ["", "nonsense!", KEY[:-4], "RWQ=", OF_FILE])
 def test_what_is_no_key_is_refused_with_the_place(text, tmp_path):
-    with pytest.raises(UserMistake, match="cannot be read") as told:
+    with pytest.raises(UserMistake, match="cannot be read") as reported:
         load_public_key(text, root=tmp_path)
-    assert told.value.where == "release.public_key"
+    assert reported.value.where == "release.public_key"
     (tmp_path / "key").write_text(text)
     with pytest.raises(UserMistake, match="cannot be read"):
         load_secret_key(tmp_path / "key")
@@ -157,9 +157,9 @@ def signed(tmp_path):
 
 def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):
     store, release, key = signed
-    with pytest.raises(AnswerIsNo, match="is not signed") as told:
+    with pytest.raises(AnswerIsNo, match="is not signed") as reported:
         store.get(release.id)
-    assert "graft release sign" in told.value.fix
+    assert "graft release sign" in reported.value.fix
     folder = store.folder(release.id)
     (folder / "manifest.json.sigstore.json").write_text("{}")
     with pytest.raises(AnswerIsNo, match="sigstore signature only"):

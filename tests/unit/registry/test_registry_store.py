@@ -137,11 +137,11 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
     blob = store.blobs.path(shared)
     blob.chmod(0o644)
     blob.write_bytes(b"\0" * blob.stat().st_size)
-    with pytest.raises(Damaged, match="does not match its hash") as told:
+    with pytest.raises(Damaged, match="does not match its hash") as reported:
         store.get(one.id)
-    assert told.value.why
-    assert told.value.fix
-    assert told.value.where.endswith("adapter_model.safetensors")
+    assert reported.value.why
+    assert reported.value.fix
+    assert reported.value.where.endswith("adapter_model.safetensors")
     two = make("two", versions={"graftwork": "1"})
     assert store.verify(two.id) == two
     with pytest.raises(Damaged):
@@ -149,9 +149,9 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
 
 
 def test_what_is_not_here_is_reported_as_not_here(store):
-    with pytest.raises(Damaged, match="not in this store") as told:
+    with pytest.raises(Damaged, match="not in this store") as reported:
         store.get("a" * 64)
-    assert "import" in told.value.fix
+    assert "import" in reported.value.fix
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
@@ -165,10 +165,10 @@ def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(blobs, "copy_with_progress", fill_up)
-    with pytest.raises(EnvironmentLacks, match="disk is full") as told:
+    with pytest.raises(EnvironmentLacks, match="disk is full") as reported:
         make("two", weights=b"other")
     assert calls
-    assert told.value.fix
+    assert reported.value.fix
     for blob in store.blobs.all():
         assert file_digest(blob.path) == blob.sha256
     store.collect_garbage(store.ids())
@@ -196,20 +196,20 @@ def test_a_read_only_store_gives_out_what_it_has_and_says_why_it_takes_nothing(s
         held.add(release.id)
         assert store.get(release.id).is_dir()
     for change in (lambda: store.collect_garbage([]), lambda: store.blobs.put(b"x", "0" * 64)):
-        with pytest.raises(EnvironmentLacks, match="no permission") as told:
+        with pytest.raises(EnvironmentLacks, match="no permission") as reported:
             change()
-        assert told.value.fix
-        assert told.value.where
+        assert reported.value.fix
+        assert reported.value.where
     assert files_below(store.root) == before
 
 
 def test_collection_takes_what_is_not_in_use_and_the_files_that_nobody_else_holds(store, make):
     one, two = make("one"), make("two", weights=b"other")
     (store.root / ".dead.part").mkdir()
-    told = store.collect_garbage([two.id], dry_run=True)
+    reported = store.collect_garbage([two.id], dry_run=True)
     assert store.ids() == tuple(sorted((one.id, two.id)))
     found = store.collect_garbage([two.id])
-    assert found.model_copy(update={"dry_run": True}) == told
+    assert found.model_copy(update={"dry_run": True}) == reported
     assert found.releases == (one.id,)
     assert found.bytes > 0
     assert store.ids() == (two.id,)
@@ -241,11 +241,11 @@ def test_collection_waits_for_writers(store, make):
     release = make("one")
     with (
         store.shared_lock(),
-        pytest.raises(Busy, match="in use") as told,
+        pytest.raises(Busy, match="in use") as reported,
         locks.exclusive_lock(store.root, wait_seconds=0.0),
     ):
         pass
-    assert told.value.fix
+    assert reported.value.fix
     with (
         locks.exclusive_lock(store.root),
         pytest.raises(Busy),

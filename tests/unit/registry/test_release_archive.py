@@ -147,9 +147,9 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(archive, tmp_path, what
     path, _ = archive
     rebuilt(path, HOSTILE[what])
     store = ReleaseStore.open(tmp_path / "a" / "b" / "far")
-    with pytest.raises(GraftError) as told:
+    with pytest.raises(GraftError) as reported:
         take(path, store)
-    assert told.value.fix
+    assert reported.value.fix
     assert store.ids() == ()
     assert not list(store.blobs.all())
     assert not list(store.root.glob(".*.part"))

@@ -99,9 +99,9 @@ def parts_verdict(decision):
 def test_a_mistake_is_reported_with_its_fix_and_changes_nothing(place, words):
     place.ask("promote", place.make())
     before = place.ask("log"), place.ask("list")
-    told = place.ask(*words, code=2)
-    assert told["what"]
-    assert told["fix"]
+    reported = place.ask(*words, code=2)
+    assert reported["what"]
+    assert reported["fix"]
     assert (place.ask("log"), place.ask("list")) == before
 
 
@@ -123,10 +123,10 @@ def test_damaged_bytes_are_neither_promoted_nor_rolled_back_to(place):
     path.chmod(0o644)
     path.write_bytes(path.read_bytes() + b" ")
     for words in (("rollback",), ("promote", first), ("verify", first)):
-        told = place.ask(*words, code=3)
-        assert told["error"] == "Damaged"
-        assert told["why"]
-        assert told["fix"]
+        reported = place.ask(*words, code=3)
+        assert reported["error"] == "Damaged"
+        assert reported["why"]
+        assert reported["fix"]
     assert place.ask("list")["aliases"] == {"champion": second}
 
 
@@ -157,8 +157,8 @@ def test_collection_follows_the_projects_rules_and_the_index_remembers(place):
     place.ask("promote", releases[0])
     place.ask("promote", releases[1])
     place.ask("tag", releases[2], "keep")
-    told = place.ask("gc", "--dry-run")
-    assert told["releases"] == [releases[3]]
+    reported = place.ask("gc", "--dry-run")
+    assert reported["releases"] == [releases[3]]
     assert place.ask("verify", releases[3])
     assert place.ask("gc")["releases"] == [releases[3]]
     assert "newest" in place.ask("gc")["why_kept"][releases[4]]
@@ -221,9 +221,9 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
     with (
         use_project(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
-        pytest.raises(UserMistake, match="no base model") as told,
+        pytest.raises(UserMistake, match="no base model") as reported,
     ):
         engine_job(work, held)
-    assert told.value.why
-    assert told.value.fix
-    assert told.value.where.endswith("gone/model")
+    assert reported.value.why
+    assert reported.value.fix
+    assert reported.value.where.endswith("gone/model")

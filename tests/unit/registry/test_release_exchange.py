@@ -66,14 +66,14 @@ def there(tmp_path) -> Place:
 
 def test_an_archive_carries_a_release_to_another_machine(here, there, tmp_path):
     release = here.make()
-    told = here.ask("export", release[:10], "--to", str(tmp_path / "one.tar"))
-    assert told["id"] == release
-    assert told["bytes"] == (tmp_path / "one.tar").stat().st_size
-    assert there.ask("import", told["file"])["new"] is True
-    assert there.ask("import", told["file"])["new"] is False
+    reported = here.ask("export", release[:10], "--to", str(tmp_path / "one.tar"))
+    assert reported["id"] == release
+    assert reported["bytes"] == (tmp_path / "one.tar").stat().st_size
+    assert there.ask("import", reported["file"])["new"] is True
+    assert there.ask("import", reported["file"])["new"] is False
     assert there.known() == {release: "1.0.0"}
     assert release[:12] in here.type("export", release)
-    assert "already here" in there.type("import", told["file"])
+    assert "already here" in there.type("import", reported["file"])
 
 
 def test_a_release_of_another_project_leaves_nothing(here, tmp_path):
@@ -120,9 +120,9 @@ def test_an_alias_moves_elsewhere_only_where_it_was_moved_here(here):
 )
 def test_a_mistake_is_reported_with_its_fix(here, words):
     release = here.make()
-    with pytest.raises(UserMistake) as told:
+    with pytest.raises(UserMistake) as reported:
         here.ask(*(word.format(release) for word in words))
-    assert told.value.fix
+    assert reported.value.fix
 
 
 def test_what_is_no_archive_is_refused(here, tmp_path):
@@ -136,10 +136,10 @@ def test_what_is_no_archive_is_refused(here, tmp_path):
 def test_a_peft_folder_becomes_a_release_for_the_projects_base(tiny_base, tmp_path):
     place = Place(tmp_path / "place", base=str(tiny_base))
     adapter = write_adapter(tmp_path / "peft")
-    told = place.ask("import", str(adapter))
-    assert told["decision"] == "not_enough_evidence"
-    assert place.known() == {told["id"]: "1.0.0"}
+    reported = place.ask("import", str(adapter))
+    assert reported["decision"] == "not_enough_evidence"
+    assert place.known() == {reported["id"]: "1.0.0"}
     with use_project(open_project(place.root), NullReporter()) as work:
-        release = open_store(work).verify(told["id"])
+        release = open_store(work).verify(reported["id"])
         assert release.base_fingerprint == work.base.revision
     assert place.ask("import", str(adapter))["new"] is False

@@ -105,10 +105,10 @@ def configured(text):
 )
 def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
     spoil(folder)
-    with pytest.raises(GraftError) as told:
+    with pytest.raises(GraftError) as reported:
         take(folder)
-    assert told.value.why
-    assert told.value.fix
+    assert reported.value.why
+    assert reported.value.fix
 
 
 @pytest.mark.parametrize(

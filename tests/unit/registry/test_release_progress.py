@@ -110,15 +110,15 @@ def test_a_push_over_ssh_reports_progress(work, release, tmp_path, monkeypatch):
 
 def test_the_time_left_is_what_remains_at_the_rate_so_far():
     now, heard = [0.0], Recorder()
-    tell = report_bytes(heard, clock=lambda: now[0])
-    tell("send", 0, 100 * MIB)
+    report = report_bytes(heard, clock=lambda: now[0])
+    report("send", 0, 100 * MIB)
     now[0] = 0.05
-    tell("send", 1 * MIB, 100 * MIB)
+    report("send", 1 * MIB, 100 * MIB)
     now[0] = 5.0
-    tell("send", 25 * MIB, 100 * MIB)
+    report("send", 25 * MIB, 100 * MIB)
     now[0] = 6.0
-    tell("check", 0, 10 * MIB)
-    tell("check", 10 * MIB, 10 * MIB)
+    report("check", 0, 10 * MIB)
+    report("check", 10 * MIB, 10 * MIB)
     assert heard.heard == [
         ("send", 0, 100, None),
         ("send", 25, 100, 15.0),

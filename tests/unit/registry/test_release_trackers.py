@@ -1,4 +1,4 @@
-"""Releases into MLflow and trackio, on stand-ins that record what they are told."""
+"""Releases into MLflow and trackio, on stand-ins that record what they are reported."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def made(tmp_path):
 
 
 class MlflowClient:
-    """Keeps what it is told, as the registry would."""
+    """Keeps what it is reported, as the registry would."""
 
     def __init__(self) -> None:
         self.models, self.versions, self.aliases, self.calls = {}, [], {}, []
@@ -274,9 +274,9 @@ def test_a_missing_package_is_reported_with_how_to_install_it(made, monkeypatch,
         "mlflow": lambda: push_to_mlflow(store, release.id, name="answers"),
         "trackio": lambda: push_to_trackio(store, release.id, project="answers"),
     }[name]
-    with pytest.raises(EnvironmentLacks, match="not installed") as told:
+    with pytest.raises(EnvironmentLacks, match="not installed") as reported:
         push()
-    assert f"[{name}]" in told.value.fix
+    assert f"[{name}]" in reported.value.fix
 
 
 def test_a_trackio_without_artifacts_is_reported(made, trackio):

@@ -43,8 +43,8 @@ def test_one_test_case_a_rule_with_failures_and_skips():
     assert failed.find("failure").get("message") == "It was so."
     assert "limit 0.9" in failed.find("failure").text
     assert skipped.find("skipped").get("message") == "not enough evidence: It was so."
-    told = {element.get("name"): element.get("value") for element in suite.iter("property")}
-    assert told == {"decision": "iterate", "reason": "Because.", "report_hash": "r", "rules_hash": "h"}
+    reported = {element.get("name"): element.get("value") for element in suite.iter("property")}
+    assert reported == {"decision": "iterate", "reason": "Because.", "report_hash": "r", "rules_hash": "h"}
     assert "Try <more>." in suite.find("system-out").text
 
 

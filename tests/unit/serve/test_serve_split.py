@@ -299,5 +299,5 @@ def test_an_alias_that_moves_ends_one_experiment_and_begins_the_next_and_both_ar
             assert "both" in book.routes.experiment_off
 
     run(main)
-    told = [record for record in caplog.records if record.getMessage().startswith("split:")]
-    assert [record.levelname for record in told] == ["WARNING", "INFO", "WARNING"]
+    reported = [record for record in caplog.records if record.getMessage().startswith("split:")]
+    assert [record.levelname for record in reported] == ["WARNING", "INFO", "WARNING"]

@@ -16,11 +16,11 @@ WORDS = st.text(st.sampled_from("ab \n"), max_size=LONGEST)
 def test_a_password_is_left_out_as_it_is_and_as_an_address_writes_it(secret, before, after):
     address = f"http://joe:{quote(secret, safe='')}@host:5000/path"
     for said in (secret, quote(secret, safe=""), address):
-        told = redact_variables(
+        reported = redact_variables(
             f"{before} {said} {after}", environment={"WHERE": address}, variables=("WHERE", "OTHER")
         )
-        assert secret not in told
-        assert quote(secret, safe="") not in told
+        assert secret not in reported
+        assert quote(secret, safe="") not in reported
 
 
 @given(secret=SECRET, before=WORDS)
@@ -33,21 +33,21 @@ def test_a_token_is_left_out_from_its_own_variable_and_from_a_query(secret, befo
 
 def test_logins_and_queries_of_unknown_addresses_are_left_out_too():
     said = "no route to https://joe:word@host/a?token=abc,\n then to s3://bucket/key"
-    told = redact_variables(said, environment={}, variables=())
-    assert told == "no route to https://…@host/a?… then to s3://bucket/key"
+    reported = redact_variables(said, environment={}, variables=())
+    assert reported == "no route to https://…@host/a?… then to s3://bucket/key"
 
 
 def test_a_long_message_is_cut_after_its_secrets_are_gone():
     said = "x" * (LONGEST - 3) + "the-secret"
-    told = redact_variables(said, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
-    assert told == "x" * (LONGEST - 3) + "…"
+    reported = redact_variables(said, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
+    assert reported == "x" * (LONGEST - 3) + "…"
 
 
 def test_what_is_no_address_is_a_secret_as_a_whole():
-    told = redact_variables(
+    reported = redact_variables(
         "cannot read http://[joe:word", environment={"W": "http://[joe:word"}, variables=("W",)
     )
-    assert told == "cannot read …"
+    assert reported == "cannot read …"
 
 
 @pytest.mark.parametrize("written", ['p@ss/"word', "p%40ss%2F%22word", 'p@ss/\\"word'])

@@ -72,7 +72,7 @@ def train(engine, *, skip=0, save_as=None, rate=RATE):
 
 
 def meet(strategy):
-    """A crew as in a fresh process: accelerate remembers the last one."""
+    """A strategy as in a fresh process: accelerate remembers the last one."""
     from accelerate.state import AcceleratorState
 
     from graftwork.train.distributed.launch import make_strategy
@@ -98,7 +98,7 @@ def main(base, folder):
             "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2),
             "digest": engine.digest(),
             "base_stays": base_digest(engine.model, whole=engine.strategy.gather) == base_before,
-            "told": said,
+            "reported": said,
             "any": [
                 engine.strategy.any_process(engine.strategy.rank == 1),
                 engine.strategy.any_process(False),

@@ -43,7 +43,7 @@ def count_products(engine):
 
 
 def kept_bytes(engine):
-    """What the blocks leave for the backward pass beside their inputs, weights not counted."""
+    """What the blocks leave for the backward pass next to their inputs, weights not counted."""
     sizes = {}
     weights = {p.data_ptr() for p in engine.model.parameters()}
 

@@ -1,4 +1,4 @@
-"""Several processes give the losses of one, and what they save any other crew can go on from."""
+"""Several processes give the losses of one, and any other number of processes can resume the run."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ NOISE = 1e-5
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("crew")
+    return tmp_path_factory.mktemp("distributed")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_two_go_on_where_one_stopped(together, alone, strategy):
 
 
 def test_the_processes_hear_the_first_and_agree(together, strategy):
-    assert together[strategy]["told"] == {"from": 0, "word": "grüß"}
+    assert together[strategy]["reported"] == {"from": 0, "word": "grüß"}
     assert together[strategy]["any"] == [True, False]
 
 

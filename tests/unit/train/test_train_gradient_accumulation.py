@@ -1,4 +1,4 @@
-"""Fewer rows at a time give the same gradient, and everything inside a step is told."""
+"""Fewer rows at a time give the same gradient, and everything inside a step is reported."""
 
 import pytest
 import torch
@@ -33,6 +33,6 @@ def test_fewer_rows_at_a_time_give_the_same_gradient(tiny_base, micro_rows):
 
 
 def test_a_step_says_what_it_does_at_every_micro_batch(tiny_base):
-    told = []
-    make_engine(tiny_base, step=StepOptions(micro_rows=2), progress=told.append).backward(make_rows(5))
-    assert told == ["data", "forward", "backward"] * 3 + ["update"]
+    reported = []
+    make_engine(tiny_base, step=StepOptions(micro_rows=2), progress=reported.append).backward(make_rows(5))
+    assert reported == ["data", "forward", "backward"] * 3 + ["update"]

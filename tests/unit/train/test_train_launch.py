@@ -1,4 +1,4 @@
-"""How rows are dealt, how several processes are started, how their end is understood."""
+"""How rows are assigned, how several processes are started, how their end is understood."""
 
 from types import SimpleNamespace
 
@@ -54,20 +54,20 @@ def test_one_machine_finds_a_port_and_several_meet_at_the_first():
     assert alone[0] == "--standalone"
     assert alone[-3:] == ("-m", "m", "job.json")
     third = NodeGroup(count=4, rank=2, address="10.0.0.1", port=29500)
-    told = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
-    assert told[:8] == (
+    reported = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
+    assert reported[:8] == (
         *("--nnodes", "4", "--node-rank", "2"),
         *("--master-addr", "10.0.0.1", "--master-port", "29500"),
     )
-    assert told[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
+    assert reported[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
 
 
 def test_torchrun_accepts_the_arguments_it_gets():
     from torch.distributed.run import get_args_parser
 
     machines = NodeGroup(count=2, rank=1, address="h", port=1)
-    told = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
-    args = get_args_parser().parse_args(list(told))
+    reported = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
+    args = get_args_parser().parse_args(list(reported))
     assert (args.nnodes, args.node_rank, args.nproc_per_node, args.master_port) == ("2", 1, "3", 1)
     assert (args.module, args.training_script, args.training_script_args) == (True, "m", ["j"])
 

@@ -193,7 +193,7 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
 
 
 class Looks(TrainingCallback):
-    """Looks at some steps, and sees what it was told to."""
+    """Looks at some steps, and sees what it was asked to."""
 
     name = "looks"
 

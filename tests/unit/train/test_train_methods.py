@@ -102,7 +102,7 @@ def test_a_method_learns_and_what_it_leaves_answers_as_it_did(tiny_base, tmp_pat
     assert outcome.validation_loss_after < outcome.validation_loss_before - 0.2
     assert outcome.base_hash_before == outcome.base_hash_after
     assert outcome.base_proof == ("files" if method.startswith("full") else "memory")
-    # Evaluation and serving load the base anew, and beside it what was learned.
+    # Evaluation and serving load the base again, and next to it what was learned.
     model = load_base(tiny_base, four_bits=method == "qlora")
     load_adapter(model, Path(outcome.adapter_folder))
     again = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")

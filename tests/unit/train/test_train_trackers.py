@@ -18,7 +18,7 @@ from graftwork.train.trackers import require_installed
 
 
 class Tape:
-    """A tracker that notes what it gets, and fails at the step it is told to."""
+    """A tracker that notes what it gets, and fails at the step it is asked to."""
 
     PACKAGE = "json"
 

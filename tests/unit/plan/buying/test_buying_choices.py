@@ -155,7 +155,7 @@ def test_news_are_what_only_the_other_machine_can():
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "expected"),
     [
         ("2x RTX 5060 Ti 16GB=700", PurchaseOption("RTX 5060 Ti 16GB", 2, 700.0)),
         ("2 × RTX 5060 Ti 16GB = $1,700", PurchaseOption("RTX 5060 Ti 16GB", 2, 1700.0)),
@@ -163,8 +163,8 @@ def test_news_are_what_only_the_other_machine_can():
         ("A100=0", PurchaseOption("A100", 1, 0.0)),
     ],
 )
-def test_options_are_read_as_people_write_them(text, wish):
-    assert read_purchase_option(text, option="--option") == wish
+def test_options_are_read_as_people_write_them(text, expected):
+    assert read_purchase_option(text, option="--option") == expected
 
 
 @pytest.mark.parametrize("text", ["", "=700", "RTX 4090=cheap", "0x RTX 4090", "RTX 4090=-5", "RTX 4090=inf"])

@@ -26,7 +26,7 @@ def question(gpu="A100 40GB", **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=1, ram_gib=64.0)
     facts = {"rows": 2000, "epochs": 3.0, "method": "qlora", "seq": 1024, **more}
     asked = make_question(find_model("smollm2-135m"), machine=machine, **facts)
-    # Two layers tell as much as thirty, and are reckoned sooner.
+    # Two layers show as much as thirty, and are computed sooner.
     return asked.model_copy(
         update={"shape": asked.shape.model_copy(update={"layers": 2}), "adapted_layers": 2}
     )
