@@ -163,7 +163,7 @@ def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_l
     signature = "manifest.json.minisig"
     assert (far / release.id / signature).read_bytes() == (store.folder(release.id) / signature).read_bytes()
     (store.folder(release.id) / signature).unlink()
-    # Whoever pushes a copy that is not signed does not take the signature away.
+    # Pushing an unsigned copy does not remove the signature.
     assert not push_over_ssh(store, release.id, target=target(far), alias="champion").sent
     assert (far / release.id / signature).is_file()
     assert (far / release.id).stat().st_ino == place

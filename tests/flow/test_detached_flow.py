@@ -48,7 +48,7 @@ def detached(small_project, change_settings):
     )
     reported, _ = terminal.communicate()
     assert terminal.returncode == 0, reported
-    # Whoever still is in the terminal's session gets what a closed window sends.
+    # Processes still in the terminal's session get the signal of a closed window.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(terminal.pid, signal.SIGHUP)
     yield small_project, json.loads(reported)

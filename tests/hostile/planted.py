@@ -57,7 +57,7 @@ def _in(kind: str, secret: str, text: str) -> Planted:
 
 
 def _of_models(draw: Draw) -> Iterator[Planted]:
-    """Whoever serves models."""
+    """Model providers."""
     yield _in("openai", "sk-" + draw(WORD, 48), "I use @@ for the API.")
     yield _in("openai project", "sk-proj-" + draw(URL_SAFE, 74), "Set OPENAI_API_KEY=@@ first.")
     yield _in("anthropic", "sk-ant-api03-" + draw(URL_SAFE, 93) + "AA", 'client = Anthropic(api_key="@@")')

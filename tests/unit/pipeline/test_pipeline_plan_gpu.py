@@ -85,7 +85,7 @@ def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
     assert not roomy.checkpointed
 
 
-def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, crew=None):
+def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=None):
     plan = make_plan(
         base="b",
         base_fingerprint="f",
@@ -104,7 +104,7 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, crew=None):
         dataset_folder="y",
         plan=plan,
         keeping=keeping or {"checkpointing": "auto"},
-        crew=crew or {"strategy": "single", "processes": 1},
+        crew=distribution or {"strategy": "single", "processes": 1},
     )
 
 
@@ -118,7 +118,7 @@ def test_memory_that_ran_out_halves_what_was_planned_not_what_a_step_has(tmp_pat
 
 
 def test_two_processes_have_half_of_a_step_each(tmp_path):
-    job = make_job(tmp_path, kind="cpu", crew={"strategy": "ddp", "processes": 2})
+    job = make_job(tmp_path, kind="cpu", distribution={"strategy": "ddp", "processes": 2})
     assert replan.rows_at_a_time(job) == 4
 
 

@@ -99,7 +99,7 @@ class PublishedComparison(Record):
     published: Published
     estimated: float
     off: float
-    """Reckoned over published, less one."""
+    """Estimated over published, less one."""
 
 
 def compare_published(published: Published, shape: ModelShape, rates: StepRates) -> PublishedComparison:

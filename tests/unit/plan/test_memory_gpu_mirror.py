@@ -1,6 +1,6 @@
 """The count of our own step follows its code: a small step is run for real, every tensor watched.
 
-Whoever changes what the written-out step holds on to, and when, must change `model/step_*.py` too.
+A change of what the written-out step holds on to, and when, must change `model/step_*.py` too.
 """
 
 import weakref

@@ -27,7 +27,7 @@ def make(tmp_path, store):
 
 
 def test_a_signature_never_comes_alone(store, make, monkeypatch):
-    """Whoever collects garbage while a release is being signed has to wait until it is."""
+    """Garbage collection while a release is being signed has to wait until it is."""
     release = make("one")
     real = ReleaseStore.verify
 

@@ -169,7 +169,7 @@ def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):
         store.get(release.id)
     store.sign(release.id, sign_manifest(folder, key=key, comment="by us"))
     assert store.get(release.id) == folder
-    # Whoever trusts no key sees the signature as a part of the folder, and nothing wrong with it.
+    # Without a trusted key, the signature is just a part of the folder, and nothing wrong with it.
     assert ReleaseStore.open(store.root).verify(release.id) == release
 
 

@@ -42,7 +42,7 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
     # A module that does nothing and ends well.
     first = start(0, port, "__future__")
     second = start(1, port, "__future__", first.pid)
-    # Whoever has ended is still there until somebody asks how.
+    # A process that has ended stays until its parent waits for it.
     threading.Thread(target=first.wait, daemon=True).start()
     said = second.communicate(timeout=120)[0]
     assert second.returncode == 0, said
