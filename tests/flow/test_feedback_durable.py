@@ -48,7 +48,7 @@ def post(connection, path, body):
 
 
 @pytest.mark.parametrize("words", [1, 3])
-def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, words):
+def test_feedback_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, words):
     settings = {"project": "p", "data": {"logs": ["x.jsonl"]}}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     ids = []
@@ -72,5 +72,5 @@ def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, w
             os.kill(child.pid, signal.SIGKILL)
     with use_project(open_project(tmp_path), NullReporter()) as work:
         feedback = FeedbackStore(work.database, project="p")
-        assert [len(feedback.of_capture(one)) for one in ids] == [1] * words
-        assert [one.feedback for one in work.captures.export()] == [1.0] * words
+        assert [len(feedback.of_capture(capture_id)) for capture_id in ids] == [1] * words
+        assert [capture.feedback for capture in work.captures.export()] == [1.0] * words

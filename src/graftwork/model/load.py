@@ -71,7 +71,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
     from graftwork.model.parts import block_linears
 
     done = 0
-    # Names, not layers: whoever still held them would keep all weights whole to the end.
+    # Names, not layers: a reference to a layer would keep all its full weights in memory.
     for path in [path for _, path, _ in block_linears(model)]:
         layer = model.get_submodule(path)
         if isinstance(layer, nn.Linear) and can_quantize(layer.weight):
@@ -90,7 +90,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
 def tensors_digest(
     tensors: dict[str, "torch.Tensor"], *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 ) -> str:
-    """One hash over names, types and bytes of tensors; `whole` gathers one that lies in parts."""
+    """One hash over names, types and bytes of tensors; `whole` gathers a sharded one."""
     import torch
 
     outer = hashlib.sha256()

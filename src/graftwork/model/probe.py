@@ -140,10 +140,10 @@ def _card() -> tuple[str, str] | None:
         return None
     ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
+        printed = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    name, _, driver = said.strip().partition(",")
+    name, _, driver = printed.strip().partition(",")
     return (name.strip(), driver.strip()) if name.strip() else None
 
 

@@ -151,8 +151,8 @@ def used_before() -> float | None:
     """Bytes of the first card that others hold; must be asked before this process touches the card."""
     ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-        return float(said.split()[0]) * MIB
+        printed = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
+        return float(printed.split()[0]) * MIB
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 

@@ -195,7 +195,7 @@ def test_any_text_gives_some_code(text):
     assert extract_code(f"```python\n{text.replace('`', '').replace('~', '')}\n```") is not None
 
 
-def test_answers_that_are_told_ahead_are_run_once(context):
+def test_answers_announced_ahead_are_run_once(context):
     runner = RememberingRunner(context.sandbox)
     answers = [(CASE, RIGHT), (CASE, WRONG), (CASE, RIGHT), (make_case(reference="Paris"), "Paris")]
     assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_ways import MIB, NAME_ITSELF, nobody_is_named
+from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
@@ -45,7 +45,7 @@ def test_named_packages_can_be_imported_and_not_changed(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_environment_is_written_anew_and_not_filtered(monkeypatch):
+def test_the_environment_is_built_from_scratch_and_not_filtered(monkeypatch):
     monkeypatch.setenv("PATH", "/secret")
     monkeypatch.setenv("HOME", "/secret")
     assert "/secret" not in str(scrubbed_environment("/box"))

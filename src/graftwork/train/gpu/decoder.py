@@ -79,7 +79,7 @@ class MemoryPolicy:
 
 @dataclass
 class EmbeddingAndHead:
-    """What stands around the blocks."""
+    """The parts around the blocks."""
 
     embed: Callable[[Tensor], Tensor]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -114,7 +114,7 @@ class GpuDecoder:
         self._norm, self._norm_backward = wrap(fused.norm), wrap(fused.norm_backward)
 
     def _stack_adapters(self, dtype: torch.dtype) -> None:
-        """Without a compiler, stacking adapters anew for each product would cost more than the products."""
+        """Without a compiler, stacking adapters again for each product would cost more than the products."""
         groups = [
             group
             for block in self.blocks
@@ -344,7 +344,7 @@ class GraphRecording:
 
 
 class CudaGraphDecoder:
-    """Replays a pass from a CUDA graph for each shape of batch. Gradients have fixed addresses."""
+    """Replaces the decoder on a GPU. Gradients have fixed addresses from the start."""
 
     def __init__(self, decoder: GpuDecoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
         self.decoder = decoder
@@ -370,7 +370,7 @@ class CudaGraphDecoder:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                # There is no memory for one more recording: this shape stays plain.
+                # Not enough memory for another recording: this shape stays eager.
                 self._plain.add(shape)
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
         recording = self._recordings[shape]
