@@ -71,6 +71,5 @@ def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, w
         finally:
             os.kill(child.pid, signal.SIGKILL)
     with use_project(open_project(tmp_path), NullReporter()) as work:
-        feedback = FeedbackStore(work.database, project="p")
-        assert [len(feedback.of_capture(one)) for one in ids] == [1] * words
+        assert FeedbackStore(work.database, project="p").count() == words
         assert [one.feedback for one in work.captures.export()] == [1.0] * words
