@@ -161,7 +161,7 @@ def test_a_run_that_is_out_of_memory_is_replanned_and_goes_on(small_project, lis
     assert outcome.settings["micro_rows"] == 2
     assert outcome.restarts == 1
     assert outcome.replay_identical is None
-    assert any("going on with 2 row(s) at a time" in word for word in listener.words)
+    assert any("continuing with 2 row(s) at a time" in word for word in listener.words)
     kept = json.loads((folder / "replanned.json").read_text())
     assert kept["measured"]["asked_gib"] == 1.0
     assert [json.loads(line)["kind"] for line in (folder / "alerts.jsonl").read_text().splitlines()] == [

@@ -1,6 +1,7 @@
 """The written-out decoder: the gradients of transformers, and documents that never see each other."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -320,7 +321,8 @@ class Crowded:
 def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     from graftwork.train.gpu.decoder import CudaGraphDecoder
 
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     weight = torch.nn.Parameter(torch.ones(2))
     captured = CudaGraphDecoder(Crowded({}), [weight])

@@ -354,7 +354,7 @@ class CudaGraphDecoder:
         self._recordings: dict[Any, GraphRecording] = {}
         self._plain: set[Any] = set()
         self._plain_runs = plain_runs
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.MemPool()
 
     def learn(
         self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
@@ -380,14 +380,17 @@ class CudaGraphDecoder:
         return recording.loss.clone()
 
     def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute something plainly; where the recordings leave it no room, without them.
+        """Compute something plainly, in the memory of the recordings; if it does not fit there, without them.
 
+        Recordings use their memory only while they are replayed, so a plain pass needs none of its own.
         A pass that runs out of memory has added nothing to the gradients yet: they are added last.
         """
         try:
-            return compute()
+            with torch.cuda.use_mem_pool(self._pool):
+                return compute()
         except torch.OutOfMemoryError:
             self._recordings.clear()
+            self._pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
         return compute()
 
@@ -405,7 +408,8 @@ class CudaGraphDecoder:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         # A checkpoint is written meanwhile by a thread that has nothing to do with this.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        pool: Any = self._pool.id
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             loss = self.decoder.learn(x, still, scale)
         return GraphRecording(graph, x, still, scale, loss)
 

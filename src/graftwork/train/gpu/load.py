@@ -96,7 +96,7 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
     linears = [layer.get_submodule(path) for path in paths]
     if tuning.form == "four" and all(can_be_four(linear) for linear in linears):
         return _four(layer, paths, linears, device)
-    weight = torch.cat([linear.weight.detach() for linear in linears]).to(device)
+    weight = torch.cat([linear.weight.detach().to(device) for linear in linears])
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
     if tuning.form == "eight":
