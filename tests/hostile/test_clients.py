@@ -442,7 +442,7 @@ def test_a_server_may_lengthen_a_pause_but_not_without_end():
     assert retries.after_failure(asked=86_400.0) == 30.0
 
 
-def test_one_attempt_means_one():
+def test_one_attempt_is_never_retried():
     assert Retries(attempts=1).after_failure(asked=0.0) is None
 
 
@@ -463,7 +463,7 @@ def test_retry_after_is_a_plain_number_of_seconds(header, seconds):
     assert retry_after(header) == seconds
 
 
-def test_what_may_pass():
+def test_transient_errors_are_retried():
     passing = {status for status in range(100, 600) if may_pass(status)}
     assert {408, 409, 425, 429, 500, 502, 503, 504, 529} <= passing
     assert not passing & {200, 301, 400, 401, 403, 404, 422, 501, 505}

@@ -68,7 +68,7 @@ def test_people_see_a_table_a_verdict_and_what_changes_it():
         assert words in result.stdout
 
 
-def test_one_epoch_is_one_epoch():
+def test_one_epoch_is_printed_in_the_singular():
     run = [*RUN[:5], "1", *RUN[6:]]
     compared = ask("compare", *run, "--place", "lambda")
     bought = ask("buy", *run, "--have", "RTX 3090", "--place", "lambda", "--years", "1", "--runs-a-week", "1")

@@ -122,7 +122,7 @@ def test_what_cannot_be_graded_counts_for_nobody():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), max_size=60))
-def test_who_stands_first_does_not_matter(pairs):
+def test_the_order_of_the_releases_does_not_matter(pairs):
     units = units_of([case(n) for n in range(len(pairs))])
 
     def block(cases, swap=False):

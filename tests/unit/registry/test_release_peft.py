@@ -26,7 +26,7 @@ def folder(tmp_path):
     return write_adapter(tmp_path / "peft")
 
 
-def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
+def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_path):
     taken = take(folder)
     store = ReleaseStore.open(tmp_path / "store")
     release = store.put(taken.release, sources=taken.sources)

@@ -79,7 +79,7 @@ def test_close_to_zero_a_multiple_alone_is_no_spike():
     assert watch.accept_gradient(9, measured(0.4), ROWS)
 
 
-def test_it_comes_to_the_same_verdicts_after_a_resume_at_any_step():
+def test_divergence_is_judged_the_same_after_a_resume_at_any_step():
     chance = random.Random(5)
     losses = [chance.choice([2.0, 2.5, 3.0, 50.0]) * chance.uniform(0.8, 1.2) for _ in range(60)]
     settings = WatchSettings(tolerate=50, window=6)

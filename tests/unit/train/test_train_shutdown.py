@@ -137,7 +137,7 @@ def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
         raise ZeroDivisionError
 
 
-def test_one_machine_alone_opens_no_door(monkeypatch):
+def test_a_single_machine_opens_no_port(monkeypatch):
     monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it opened one"))
     with main_node_leaves_last(NodeGroup()):
         pass
