@@ -355,11 +355,11 @@ def test_a_malformed_head_is_refused_and_no_crash(serve, client, head):
 @pytest.mark.parametrize("client", READERS)
 def test_no_error_repeats_the_key(serve, client):
     for status in ("400 Bad", "401 No", "403 No", "404 None", "429 Busy", "500 Broken", f"418 {KEY}"):
-        said = json.dumps(
+        output = json.dumps(
             {"error": {"message": f"the key {KEY} at http://me:{KEY}@host/?key={KEY}"}}
         ).encode()
         server = serve(
-            lambda server, connection, s=status, b=said: server.write(connection, reply(b, status=s))
+            lambda server, connection, s=status, b=output: server.write(connection, reply(b, status=s))
         )
         with pytest.raises(REFUSED) as caught:
             CLIENTS[client](server.address)

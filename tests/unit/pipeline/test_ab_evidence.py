@@ -234,6 +234,6 @@ def test_a_clear_winner_survives_unequal_silence():
 def test_unequal_feedback_rates_are_reported_and_equal_ones_are_not():
     a, b = ArmTally("a", alone=400), ArmTally("b", alone=400)
     assert check_voices(a, b, spoken=(100, 110)) == []
-    (said,) = check_voices(a, b, spoken=(200, 40))
-    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in said
+    (output,) = check_voices(a, b, spoken=(200, 40))
+    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in output
     assert check_voices(a, ArmTally("b"), spoken=(1, 0)) == []

@@ -122,9 +122,9 @@ def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
 )
 def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision):
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
-    said = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
+    output = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
     taken = import_peft_folder(
-        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=said.__getitem__
+        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=output.__getitem__
     )
     assert taken.release.decision == decision
     kept = Verdict.from_json(taken.sources["verdict.json"])

@@ -81,8 +81,8 @@ def both(starter, package, monkeypatch):
                 if stop_when:
                     assert process.stdout.readline() == stop_when
                     process.terminate()
-                said, errors = process.communicate("a line\n", timeout=60)
-            results.append((process.returncode, said, errors))
+                output, errors = process.communicate("a line\n", timeout=60)
+            results.append((process.returncode, output, errors))
         return results
 
     return run

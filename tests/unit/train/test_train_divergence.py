@@ -37,7 +37,7 @@ def usual(watch, count=8, loss=2.0):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "output"),
     [
         (measured(math.nan), "the loss is nan"),
         (measured(math.inf), "the loss is inf"),
@@ -46,14 +46,14 @@ def usual(watch, count=8, loss=2.0):
         (measured(30.0), "the loss jumped to 30"),
     ],
 )
-def test_one_bad_step_is_skipped_with_a_warning_and_a_second_stops_the_run(bad, said):
+def test_one_bad_step_is_skipped_with_a_warning_and_a_second_stops_the_run(bad, output):
     words = []
     watch = DivergenceCallback(WatchSettings(tolerate=1), report=words.append)
     usual(watch)
     assert not watch.accept_gradient(9, bad, ROWS)
-    assert said in words[0]
+    assert output in words[0]
     assert "log.jsonl:3, log.jsonl:8" in words[0]
-    with pytest.raises(Diverged, match=said) as caught:
+    with pytest.raises(Diverged, match=output) as caught:
         watch.accept_gradient(10, bad, ROWS)
     assert caught.value.where == "log.jsonl:3, log.jsonl:8"
     assert "last good checkpoint is kept" in caught.value.why
