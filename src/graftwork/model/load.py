@@ -154,7 +154,7 @@ def eval_mode(model: Any) -> Iterator[Any]:
 
 
 def _eagerly() -> Any:
-    """One more token each time is one more shape each time: compiled layers would compile for ever."""
+    """One more token each time is one more shape each time: compiled layers would always recompile."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

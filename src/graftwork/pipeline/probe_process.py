@@ -264,7 +264,7 @@ class Probing:
         try:
             return work()
         except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
-            # A probe is for machines that nobody knows: one part that fails must not cost the others.
+            # A probe is for unknown machines: one part that fails must not lose the others.
             self.left_out.append(
                 f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )

@@ -31,7 +31,7 @@ from graftwork.records.units import GIB
 
 CHECKPOINT_SECONDS = 0.15
 GUESSED_GFLOPS_A_THREAD = 35.0
-"""A server core of recent years in fp32, for machines that nobody has measured."""
+"""A server core of recent years in fp32, for machines that were not measured."""
 
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""

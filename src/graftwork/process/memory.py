@@ -131,7 +131,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 def explain_exhaustion(error: BaseException) -> OutOfMemory:
-    """The error in words, with what this process and its devices had taken."""
+    """The error's text, with the memory of this process and its devices."""
     return OutOfMemory(
         "out of memory",
         why=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
@@ -141,7 +141,7 @@ def explain_exhaustion(error: BaseException) -> OutOfMemory:
 
 
 def requested_gib(message: str) -> dict[str, float]:
-    """How much the allocator was asked for in vain, as its message says."""
+    """The size of the failed allocation, from the error message."""
     match = _ASKED.search(message)
     return {"asked_gib": float(match.group(1)) * _UNITS[match.group(2)]} if match else {}
 

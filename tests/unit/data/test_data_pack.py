@@ -48,7 +48,7 @@ def fit_slowly(lengths, length):
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS)
-def test_it_is_best_fit_decreasing(lengths):
+def test_packing_is_best_fit_decreasing(lengths):
     sequences = rows_of(pack_rows(lengths, length=64))
     assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
 

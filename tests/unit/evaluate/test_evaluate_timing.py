@@ -38,7 +38,7 @@ def test_load_that_comes_half_way_falls_on_all_subjects_alike():
     assert base == adapter
 
 
-def test_who_is_asked_first_changes_from_case_to_case():
+def test_the_order_of_timed_subjects_rotates_over_the_cases():
     machine = BusyMachine(busy_from=99)
     rounds = []
     time_in_turn(

@@ -39,7 +39,7 @@ class Surroundings(NamedTuple):
     look: int = 0
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
-    """Adapters that are judged in one go."""
+    """Adapters that are judged together."""
 
 
 class Pair(NamedTuple):

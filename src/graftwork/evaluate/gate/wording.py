@@ -80,7 +80,7 @@ def say_unmeasured(rule: GateRule, ungraded: int) -> str:
 
 
 def show_range(metric: str, low: float, high: float) -> str:
-    """An interval in words, whichever of its ends are there."""
+    """An interval as text; it may be open at either end."""
     if math.isfinite(low) and math.isfinite(high):
         return f"{show(metric, low)} to {show(metric, high)}"
     if math.isfinite(low):

@@ -48,7 +48,7 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
 
 
 def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
-    """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
+    """The verdict about the report as it was evaluated, with a note where the rules changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")

@@ -287,7 +287,7 @@ class Steps(NamedTuple):
 
 
 def effective_batch(config: Configuration) -> int | None:
-    """Rows of one optimizer step; cards that nobody named count as one."""
+    """Rows of one optimizer step; one card unless the number is set."""
     if config.kind == "graft":
         return config.batch
     if config.micro_batch is not None:
