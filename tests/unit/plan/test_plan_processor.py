@@ -217,7 +217,8 @@ def test_it_is_taken_where_training_takes_it():
         Qwen3Config,
     )
 
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import shape_of
     from graftwork.train.cpu import step
 

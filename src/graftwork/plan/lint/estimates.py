@@ -10,10 +10,10 @@ from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
-from graftwork.plan.lint.facts import Around, Configuration, Peaks, Precision, effective_batch
-from graftwork.records.fit import FitOptions, PlainSetup
+from graftwork.plan.lint.facts import Around, Configuration, Peaks, effective_batch
+from graftwork.records.fit import FitOptions, PlainSetup, Precision
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 CONTEXT_GIB = 0.4
 """Of the CUDA context, which no allocator counts."""
@@ -78,7 +78,6 @@ def _dtype(said: Configuration) -> Precision | None:
     return said.weights_dtype or said.precision
 
 
-WIDTH = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NF4 = 4.127 / 8
 """Bytes a weight in NF4 with double quantisation."""
 HOST_OFFLOAD = 16.0
@@ -109,7 +108,7 @@ def weights_of(said: Configuration, around: Around) -> LoadedWeights | None:
     dtype = said.weights_dtype or said.precision
     if dtype is None:
         return None
-    return LoadedWeights(around.parameters * WIDTH[dtype] / GIB, dtype)
+    return LoadedWeights(around.parameters * ELEMENT_BYTES[dtype] / GIB, dtype)
 
 
 class FullFloor(NamedTuple):
