@@ -16,8 +16,35 @@ SAME_CLASS_NAME = {
 }
 """Class names that may occur more than once, each with its reason."""
 
-RETIRED_WORDS = (r"narrat(?:or|e)", r"vigil", r"[Ww]orkplace", r"write_whole", r"folder_made_whole")
+RETIRED_WORDS = (
+    r"narrat(?:or|e)",
+    r"\bvigil\b",
+    r"\b[Vv]ault\b",
+    r"\b[Cc]rews?\b",
+    r"\b[Aa]ttendants?\b",
+    r"\b[Tt]old\b",
+    r"\b[Tt]ell(?:s|ing)?\b",
+    r"\b[Bb]eside\b",
+    r"\b[Ww]hoever\b",
+    r"\b[Rr]eckon\w*",
+    r"\b[Aa]new\b",
+    r"\b[Dd]ealt\b",
+    r"\b[Ff]urnish(?:es|ed)?\b",
+    r"\bfor one in\b",
+    r"[Ww]orkplace",
+    r"write_whole",
+    r"folder_made_whole",
+)
 """Regular expressions. Words of the old vocabulary that are gone from src, tests and docs."""
+STILL_ALLOWED = {
+    # Columns, keys and fields that are stored.
+    r"""\bdealt\b(?=:|=|\)|,|"|`| TEXT| is not| ==| an exchange)|[.]dealt\b""",
+    r"""\bcrew(?=:|=|")|[.]crew\b""",
+    r'"attendants?"|"beside"',
+    # The method of files; a prompt; a product's name.
+    r"[.]tell\(\)|tell nobody|Tell me\b|\bvault login\b|\"vault\"",
+}
+"""Regular expressions. Uses of retired words that stay, each with its reason."""
 TEXT = {".py", ".md", ".yaml", ".toml", ".j2"}
 
 
@@ -124,13 +151,13 @@ def test_no_file_is_longer_than_the_limit():
 
 
 def test_retired_words_do_not_come_back():
-    pattern = re.compile("|".join(RETIRED_WORDS))
+    pattern, allowed = re.compile("|".join(RETIRED_WORDS)), re.compile("|".join(STILL_ALLOWED))
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
         for folder in ("src", "tests", "docs")
         for path in sorted((ROOT / folder).rglob("*"))
         if path.suffix in TEXT and path.name != Path(__file__).name and path.is_file()
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
-        if pattern.search(line)
+        if pattern.search(allowed.sub("", line))
     ]
     assert not found, "\n".join(found)

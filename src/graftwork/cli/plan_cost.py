@@ -176,8 +176,8 @@ def run_asked(
 def cards_of(text: str, option: str) -> tuple[str, int]:
     from graftwork.plan.purchase.types import read_purchase_option
 
-    wish = read_purchase_option(text, option=option)
-    return wish.name, wish.cards
+    purchase = read_purchase_option(text, option=option)
+    return purchase.name, purchase.cards
 
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":

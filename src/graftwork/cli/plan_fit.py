@@ -41,7 +41,9 @@ def fit(
     rows: Annotated[
         int | None, typer.Option("--rows", min=1, help="Rows per epoch.", rich_help_panel=RUN)
     ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", min=0.001, rich_help_panel=RUN)] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", min=0.001, help="Number of epochs.", rich_help_panel=RUN)
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Rows per optimizer step.", rich_help_panel=RUN)
     ] = None,
@@ -99,8 +101,7 @@ def fit(
         bool | None,
         typer.Option(
             "--trace/--no-trace",
-            help="Trace the step without weights. Default: only for families without a step recipe. "
-            "By default only for families without a step recipe.",
+            help="Trace the step without weights. Default: only for families without a step recipe.",
         ),
     ] = None,
     claim: Annotated[

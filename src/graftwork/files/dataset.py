@@ -1,4 +1,4 @@
-"""The folder in which a dataset lies: `manifest.json`, shards of rows a split, the rows left out.
+"""The folder of a dataset: `manifest.json`, shards of rows per split, dropped rows.
 
 In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
 be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
@@ -88,7 +88,7 @@ def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[
     """The column that says which rows were captured; none where no row was."""
     if not any(captures):
         return {}
-    return {"capture": [None if one is None else one.model_dump_json() for one in captures]}
+    return {"capture": [None if capture is None else capture.model_dump_json() for capture in captures]}
 
 
 def row_schema(*, captured: bool = False) -> "pa.Schema":

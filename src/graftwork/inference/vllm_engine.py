@@ -64,7 +64,7 @@ SEEDS = 2**63
 
 
 def lora_rank(folder: Path) -> int | None:
-    """The memory that vLLM must lay out for the adapter; None for one that it cannot serve."""
+    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError):

@@ -57,7 +57,7 @@ def decoder_parts(model: Any) -> DecoderParts:
 def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
     """(block, path, layer) of each linear layer of the blocks, without routers.
 
-    Looks inside nothing that an adapter or a quantised weight has put in a layer's place: whoever
+    Does not look inside adapters and quantised weights that replaced a layer: code that
     has `in_features` counts as a linear layer.
     """
     parts = decoder_parts(model)
@@ -72,7 +72,7 @@ def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
 
 
 def is_linear(module: Any) -> bool:
-    """nn.Linear, what stands in its place, or the transposed layer of GPT-2."""
+    """nn.Linear, its replacement, or the transposed layer of GPT-2."""
     return (hasattr(module, "in_features") and hasattr(module, "out_features")) or is_transposed(module)
 
 
@@ -104,7 +104,7 @@ def logits_reader(model: Any) -> LogitsReader:
 
 
 class _Whole:
-    """A model whose ending we do not know: its own logits stand where hidden states do."""
+    """A model whose ending we do not know: its own logits are used in place of hidden states."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -121,7 +121,7 @@ class TestSetUse(NamedTuple):
 
 
 class Evaluated(Record):
-    """The report, and the folders in which the answers lie."""
+    """The report, and the folders of the answers."""
 
     cases_file: str
     folders: dict[str, str]
@@ -167,7 +167,7 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
 
     Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
     """
-    subjects = sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint)
+    subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)
     for subject in subjects:
         ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
@@ -203,7 +203,7 @@ def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequenc
 def measure_subjects(
     work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
-    """Ask everybody, then grade what they said: a judge that fails costs no answer."""
+    """Query all subjects, then grade the answers: a judge that fails loses no answer."""
     ask_everybody(work, lineup, cases)
     scored = {}
     for subject in lineup.all:

@@ -283,8 +283,8 @@ def correct(
     computed = plain_peak(question.shape, setup, architecture=question.architecture)
     surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
     off = 100 * (computed.allocated / traced - 1)
-    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
-    return surer.model_copy(update={"reasons": (said, *surer.reasons)})
+    reason = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
+    return surer.model_copy(update={"reasons": (reason, *surer.reasons)})
 
 
 def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:

@@ -71,7 +71,7 @@ def _computed_rate(
             spread = CARD_SPREAD[rates.certainty]
             return Figure.about(rate, down=1 / spread, up=spread, unit="tokens/s")
     if tuning is not None:
-        # Reckoned for one card; others are as much slower as their products are.
+        # Estimated for one card; others are slower in proportion to their matrix products.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None

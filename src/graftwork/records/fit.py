@@ -34,7 +34,7 @@ class PlainSetup(Record):
     optimizer: Optimizer = "adamw_fused"
     attention: Literal["flash", "math"] = "flash"
     kbit_upcast: bool = True
-    """`prepare_model_for_kbit_training` was called: what is not in four bits stands in float32."""
+    """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
 
 
 class MemoryPeak(Record):
@@ -45,7 +45,7 @@ class MemoryPeak(Record):
     parts: dict[str, float]
     """Of the allocated bytes: weights, adapters, gradients, optimizer, activations, logits, workspace."""
     phase: str
-    """Where the peak stands: forward, loss, backward, optimizer, generation."""
+    """Where the peak occurs: forward, loss, backward, optimizer, generation."""
 
 
 class StepTime(Record):
@@ -173,7 +173,7 @@ class FitAnswer(Record):
     considered: tuple[Considered, ...] = ()
     """Other ways to do this very run, the best of each kind."""
     remedies: tuple[Considered, ...] = ()
-    """Where it does not fit: changes that make it fit, each reckoned through."""
+    """Where it does not fit: changes that make it fit, each fully computed."""
 
 
 Form = Literal["whole", "eight", "four"]

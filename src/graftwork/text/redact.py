@@ -191,7 +191,7 @@ def is_variable_name(name: str) -> bool:
 def _require_name(name: str) -> str:
     if not is_variable_name(name):
         raise ValueError(
-            "this is no name of an environment variable; the key itself must not stand here, for settings "
+            "this is no name of an environment variable; the key itself must not be here, because settings "
             "are written into every report"
         )
     return name

@@ -79,7 +79,7 @@ def row(
     messages = [Message(role=role, content=content) for role, content in turns]
     if question is not None:
         messages.append(Message(role="user", content=question))
-    prompt = [token for one in messages for token in (256, *one.content.encode(), 258)] + [257]
+    prompt = [token for message in messages for token in (256, *message.content.encode(), 258)] + [257]
     values = {"id": f"{file}:{line}", "group": "writer", "input_hash": hash_line(raw) if raw else "", **more}
     return Row(
         origin=Origin(file=file, line=line),
@@ -131,8 +131,8 @@ def _write_split(folder, split, rows, shard_rows):
     return SplitSummary(
         rows=len(rows),
         groups=len(rows),
-        tokens=sum(len(one.tokens) for one in rows),
-        trained_tokens=sum(len(one.tokens) - one.trained_from for one in rows),
-        longest=max((len(one.tokens) for one in rows), default=0),
+        tokens=sum(len(row.tokens) for row in rows),
+        trained_tokens=sum(len(row.tokens) - row.trained_from for row in rows),
+        longest=max((len(row.tokens) for row in rows), default=0),
         shards=tuple(shards),
     )

@@ -23,7 +23,9 @@ def row(**more):
 def as_stored(row):
     values = row.model_dump(exclude={"origin", "messages", "capture"}) | row.origin.model_dump()
     return values | {
-        "messages": json.dumps([{"role": one.role, "content": one.content} for one in row.messages])
+        "messages": json.dumps(
+            [{"role": message.role, "content": message.content} for message in row.messages]
+        )
     }
 
 

@@ -26,7 +26,7 @@ def play_pairs(draw, *, win_rate, loss_rate, steps=STEPS):
     return test, None
 
 
-def test_false_alarms_stay_under_alpha_however_often_one_looks():
+def test_false_alarms_stay_under_alpha_however_often_it_is_checked():
     draw = random.Random(21)
     alarms = sum(play_pairs(draw, win_rate=0.3, loss_rate=0.3)[0].decided for _ in range(RUNS))
     assert alarms / RUNS <= 0.05
@@ -155,7 +155,7 @@ def test_two_arms_that_are_alike_raise_few_alarms(rate):
     assert alarms / 200 <= 0.05
 
 
-def test_two_arms_that_differ_are_told_apart():
+def test_two_arms_that_differ_are_distinguished():
     draw = random.Random(26)
     runs = [play_arms(draw, base=0.6, new=0.85, steps=700) for _ in range(40)]
     assert sum(test.winner == "candidate" for test in runs) >= 38
@@ -308,7 +308,7 @@ def stars(rng, chance):
 
 @pytest.mark.parametrize("marks", [right_or_wrong, stars])
 @pytest.mark.parametrize(("share", "rate"), [(0.1, 0.9), (0.5, 0.5), (0.5, 0.03), (0.02, 0.7)])
-def test_dealt_traffic_without_a_difference_is_rarely_decided_though_it_is_looked_at_after_every_answer(
+def test_assigned_traffic_without_a_difference_is_rarely_decided_when_checked_after_every_answer(
     share, rate, marks
 ):
     import numpy as np

@@ -155,7 +155,7 @@ def test_a_sample_leaves_a_doubt_that_all_rows_do_not():
 
 
 @given(value=st.floats(1.0, 1e6), spread=st.floats(0.001, 0.2))
-def test_truths_lie_around_the_stated_value(value, spread):
+def test_true_values_are_around_the_stated_value(value, spread):
     around = truths(value, spread=spread)
     assert sum(around) / len(around) == pytest.approx(value, rel=0.01)
     assert min(around) > value * (1 - 1.5 * spread)
@@ -191,7 +191,7 @@ def test_answers_that_do_not_all_fit_are_generated_in_even_rounds(gib, batch):
     ("minutes", "said"),
     [(1.0, "60 s"), (90.0, "90 min"), (119.6, "2.0 h"), (306.0, "5.1 h"), (18358, "12.7 days")],
 )
-def test_a_time_is_said_in_the_unit_that_people_use(minutes, said):
+def test_a_time_is_reported_in_the_unit_that_people_use(minutes, said):
     assert say_time(minutes) == said
 
 

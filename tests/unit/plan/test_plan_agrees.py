@@ -40,7 +40,9 @@ def test_fit_and_buy_agree_on_two_cards_whatever_this_machine_has():
             today=date(2026, 11, 1), runs_a_month=30, waiting_usd_per_hour=0.0, electricity_usd_kwh=0.3
         ),
     )
-    hours = next(one for one in bought.choices if one.machine and one.machine.gpus == 2).hours_a_run
+    hours = next(
+        choice for choice in bought.choices if choice.machine and choice.machine.gpus == 2
+    ).hours_a_run
     assert hours.value == pytest.approx(fitted.run_minutes.value / 60, rel=0.02)
 
 

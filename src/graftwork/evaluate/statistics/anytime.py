@@ -34,7 +34,7 @@ class _Bet:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must lie between 0 and 1, not {self.alpha}")
+            raise ValueError(f"alpha must be between 0 and 1, not {self.alpha}")
 
     @property
     def log_e_value(self) -> float:
@@ -42,7 +42,7 @@ class _Bet:
 
     @property
     def e_value(self) -> float:
-        """The capital of the bet: 20 is the strength that a p of 0.05 stands for at its best."""
+        """The capital of the bet: 20 corresponds to a p of 0.05 at its best."""
         return math.exp(min(self.log_e_value, LARGEST_LOG))
 
     @property
@@ -131,7 +131,7 @@ class MeanTest(_Bet):
     def update(self, difference: float) -> None:
         """One more session."""
         if not -1 <= difference <= 1:
-            raise ValueError(f"a difference of marks lies between -1 and 1, not at {difference}")
+            raise ValueError(f"a difference of marks is between -1 and 1, not {difference}")
         self.wins += difference > 0
         self.losses += difference < 0
         self.ties += difference == 0
@@ -172,7 +172,7 @@ class MeanTest(_Bet):
 
 @lru_cache(maxsize=1)
 def _stakes() -> tuple[float, ...]:
-    """Chebyshev's nodes: with equal weights they stand for the arcsine prior from -1 to 1."""
+    """Chebyshev's nodes: with equal weights they represent the arcsine prior from -1 to 1."""
     return tuple(math.cos((2 * place + 1) * math.pi / (2 * NODES)) for place in range(NODES))
 
 

@@ -38,7 +38,7 @@ def merge_into(base: Path, adapter: Path, folder: Path) -> int:
     if missing:
         raise UserMistake(
             f"the base has no weight {min(missing)}",
-            why="its files name their weights otherwise than the model that they make",
+            why="the weight names in its files differ from those of the loaded model",
             fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
             where=str(base),
         )
@@ -98,7 +98,7 @@ def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, trans
 
 
 def _replaced(path: Path) -> tuple[Change, set[str]]:
-    """Weights that were learned as a whole stand in the place of the base's."""
+    """Fully trained weights replace those of the base."""
     handle = _opened(path)
     names = set(_names(handle))
 

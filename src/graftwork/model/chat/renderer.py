@@ -144,7 +144,7 @@ class ChatRenderer:
             raise CannotProve(
                 "a message holds half a character (a lone surrogate)",
                 why="no tokenizer can read it",
-                fix="mend the encoding of the log, or drop the row",
+                fix="fix the encoding of the log, or drop the row",
             )
         return [(m.role, self._disarmed(m.content)) for m in messages]
 
@@ -200,7 +200,7 @@ def _guard(found: re.Match[str]) -> str:
     if len(text) == 1 and not found.lastindex:
         raise CannotProve(
             "a message holds a control token of one character",
-            why="it cannot be told apart from the ones that the template writes",
+            why="it cannot be distinguished from the ones that the template writes",
             fix=f"remove the character U+{ord(text):04X} from the row",
         )
     return text[0] + GUARD + text[1:]
@@ -367,7 +367,7 @@ def _is_key(node: nodes.Node) -> bool:
 def _speaks_of_content(node: nodes.Node) -> bool:
     """Whether an expression names a content, or a variable that is called after it.
 
-    A part of what `split` gives is no part of the content unless the separator stands in it, and
+    A part of what `split` gives is no part of the content unless the separator occurs in it, and
     then the content has caught the eye already.
     """
     if isinstance(node, nodes.Call) and getattr(node.node, "attr", "") == "split" and node.args:

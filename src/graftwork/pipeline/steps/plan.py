@@ -65,15 +65,15 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
                 # In other bits another adapter is learned: another run.
                 **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
             },
-            learned=tuple(one.actual for one in recent if one.name == SPEED),
-            # A peak that was itself corrected says nothing of the reckoning.
-            learned_memory=learned_memory([one for one in recent if one.name == COMPUTED]),
+            learned=tuple(record.actual for record in recent if record.name == SPEED),
+            # A corrected peak says nothing about the estimate.
+            learned_memory=learned_memory([record for record in recent if record.name == COMPUTED]),
             tuning=tuning,
             plain=plain,
             rates=rates,
         )
     )
-    # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
+    # Stages and weights decide how rows fill the batches: the steps are counted, not estimated.
     counted = {"steps": Figure.exact(work_ahead.steps, "steps")}
     plan = plan.model_copy(update={**counted, "base_note": note_on_weights(work.base.name)})
     if not plan.fits:

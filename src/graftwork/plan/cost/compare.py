@@ -158,7 +158,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
         f"subscriptions are shared among {terms.runs_a_month:g} runs a month",
         f"electricity costs {terms.electricity_usd_kwh:g} USD a kWh, and {terms.host_watts:g} W go to the "
         "machine around own cards; the cards themselves are paid for (see `graft plan buy`)",
-        "nobody's hours are counted as costs",
+        "working hours are not included in the cost",
     )
 
 
@@ -169,7 +169,7 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
         oldest = max(row.price_age_days for row in stale)
         found.append(
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
-            "look before you pay"
+            "check it before you pay"
         )
     noted = {
         candidate.place.title: candidate.place.notes for candidate in candidates if candidate.place.notes

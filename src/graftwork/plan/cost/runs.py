@@ -207,7 +207,7 @@ class RunEstimator:
 
 
 def describe_run(question: FitQuestion) -> dict[str, object]:
-    """What is compared, for whoever reads the table later."""
+    """What is compared, for later readers of the table."""
     return {
         "model": question.model,
         "method": question.method,

@@ -138,11 +138,11 @@ def advise(
     if row.fits and not slow:
         return tuple(_say_reading(question, row))
     target = question.limit_seconds or BEARABLE_SECONDS
-    said = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
-    said += _mixing_engine(question, row)
-    said += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
-    said += _other_card(question, cards=cards, target=target, ask=ask)
-    return (*said, *_say_reading(question, row))
+    hints = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
+    hints += _mixing_engine(question, row)
+    hints += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
+    hints += _other_card(question, cards=cards, target=target, ask=ask)
+    return (*hints, *_say_reading(question, row))
 
 
 def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:

@@ -94,7 +94,11 @@ def read_evaluations(folder: Path) -> tuple[TrainingEvaluation, ...]:
     evaluations = [
         TrainingEvaluation.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()
     ]
-    return tuple(sorted({one.step: one for one in evaluations}.values(), key=lambda one: one.step))
+    return tuple(
+        sorted(
+            {evaluation.step: evaluation for evaluation in evaluations}.values(), key=lambda item: item.step
+        )
+    )
 
 
 def find_best_step(evaluations: tuple[TrainingEvaluation, ...]) -> int | None:

@@ -1,6 +1,6 @@
 """The tokens of a batch side by side: the shared beginning once, then every row's rest, no padding.
 
-In: rows. Out: which tokens stand where, and at which places a reply token is predicted. The last
+In: rows. Out: the position of each token, and the positions that predict a reply token. The last
 token of a row predicts nothing that is trained, so it is not read at all.
 """
 
@@ -53,7 +53,7 @@ class TokenLayout:
         return [self.shared, *self.rests]
 
     def positions(self) -> Tensor:
-        """Where each token stands in its row."""
+        """The position of each token in its row."""
         return torch.cat([torch.arange(self.shared), *(torch.arange(n) + self.shared for n in self.rests)])
 
 
@@ -88,7 +88,7 @@ class CpuStep:
         return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
     def _climb(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """Through the adapted blocks; what comes out stands at the places that predict a reply."""
+        """Through the adapted blocks; the output is at the positions that predict a reply."""
         cos, sin = self._rotary(x[None], layout.positions()[None])
         turn = cos[0], sin[0]
         for block in self._blocks[:-1]:

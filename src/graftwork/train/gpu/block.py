@@ -304,7 +304,7 @@ def _words_of(function: Callable[..., object]) -> frozenset[str]:
 
 
 def _kernels(q: Tensor) -> AbstractContextManager[None]:
-    """cuDNN's attention is the fastest on recent cards; the others stand behind it."""
+    """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,

@@ -27,7 +27,7 @@ def question(gpu="A100 40GB", **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=1, ram_gib=64.0)
     facts = {"rows": 2000, "epochs": 3.0, "method": "qlora", "seq": 1024, **more}
     asked = make_question(find_model("smollm2-135m"), FitOptions(**facts), machine=machine)
-    # Two layers tell as much as thirty, and are reckoned sooner.
+    # Two layers show as much as thirty and are computed sooner.
     return asked.model_copy(
         update={"shape": asked.shape.model_copy(update={"layers": 2}), "adapted_layers": 2}
     )
@@ -83,7 +83,7 @@ def test_runpods_spot_that_costs_the_usual_price_is_not_listed(found):
     assert {row.billing for row in found.rows if row.place == "runpod"} == {"on-demand"}
 
 
-def test_free_quotas_are_told_in_sessions_and_weeks():
+def test_free_quotas_are_reported_in_sessions_and_weeks():
     long = compare_places(
         question(rows=9_000_000), OfferFilter(["kaggle"]), terms=TERMS, with_sensitivity=False
     ).rows[0]
@@ -105,11 +105,11 @@ def test_the_smallest_machine_of_a_card_is_always_there():
         Offer(place=place, gpu="A100", gpus=gpus, usd_per_hour=1.0, source="test", dated="2026-08-22")
         for place, gpus in (("a", 1), ("a", 2), ("a", 8), ("b", 8))
     ]
-    assert [(one.place, one.gpus) for one in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
+    assert [(offer.place, offer.gpus) for offer in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
     assert len(of_size(offers, cards=8)) == 4
 
 
-def test_two_kinds_of_one_card_at_one_place_are_told_apart():
+def test_two_kinds_of_one_card_at_one_place_are_distinguished():
     both = compare_places(question(), OfferFilter(["runpod"]), terms=TERMS, with_sensitivity=False)
     labels = [row.label for row in both.rows]
     assert len(labels) == len(set(labels))
