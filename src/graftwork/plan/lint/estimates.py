@@ -9,14 +9,12 @@ from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import make_question
+from graftwork.plan.fit.question import CONTEXT_GIB, make_question
 from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, effective_batch
 from graftwork.records.fit import FitOptions, PlainSetup, Precision
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.units import ELEMENT_BYTES, GIB
 
-CONTEXT_GIB = 0.4
-"""Of the CUDA context, which no allocator counts."""
 PLAIN = ("training", "axolotl", "llama-factory")
 """Kinds whose step is that of transformers and PEFT."""
 
@@ -45,9 +43,11 @@ def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...
     as_set = plain_peak(model.shape, setup, architecture=model.architecture)
     every = setup.model_copy(update={"checkpointed": model.shape.layers})
     recomputed = plain_peak(model.shape, every, architecture=model.architecture)
+    # No allocator counts what CUDA itself takes.
+    _, context, _ = CONTEXT_GIB
     return Peaks(
-        as_set=as_set.allocated / GIB + CONTEXT_GIB,
-        recomputed=recomputed.allocated / GIB + CONTEXT_GIB,
+        as_set=as_set.allocated / GIB + context,
+        recomputed=recomputed.allocated / GIB + context,
         tokens=setup.tokens,
     )
 
