@@ -51,7 +51,8 @@ def test_the_order_of_timed_subjects_rotates_over_the_cases():
 @pytest.fixture
 def subjects(tmp_path, tiny_base):
     """Base and adapter that have answered their cases and were not timed."""
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     shape = AdapterShape(rank=2, alpha=4, targets=("q_proj",), layers=(0, 1))

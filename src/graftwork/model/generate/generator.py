@@ -71,7 +71,6 @@ def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return ordered.masked_fill(outside, 0.0), tokens
 
 
-__all__ = ["Generated", "Generator", "OnToken", "Sampling"]
 log = logging.getLogger(__name__)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
     Champion,
     find_better_run,
@@ -19,7 +20,6 @@ from graftwork.pipeline.gate import (
 )
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
