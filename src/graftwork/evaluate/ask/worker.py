@@ -17,7 +17,7 @@ from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
-from graftwork.inference.selection import is_vllm, open_engine, settle, source_of
+from graftwork.inference.selection import answered_by, is_vllm, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder, run_worker, stop_asked
 from graftwork.records import errors
@@ -247,6 +247,7 @@ def identify(job: EvalJob) -> str:
             "base": asked
             or sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file()),
             "job": job.model_dump(mode="json", exclude=NOT_DECIDING),
+            "answered_by": answered_by(job),
         }
     )
 
