@@ -17,7 +17,7 @@ from graftwork.fleet.place import LOG_FILE
 from graftwork.process.devices import list_gpus
 from graftwork.process.health import process_state
 from graftwork.process.memory import kernel_kills
-from graftwork.process.preload import ChildProcess, PreloadedWorker, PreloadedWorkers
+from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
 from graftwork.records.hardware import Offer
 from graftwork.records.job import Job, JobHandle, JobStatus
@@ -28,11 +28,10 @@ class LocalPlace:
 
     def __init__(self) -> None:
         self._children: dict[str, tuple[JobHandle, ChildProcess, int]] = {}
-        self._preloaded = PreloadedWorkers()
 
     def warm_up(self) -> None:
         """Import what workers need while they are not needed yet; returns at once."""
-        self._preloaded.warm_up(worker_environment())
+        SHARED.warm_up(worker_environment())
 
     def offer(self) -> tuple[Offer, ...]:
         gpus = list_gpus()
@@ -49,7 +48,7 @@ class LocalPlace:
 
     def submit(self, job: Job) -> JobHandle:
         kills = kernel_kills()
-        child = start_preloaded(job, self._preloaded) or start_child(job)
+        child = start_preloaded(job) or start_child(job)
         handle = JobHandle(place=self.name, id=str(child.pid), name=job.name, folder=job.folder)
         self._children[handle.id] = handle, child, kills
         return handle
@@ -91,12 +90,12 @@ def worker_environment() -> dict[str, str]:
     }
 
 
-def start_preloaded(job: Job, preloaded: PreloadedWorkers) -> PreloadedWorker | None:
+def start_preloaded(job: Job) -> PreloadedWorker | None:
     """Start it with its imports done; None where that is not possible."""
     make_folder(Path(job.folder))
     environment = {**worker_environment(), **job.environment}
     with append_to(Path(job.folder) / LOG_FILE) as log:
-        return preloaded.start(job.module, _arguments(job), environment=environment, log=log)
+        return SHARED.start(job.module, _arguments(job), environment=environment, log=log)
 
 
 def start_child(job: Job) -> ChildProcess:

@@ -60,9 +60,9 @@ class EmbeddedEngine:
         self._generator = Generator(self._model, stop_tokens=[self.template.eos], recorded=on_card)
         if source.rows is not None:
             self._generator.decoder.slots = source.rows
+        self._peak_of_one = 0
         for name, folder in source.adapters.items():
             self.load_adapter(name, folder)
-        self._peak_of_one = 0
         self.facts = EngineFacts(
             name=EMBEDDED,
             precision=dtype,
@@ -86,6 +86,7 @@ class EmbeddedEngine:
         load_adapter(self._model, folder, name=name)
         activate(self._model, None)
         self._generator.decoder.forget_adapters()
+        self._peak_of_one = 0  # one more adapter, another peak
         self._adapters = (*self._adapters, name)
 
     @property

@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,7 +98,7 @@ class PreloadedWorkers:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._at_start: dict[str, str] = {}
+        self._environment: dict[str, str] = {}
 
     def warm_up(self, environment: Mapping[str, str]) -> None:
         """Begin with the imports; returns at once."""
@@ -106,7 +107,7 @@ class PreloadedWorkers:
                 return
             ours, theirs = socket.socketpair()
             ours.settimeout(PATIENCE_SECONDS)
-            self._at_start = _part_read_at_start(environment)
+            self._environment = dict(environment)
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__, str(theirs.fileno()), *self._modules],
@@ -126,7 +127,7 @@ class PreloadedWorkers:
         """None where it has to be started in the usual way."""
         if self._connection is None or not module.startswith(self._package):
             return None
-        if _part_read_at_start(environment) != self._at_start:
+        if _part_read_at_start(environment) != _part_read_at_start(self._environment):
             return None
         request = {
             "module": module,
@@ -143,6 +144,16 @@ class PreloadedWorkers:
             os.close(exits)
             return None
         return PreloadedWorker(pid, exits)
+
+    def run(self, module: str, arguments: Sequence[str]) -> tuple[int, str] | None:
+        """Run a module to its end: its exit code and what it printed. None as with `start`."""
+        with tempfile.TemporaryFile() as output:
+            worker = self.start(module, arguments, environment=self._environment, log=output)
+            if worker is None:
+                return None
+            code = worker.wait()
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
 
     def stop(self) -> None:
         with self._lock:
@@ -168,6 +179,10 @@ class PreloadedWorkers:
                 self._connection = None
                 return None
             return pid or None
+
+
+SHARED = PreloadedWorkers()
+"""The one of this process."""
 
 
 def is_supported() -> bool:
