@@ -220,7 +220,7 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> None:
     gc.freeze()
     workers: dict[int, tuple[int, int]] = {}
     while True:
-        ready, _, _ = select.select([connection, *workers], [], [])
+        ready, _, _ = select.select([connection.fileno(), *workers], [], [])
         for ended in [descriptor for descriptor in ready if descriptor in workers]:
             pid, report = workers.pop(ended)
             _, status = os.waitpid(pid, 0)
@@ -228,7 +228,7 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> None:
                 os.write(report, _CODE.pack(os.waitstatus_to_exitcode(status)))
             os.close(report)
             os.close(ended)
-        if connection in ready and not _answer(connection, workers):
+        if connection.fileno() in ready and not _answer(connection, workers):
             return
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_house import DEADLINE
+from serve_harness import DEADLINE
 
 from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import Sampling

@@ -53,7 +53,7 @@ def cache_shape(model: Any) -> CacheShape | None:
 def _find_shape(model: Any) -> CacheShape | None:
     if model.config._attn_implementation != ATTENTION_NAME:
         return None
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     if not all(type(layer) is DynamicLayer for layer in cache.layers):
         return None
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)

@@ -419,7 +419,7 @@ class SlotDecoder:
             return
         here = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
         here.copy_(chosen, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         self._flights.append(_Flight(requests, here, arrived))
 
@@ -430,10 +430,7 @@ class SlotDecoder:
             if arrived is not None:
                 arrived.synchronize()
             for request, token in zip(requests, tokens.tolist(), strict=True):
-                if request is None or request.done:
-                    continue
-                request.take(token, self._stop)
-                if request.done:
+                if request is not None and request.take(token, self._stop):
                     self._release(request)
 
     def _release(self, request: GenerationRequest) -> None:

@@ -49,18 +49,19 @@ class GenerationRequest:
     def final_length(self) -> int:
         return len(self.prompt) + self.most
 
-    def take(self, token: int, stop: frozenset[int]) -> None:
-        """The next token; ends the answer at a stop token, the limit, or where the listener says so."""
+    def take(self, token: int, stop: frozenset[int]) -> bool:
+        """The next token; whether the answer ended now: at a stop token, the limit, or by its listener."""
         if self.done:
-            return
+            return False
         if token in stop:
             self.end("stop")
-            return
+            return True
         self.result.tokens.append(token)
         if self._on_token is not None and not self._on_token(token):
             self.end("stop")
         elif len(self.result.tokens) >= self.most:
             self.end("length")
+        return self.done
 
     def end(self, reason: Literal["stop", "length"], error: BaseException | None = None) -> None:
         self.result.finish_reason = reason
