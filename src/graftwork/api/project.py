@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.costs import Savings
     from graftwork.serve.settings import ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -123,6 +124,18 @@ class Project:
         )
         with self.open() as work:
             return evaluate_asked(work, asked)
+
+    def savings(self) -> "Savings | None":
+        """What the model saves a month at the logged volume; None where the log has no calls of it."""
+        from graftwork.pipeline.costs import savings_of
+        from graftwork.pipeline.steps.data import PreparedData
+        from graftwork.pipeline.table import run_pipeline
+        from graftwork.records.audit import Audit
+
+        with self.open() as work:
+            audit = run_pipeline(work, upto="audit").get("audit", Audit)
+            prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+            return savings_of(work, audit, prepared.dataset)
 
     def gate(self, *, update: bool = False) -> Verdict:
         """Decide by the rules in graft.yaml. Raises `Stale` if an input is out of date, unless `update`."""

@@ -39,6 +39,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             duration_ms=row.duration_ms,
             rejected=row.rejected,
             reward=row.reward,
+            usage=row.usage,
         )
         for row in rows
     ]
@@ -126,7 +127,12 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_atomic(path, "".join(case.model_dump_json() + "\n" for case in cases))
+    write_atomic(path, "".join(_write_case(case) + "\n" for case in cases))
+
+
+def _write_case(case: Case) -> str:
+    # Files of cases without usage keep the bytes by which their answers are found again.
+    return case.model_dump_json(exclude={"usage"} if case.usage is None else None)
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

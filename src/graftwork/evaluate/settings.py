@@ -112,6 +112,26 @@ class SamplingSettings(Record):
     """Where the drawing starts; it is in the report."""
 
 
+class CostSettings(Record):
+    """What answers cost, where neither the log nor the price tables know it."""
+
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of the machine that evaluates, for the cost of own models."
+    )
+    logged_model: str | None = Field(
+        None, description="The model in the price table that answered calls of which the log names no other."
+    )
+    requests_per_month: float | None = Field(
+        None, gt=0, description="Requests of a month; counted from the log's own days without it."
+    )
+    success: str | None = Field(
+        None, description="The metric that counts successes; the primary metric of the gate without it."
+    )
+    gpu: str | None = Field(
+        None, description="The card to host the small model on; the cheapest offer that serves it without."
+    )
+
+
 class EvaluateSettings(Record):
     """How the subjects are asked, and what is measured. Decoding is greedy unless `sampling` says more."""
 
@@ -147,6 +167,8 @@ class EvaluateSettings(Record):
     """How answers are drawn."""
     perplexity: bool = False
     """Measure how much the reply that the log holds surprises each model."""
+    costs: CostSettings = CostSettings()
+    """Prices and volume, for what a task costs and what the small model saves."""
 
     @field_validator("metrics")
     @classmethod
@@ -241,6 +263,11 @@ def choose_primary(settings: EvaluateSettings) -> str:
     ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
+
+
+def choose_success(settings: EvaluateSettings) -> str:
+    """The metric by which a case is a success: what `cost_per_success` counts."""
+    return settings.costs.success or choose_primary(settings)
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.costs import CallUsage
 from graftwork.records.interaction import Message, Origin
 
 
@@ -25,6 +26,8 @@ class Case(Record):
     """The mark that reviewers gave the recorded reply, on the scale that the log has."""
     rejected: str | None = None
     """The reply that lost against the recorded one, where the log holds a pair."""
+    usage: CallUsage | None = None
+    """Tokens and cost of the recorded reply, where the log states them."""
 
 
 class Endpoint(Record):

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from graftwork.data.corpus.store import read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
@@ -467,10 +468,30 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(one.row, name) for one in chosen]
-    captured = encode_captures([one.row.capture for one in chosen])
-    columns |= captured
-    schema = row_schema(captured=bool(captured))
+    optional = encode_optional(
+        {"capture": [one.row.capture for one in chosen], "usage": [_usage_of(one) for one in chosen]}
+    )
+    columns |= optional
+    schema = row_schema(optional=tuple(optional))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _usage_of(one: _RenderedPart) -> CallUsage | None:
+    """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
+
+    Captured calls were answered here, not by a model that is paid for by the token.
+    """
+    row = one.row
+    stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
+    if one.reply != row.reply or row.capture is not None or not stated:
+        return None
+    return CallUsage(
+        model=row.model,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        reply_tokens=row.reply_tokens,
+        cost=row.cost,
+    )
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:

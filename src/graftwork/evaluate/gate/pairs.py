@@ -14,13 +14,14 @@ from graftwork.evaluate.gate.figures import (
     all_wrong,
     find_ungraded_pairs,
     measured,
+    times_for_percentile,
     times_of,
 )
 from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.grading.metrics import JUDGE_PREFERENCE, LATENCY_P95, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
@@ -134,6 +135,8 @@ def pair_up(
     fewest = 0
     if name in (*TIMED, PERPLEXITY):
         fewest = fewest_for_quantile(MIDDLE, confidence=bounds_at)
+    if name == LATENCY_P95:
+        fewest = times_for_percentile(confidence)
     units = _units(report, with_subject, name)
     return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p, units)
 

@@ -12,10 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.settings import require_known
 from graftwork.grading.metrics import (
+    COSTS,
     FIRST_TOKEN,
     GRADERS,
     JUDGE_PREFERENCE,
     LATENCY,
+    LATENCY_P95,
     MEMORY,
     PERPLEXITY,
     TOKENS_PER_SECOND,
@@ -32,7 +34,9 @@ Evidence = Literal["interval", "value"]
 LIMITS = ("over", "under", "at_least", "at_most")
 TIMED = (LATENCY, FIRST_TOKEN)
 """Measured request by request, so that a mean and a percentile can be asked for."""
-FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
+REQUESTS = (*TIMED, LATENCY_P95)
+"""What is measured on single requests: more of them settle a rule, not more cases."""
+FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY, *COSTS)
 """Measured in addition to the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
 NO_PRIMARY = "none"
@@ -226,7 +230,7 @@ class GateSettings(Record):
     """A metric, named beforehand, on which the adapter must beat the base or another subject. Without it (and
     without a `win`) a project takes the first metric that tells right from wrong; `none` asks for no gain."""
     win: str | Win | None = None
-    """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
+    """A saving (`cost_per_success`, `latency_seconds`) that stands in for a better primary metric."""
     abort_when: Abort | None = None
     """What ends the attempt, besides a broken invariant; any proven loss on a rate with a rule without it."""
     session_margin: float = Field(default=0.05, gt=0, lt=1)

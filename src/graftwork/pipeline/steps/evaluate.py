@@ -13,6 +13,7 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
+from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import (
     CHAMPION,
     Asking,
@@ -24,6 +25,7 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset import read_rows
 from graftwork.grading.custom import hash_own, is_own
+from graftwork.pipeline.costs import price_cases
 from graftwork.pipeline.evaluation import (
     Evaluated,
     TestSetUse,
@@ -64,7 +66,8 @@ REFERENCES = ("endpoint", "log")
 
 def held_out(work: OpenProject, prepared: PreparedData) -> tuple[Case, ...]:
     """The cases of the prepared test split, as many as the settings allow."""
-    return choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
+    cases = choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
+    return price_cases(work, cases)
 
 
 def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
@@ -159,10 +162,19 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
 def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
-    asked = settings.model_dump(mode="json")
+    asked = settings.model_dump(mode="json", exclude=_at_their_defaults(settings))
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
     return {**asked, "own": own} if own else asked
+
+
+NEWER_SETTINGS = ("costs",)
+"""Settings that are left out where nothing is set: evaluations from before they were there stay valid."""
+
+
+def _at_their_defaults(settings: EvaluateSettings) -> set[str]:
+    fields = type(settings).model_fields
+    return {name for name in NEWER_SETTINGS if getattr(settings, name) == fields[name].default}
 
 
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
