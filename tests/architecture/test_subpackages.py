@@ -16,7 +16,7 @@ ORDER = {
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
-    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings < score < report < judge < gate "
+    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, prompts < score < report < judge < gate "
     "< ask, ab, preflight, exchange",
     "model": "adapter_shape, base, chat, families, generate, headers, nf4, probe, tensor_types, "
     "threads < gguf, parts, shape < load, probe_rates < adapters",

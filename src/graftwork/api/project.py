@@ -175,6 +175,14 @@ class Project:
             fix="`graft gate` shows each rule and what would help",
         )
 
+    def release_prompt(self) -> Release:
+        """Publish the prompted base, without an adapter, and promote it. Raises `AnswerIsNo` if the gate does
+        not say deploy to it."""
+        from graftwork.pipeline.prompt_release import release_prompt
+
+        with self.open() as work:
+            return release_prompt(work)
+
     def releases(self, query: ReleaseQuery | None = None) -> tuple[ReleaseEntry, ...]:
         """List the releases, newest first."""
         with self.open() as work:

@@ -132,6 +132,37 @@ class CostSettings(Record):
     )
 
 
+class PromptSettings(Record):
+    """What the prompted base (`base+prompt`) is shown before each case."""
+
+    examples: int = Field(4, ge=0, le=64, description="Worked examples from the training split, at most.")
+    max_tokens: int = Field(2048, ge=1, description="Tokens of all worked examples together, at most.")
+    optimizer: Literal["none", "gepa"] = Field(
+        "none", description="Who improves the instruction; `gepa` needs the package of that name."
+    )
+    reflection: str | None = Field(
+        None,
+        description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
+    )
+    max_answers: int = Field(
+        200, ge=1, description="Answers to training and validation rows that optimising may take."
+    )
+    seed: int = Field(0, ge=0, description="Where the optimiser's choices start.")
+
+    @field_validator("reflection")
+    @classmethod
+    def _is_an_endpoint(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        try:
+            subject = parse_subject(given)
+        except UserMistake as mistake:
+            raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
+        if subject.endpoint is None:
+            raise ValueError("name an endpoint as URL#model")
+        return given
+
+
 class EvaluateSettings(Record):
     """How the subjects are asked, and what is measured. Decoding is greedy unless `sampling` says more."""
 
@@ -160,13 +191,15 @@ class EvaluateSettings(Record):
     slices: tuple[Slice, ...] = ("group", "domain", "length")
     """What the report is cut by."""
     subjects: tuple[str, ...] = ()
-    """Who is asked besides base and adapter: release:ID, an address as URL#model, or log."""
+    """Who is asked besides base and adapter: base+prompt, release:ID, an endpoint as URL#model, log."""
     repeats: int = Field(default=1, ge=1, le=100)
     """Answers to each case; they are averaged, and never count as more cases."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     perplexity: bool = False
     """Measure how much the reply that the log holds surprises each model."""
+    prompt: PromptSettings = PromptSettings()
+    """How the base is prompted as the subject `base+prompt`."""
     costs: CostSettings = CostSettings()
     """Prices and volume, for what a task costs and what the small model saves."""
 

@@ -37,6 +37,7 @@ from graftwork.pipeline.evaluation import (
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.prompting import remark_on_prompts
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import StepOutputs
@@ -49,8 +50,7 @@ from graftwork.pipeline.steps.evaluate import (
     held_out,
     line_up,
     log_look,
-    put_cases,
-    worked_example,
+    prepare_asking,
 )
 from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.pipeline.table import run_pipeline
@@ -92,7 +92,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = made.get("prepare", PreparedData)
-    cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
+    cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
     asking = _asking(work, prepared, cases, asked)
     outcome = made.get("train", TrainOutcome) if trained else None
     lineup = _line_up(work, named, asking=asking, outcome=outcome)
@@ -103,6 +103,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     use = log_look(work, cases, subject=lineup.candidate.identity)
     # The answers of a user's own file are nobody's log.
     remarks = remark_on_log(scored, prepared=prepared if given is None else None)
+    remarks += remark_on_prompts(work, cases)
     evaluated = Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
@@ -140,7 +141,7 @@ def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
 def _asking(
     work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
 ) -> Asking:
-    return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
+    return prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
 
 
 def _line_up(

@@ -21,6 +21,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
 from graftwork.serve.engine_protocol import (
     BASE,
@@ -225,8 +226,10 @@ class EmbeddedBackend:
         _require_template(job, self._template.template_fingerprint)
         guard_spinning(use_threads(job.threads))
         self._model = load_base(folder, dtype=job.dtype, device=job.device)
+        self._prompts: dict[str, PromptVariant] = {}
         for name, adapter in job.adapters.items():
-            load_adapter(self._model, Path(adapter), name=name)
+            if not self._take_prompt(name, Path(adapter)):
+                load_adapter(self._model, Path(adapter), name=name)
         self._models = [BASE, *job.adapters]
         self._generator = Generator(self._model, stop_tokens=[self._template.eos])
         self._max_positions = int(self._model.config.max_position_embeddings)
@@ -260,13 +263,23 @@ class EmbeddedBackend:
     def _attach(self, request: LoadAdapter) -> None:
         from graftwork.model.adapters.peft import load_adapter
 
+        if self._take_prompt(request.name, Path(request.folder)):
+            return
         with self._model_lock:
             load_adapter(self._model, Path(request.folder), name=request.name)
+
+    def _take_prompt(self, name: str, folder: Path) -> bool:
+        """Whether the release is a prompt on the base; if so, it is kept for its requests."""
+        if not (folder / PROMPT_FILE).is_file():
+            return False
+        self._prompts[name] = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
+        return True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        prompt = await self._render(request.messages)
+        before = self._prompts.get(request.model)
+        prompt = await self._render(before.apply(request.messages) if before else request.messages)
         room = self._max_positions - len(prompt)
         if room < 1:
             raise self._too_long(f"take {len(prompt)} tokens")
@@ -275,7 +288,8 @@ class EmbeddedBackend:
         # are answered alone, so that the same seed gives the same answer.
         sampled = request.temperature > 0
         alone = object() if sampled and request.seed is not None else None
-        key = (request.model, request.temperature, request.top_p if sampled else 1.0, alone)
+        answering = BASE if before else request.model
+        key = (answering, request.temperature, request.top_p if sampled else 1.0, alone)
         ticket = Ticket(fitted, key=key, prompt=prompt)
         self.batcher.submit(ticket)
         pieces = ticket.pieces()
@@ -313,7 +327,7 @@ class EmbeddedBackend:
             top_p=max(request.top_p, _SMALLEST_TOP_P),
             seed=secrets.randbits(32) if request.seed is None else request.seed,
         )
-        adapter = None if request.model == BASE else request.model
+        adapter = None if request.model == BASE or request.model in self._prompts else request.model
         with self._model_lock, acting(self._model, adapter):
             prompts = [ticket.prompt for ticket in batch]
             results = self._generator.generate(

@@ -332,10 +332,14 @@ def show_report(console: Console, report: Report, *, held_out: bool = False) -> 
 
 def _say_example(report: Report) -> str:
     """The subjects that were shown a worked example: those that were not trained for the task."""
-    helped = [
-        quote(item.subject) for item in subjects_of(report) if item.generation.settings.get("worked_example")
-    ]
-    return f"; one worked example shown to {', '.join(helped)}" if helped else ""
+    helped, more = [], []
+    for item in subjects_of(report):
+        settings = item.generation.settings
+        if count := settings.get("worked_examples"):
+            more.append(f"; {count} worked examples shown to {quote(item.subject)}")
+        elif settings.get("worked_example"):
+            helped.append(quote(item.subject))
+    return "".join([f"; one worked example shown to {', '.join(helped)}" if helped else "", *more])
 
 
 def _notes_on_table(report: Report) -> list[str]:

@@ -137,13 +137,14 @@ def apply_system_prompt(
 ) -> tuple[Message, ...]:
     """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt removes the logged one.
+    An empty prompt removes the logged one, and so does `drop`.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
-    if given is None:
+    if given is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
+    given = given or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":

@@ -21,12 +21,14 @@ from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.metrics import JUDGE_PREFERENCE, LATENCY_P95, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
-LOG = "log"
 BASE = "base"
+NAMED: dict[Against, str] = {"log": LOG, "prompt": PROMPTED, "logged_prompt": LOGGED_PROMPT}
+"""Subjects that go by one name in every report."""
 
 
 class Surroundings(NamedTuple):
@@ -97,8 +99,8 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
         if around.no_champion and report.champion is None:
             return find_subject(report, "base", around)
         return next((subject for subject in everyone if subject.subject == report.champion), None)
-    if against == "log":
-        return next((subject for subject in everyone if subject.subject == LOG), None)
+    if against in NAMED:
+        return next((subject for subject in everyone if subject.subject == NAMED[against]), None)
     named = next((subject for subject in everyone if subject.subject == BASE), None)
     # A report with one baseline means that one, whatever it is called.
     return named or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
@@ -203,7 +205,8 @@ def _unjudged(report: Report, other: SubjectReport) -> int:
 def explain_missing(against: Against, around: Surroundings) -> str:
     """Why a subject is not there, and how to get it there."""
     if against != "champion":
-        return f"the {against} was not asked these cases; `graft eval` does that"
+        named = NAMED.get(against, against)
+        return f"the {named} was not asked these cases; `graft eval` does that"
     name = f" ({around.champion[:12]})" if around.champion else ""
     return (
         f"the champion{name} was not asked these cases; `graft eval` asks it, and says why where it cannot "

@@ -27,7 +27,7 @@ from graftwork.grading.metrics import (
 from graftwork.records.base import Record, fingerprint
 
 Bound = Literal["lower", "upper", "value"]
-Against = Literal["base", "champion", "log"]
+Against = Literal["base", "champion", "log", "prompt", "logged_prompt"]
 Statistic = Literal["median", "mean", "p95"]
 Evidence = Literal["interval", "value"]
 
@@ -71,7 +71,8 @@ class GateRule(Record):
     margin: float | None = Field(default=None, gt=0)
     """A guardrail: the metric may be worse by less than this, in its own unit (0.02 is 2 points)."""
     against: Against | None = None
-    """Whom a guardrail compares with: the base, the champion, or what the log holds."""
+    """Whom a guardrail compares with: the base, the champion, the log, the prompted base (`prompt`)
+    or the base with the logged system prompt (`logged_prompt`)."""
     at: Statistic | None = None
     """Of measured times: their median (the default), mean or 95th percentile."""
     bound: Bound | None = None

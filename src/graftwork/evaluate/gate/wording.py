@@ -10,7 +10,13 @@ from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, s
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 
-SUBJECTS: dict[Against, str] = {"base": "the base", "champion": "the champion", "log": "the log's answers"}
+SUBJECTS: dict[Against, str] = {
+    "base": "the base",
+    "champion": "the champion",
+    "log": "the log's answers",
+    "prompt": "the prompted base",
+    "logged_prompt": "the base with the logged prompt",
+}
 WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at most"}
 
 

@@ -16,6 +16,8 @@ from graftwork.evaluate.cases import (
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import (
     CHAMPION,
+    LOGGED_PROMPT,
+    PROMPTED,
     Asking,
     Lineup,
     NamedSubject,
@@ -37,6 +39,12 @@ from graftwork.pipeline.evaluation import (
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.prompting import (
+    find_prompt,
+    remark_on_prompts,
+    subjects_by_settings,
+    with_logged_prompts,
+)
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError
@@ -60,14 +68,16 @@ __all__ = [
 BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
-REFERENCES = ("endpoint", "log")
+REFERENCES = ("endpoint", "log", "prompt", "logged_prompt")
 """Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
 
 
-def held_out(work: OpenProject, prepared: PreparedData) -> tuple[Case, ...]:
-    """The cases of the prepared test split, as many as the settings allow."""
+def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] = ()) -> tuple[Case, ...]:
+    """The cases of the prepared test split, as many as the settings allow. `also` names further subjects."""
     cases = choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
-    return price_cases(work, cases)
+    cases = price_cases(work, cases)
+    asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work), *also)
+    return with_logged_prompts(work, cases) if LOGGED_PROMPT in asked else cases
 
 
 def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
@@ -75,6 +85,26 @@ def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, 
     if not settings.worked_example:
         return ()
     return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
+
+
+def prepare_asking(
+    work: OpenProject,
+    prepared: PreparedData,
+    cases: tuple[Case, ...],
+    *,
+    subjects: Sequence[str] | None = None,
+    shards: int = 1,
+) -> Asking:
+    """What all subjects share; the prompt of the prompted base only where that one is asked."""
+    asked = subjects
+    if asked is None:
+        asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work))
+    return Asking(
+        put_cases(work, cases),
+        example=worked_example(work, prepared),
+        prompt=find_prompt(work, prepared) if PROMPTED in asked else None,
+        shards=shards,
+    )
 
 
 def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
@@ -90,7 +120,7 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
         except GraftError as trouble:
             # Damaged or of another template: the new one can still be compared with the base.
             work.reporter.info(f"not compared with the champion: {trouble.what}")
-    named = parse_subjects((*work.settings.evaluate.subjects, LOG))
+    named = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
     further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
     return Lineup(
         baseline=resolved(parse_subject(BASE)),
@@ -119,12 +149,12 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
     cases = held_out(work, prepared)
-    asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
+    asking = prepare_asking(work, prepared, cases)
     lineup = line_up(work, asking=asking, outcome=outcome)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     use = log_look(work, cases, subject=outcome.adapter_hash)
-    remarks = remark_on_log(scored, prepared=prepared)
+    remarks = (*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases))
     return Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
@@ -168,7 +198,7 @@ def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     return {**asked, "own": own} if own else asked
 
 
-NEWER_SETTINGS = ("costs",)
+NEWER_SETTINGS = ("costs", "prompt")
 """Settings that are left out where nothing is set: evaluations from before they were there stay valid."""
 
 
