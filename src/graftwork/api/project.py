@@ -22,6 +22,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.calibration_run import CalibratedJudge
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.preflight import Preflight
@@ -136,6 +137,13 @@ class Project:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)
             prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
             return savings_of(work, audit, prepared.dataset)
+
+    def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
+        """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
+        from graftwork.pipeline.calibration_run import calibrate_judge
+
+        with self.open() as work:
+            return calibrate_judge(work, limit=limit)
 
     def gate(self, *, update: bool = False) -> Verdict:
         """Decide by the rules in graft.yaml. Raises `Stale` if an input is out of date, unless `update`."""

@@ -146,3 +146,34 @@ def savings(project: Folder = None, model: Model = None, json: Json = False) -> 
         print_json(saved)
     else:
         show_savings(stdout, saved)
+
+
+@app.command("calibrate")
+def calibrate(
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Maximum number of labels per mode.")
+    ] = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Compare the judge with people's labels: agreement and Cohen's kappa, with intervals over sessions.
+
+    Labels are rewards and preference pairs of the logs, and feedback and corrections of captures. A judge
+    counts in the gate only after this, and only if its kappa is at least evaluate.judge.min_kappa for sure.
+    Exit code 1: it does not count.
+
+    Example:  graft eval calibrate --json | jq '.modes[].kappa'
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.evaluation import show_calibration
+    from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+    with reporting(project, model) as found:
+        judged = found.calibrate(limit=limit)
+    if json:
+        print_json(judged)
+    else:
+        show_calibration(stdout, judged)
+    if not judged.sufficient:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -65,6 +65,14 @@ class JudgeSettings(Record):
     max_cost: float | None = Field(
         None, gt=0, description="Ask nothing more after so much money; needs prices."
     )
+    min_kappa: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Cohen's kappa with people's labels that the judge must have for sure, by the lower end "
+        "of its interval, before its verdict counts in the gate; see `graft eval calibrate`.",
+    )
+    min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
     price_in: float | None = Field(None, ge=0, description="Price of a million tokens that the judge reads.")
     price_out: float | None = Field(None, ge=0, description="Price of a million tokens that it writes.")
 

@@ -10,6 +10,7 @@ from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.subjects import CHAMPION, LOG, PROMPTED, Lineup, Subject, parse_subject
 from graftwork.files.disk import write_atomic
+from graftwork.pipeline.calibration import doubts_about_judge
 from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, put_page, report_on
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import look_for_champion, surroundings_of
@@ -63,7 +64,8 @@ def judge_prompt(work: OpenProject) -> JudgedPrompt:
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     use = log_look(work, cases, subject=own_hash)
     report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use)
-    around = surroundings_of(look_for_champion(work, adapter_hash=own_hash))
+    champion_now = look_for_champion(work, adapter_hash=own_hash)
+    around = surroundings_of(champion_now)._replace(doubts=doubts_about_judge(work))
     verdict = decide(report, without_itself(work.settings.gate), around=around)
     evaluated = Evaluated(
         cases_file=str(asking.cases_file),

@@ -410,6 +410,37 @@ def show_savings(console: Console, savings: Savings) -> None:
         print_line(console, f"[dim]{quote(note)}[/]")
 
 
+def show_calibration(console: Console, judged: Any) -> None:
+    """One line per mode of the judge, and whether it counts in the gate."""
+    rows = table("mode", "labels", "sessions", "agreement", "kappa", "counts")
+    for found in judged.modes:
+        share, kappa = found.agreement, found.kappa
+        rows.add_row(
+            found.mode,
+            str(found.labels),
+            str(found.clusters),
+            f"{percent(share.value)} [dim]({100 * share.low:.0f}–{100 * share.high:.0f})[/]",
+            "–" if kappa is None else f"{kappa.value:.2f} [dim]({kappa.low:.2f}–{kappa.high:.2f})[/]",
+            "[green]yes[/]" if found.sufficient else "[red]no[/]",
+        )
+    print_line(console, f"{quote(judged.model)} compared with people's labels")
+    console.print(rows)
+    for found in judged.modes:
+        if found.why_not:
+            print_line(console, f"{found.mode}: {quote(found.why_not)}")
+        if found.mode == "pointwise" and found.labels:
+            print_line(
+                console,
+                f"[dim]called good by both {found.both_good}, by the judge alone {found.judge_only}, "
+                f"by people alone {found.people_only}, by neither {found.both_bad}[/]",
+            )
+        if found.unjudged:
+            print_line(console, f"[yellow]{found.mode}: {found.unjudged} got no clear reply[/]")
+        if found.groups:
+            shown = ", ".join(f"{quote(group)} {said}" for group, said in found.groups.items())
+            print_line(console, f"[dim]agreement by role: {shown}[/]")
+
+
 def show_imported(console: Console, imported: Any) -> None:
     show_report(console, imported.report)
     for note in (imported.why, *imported.notes):

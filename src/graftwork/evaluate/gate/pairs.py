@@ -5,6 +5,7 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
@@ -43,6 +44,8 @@ class Surroundings(NamedTuple):
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
     """Adapters that are judged in one go."""
+    doubts: Mapping[str, str] = {}
+    """Metrics that may not decide anything, each with the reason: a judge that nobody calibrated."""
 
 
 class Pair(NamedTuple):
