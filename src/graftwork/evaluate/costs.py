@@ -152,18 +152,18 @@ def costs_of_log(cases: Sequence[Case]) -> dict[str, float | None]:
     return {case.id: None if case.usage is None else case.usage.cost for case in cases}
 
 
-def tokens_of_answers(said: Mapping[str, Sequence[Answer]]) -> dict[str, float | None]:
+def tokens_of_answers(by_case: Mapping[str, Sequence[Answer]]) -> dict[str, float | None]:
     """The mean over the repeats of a case. An endpoint that counts no tokens has none."""
     return {
         case: math.fsum(answer.prompt_tokens + answer.tokens for answer in answers) / len(answers)
         if any(answer.prompt_tokens + answer.tokens for answer in answers)
         else None
-        for case, answers in said.items()
+        for case, answers in by_case.items()
     }
 
 
 def costs_of_answers(
-    said: Mapping[str, Sequence[Answer]], *, generation: Generation, price: AnswerPrice | None
+    by_case: Mapping[str, Sequence[Answer]], *, generation: Generation, price: AnswerPrice | None
 ) -> dict[str, float | None]:
     """By tokens at an endpoint with a price, else by the seconds of the machine at full load."""
     if price is None:
@@ -172,12 +172,12 @@ def costs_of_answers(
         found = price.tokens
         return {
             case: math.fsum(found.cost_of(a.prompt_tokens, a.tokens) for a in answers) / len(answers)
-            for case, answers in said.items()
+            for case, answers in by_case.items()
         }
     if price.usd_per_hour is None or not generation.answers:
         return {}
     # A batch is paid for as a whole: each of its answers has the same share of its seconds.
     return {
         case: price.usd_per_hour / 3600 * math.fsum(answer.seconds for answer in answers) / len(answers)
-        for case, answers in said.items()
+        for case, answers in by_case.items()
     }

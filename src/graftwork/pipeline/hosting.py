@@ -12,7 +12,7 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.catalog.prices import is_stale, list_offers
 from graftwork.plan.serving.answer import make_question, serve
-from graftwork.plan.serving.question import ServeAnswer, say_seconds
+from graftwork.plan.serving.question import ServeAnswer, ServeLoad, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.costs import Hosting
 from graftwork.records.dataset import Dataset
@@ -51,10 +51,8 @@ def find_hosting(
 
         def ask(users: int, machine: Machine = machine) -> ServeAnswer:
             context = prompt + answer
-            question = make_question(
-                model, machine=machine, adapters=1, users=users, context=context, answer=answer
-            )
-            return serve(question)
+            load = ServeLoad(adapters=1, users=users, context=context, answer=answer)
+            return serve(make_question(model, load, machine=machine))
 
         try:
             users = _users(ask(1), calls_per_month)

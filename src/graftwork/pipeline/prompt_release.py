@@ -11,13 +11,13 @@ from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.subjects import CHAMPION, LOG, PROMPTED, Lineup, Subject, parse_subject
 from graftwork.files.disk import write_atomic
 from graftwork.pipeline.calibration import doubts_about_judge
-from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, put_page, report_on
+from graftwork.pipeline.evaluation import put_page
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import look_for_champion, surroundings_of
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.evaluate import held_out, log_look, prepare_asking
+from graftwork.pipeline.steps.evaluate import held_out, measure_lineup, prepare_asking
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
@@ -60,18 +60,11 @@ def judge_prompt(work: OpenProject) -> JudgedPrompt:
         champion=resolved(CHAMPION) if champion is not None else None,
         references=(resolved(LOG),),
     )
-    grading = open_grading(work, cases)
-    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=own_hash)
-    report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use)
+    evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=own_hash, prepared=prepared)
+    report = evaluated.report
     champion_now = look_for_champion(work, adapter_hash=own_hash)
     around = surroundings_of(champion_now)._replace(doubts=doubts_about_judge(work))
     verdict = decide(report, without_itself(work.settings.gate), around=around)
-    evaluated = Evaluated(
-        cases_file=str(asking.cases_file),
-        folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report,
-    )
     write_atomic(work.project.evaluations / f"prompt-{own_hash[:12]}.json", evaluated.to_json())
     page = put_page(work, evaluated, separate=True).page
     return JudgedPrompt(prompt=asking.prompt, report=report, verdict=verdict, page=page)

@@ -70,17 +70,17 @@ def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
     counted, costed = (prompt >= 0) & (reply >= 0), cost >= 0
     everything = np.ones(corpus.rows, dtype=bool)
     unpriced = counted & ~costed
-    chars, said = corpus.column("prompt_chars"), corpus.column("reply_chars")
+    chars, reply_characters = corpus.column("prompt_chars"), corpus.column("reply_chars")
     sums = {
         "calls": total(np.ones(corpus.rows), everything),
         "prompt_characters": total(chars, everything),
-        "reply_characters": total(said, everything),
+        "reply_characters": total(reply_characters, everything),
         "counted": total(np.ones(corpus.rows), counted),
         "prompt_tokens": total(prompt, counted),
         "cached_tokens": total(np.maximum(cached, 0), counted),
         "reply_tokens": total(reply, counted),
         "uncounted_prompt_characters": total(chars, ~counted & ~costed),
-        "uncounted_reply_characters": total(said, ~counted & ~costed),
+        "uncounted_reply_characters": total(reply_characters, ~counted & ~costed),
         "costed": total(np.ones(corpus.rows), costed),
         "cost": total(cost, costed),
         "unpriced_prompt_tokens": total(prompt, unpriced),

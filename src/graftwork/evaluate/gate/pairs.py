@@ -14,6 +14,7 @@ from graftwork.evaluate.gate.figures import (
     Ungraded,
     all_wrong,
     find_ungraded_pairs,
+    graded_cases,
     measured,
     times_for_percentile,
     times_of,
@@ -33,17 +34,17 @@ NAMED: dict[Against, str] = {"log": LOG, "prompt": PROMPTED, "logged_prompt": LO
 
 
 class Surroundings(NamedTuple):
-    """What is known besides the report. `no_champion`: nothing is served yet, so the base stands in."""
+    """What is known besides the report. `no_champion`: nothing is served yet, so the base is used instead."""
 
     no_champion: bool = False
     champion: str = ""
     """The release that is served, where the report does not hold it."""
     instead: str = ""
-    """Why the base stands in for a champion, in a sentence, where it is not that nothing is served."""
+    """Why the base replaces the champion, in a sentence, where the reason is not that nothing is served."""
     look: int = 0
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
-    """Adapters that are judged in one go."""
+    """Adapters that are judged together."""
     doubts: Mapping[str, str] = {}
     """Metrics that may not decide anything, each with the reason: a judge that nobody calibrated."""
 
@@ -68,7 +69,7 @@ class Pair(NamedTuple):
 
     @property
     def too_few(self) -> bool:
-        """So few requests, or sessions, bound nothing, however near they lie to each other."""
+        """So few requests or sessions bound nothing, however close they are to each other."""
         return (self.seen.clusters or self.seen.n) < self.fewest
 
     @property
@@ -79,10 +80,6 @@ class Pair(NamedTuple):
     @property
     def proven_loss(self) -> bool:
         return self.gain < 0 and self._chance_is_small and not self.too_few
-
-    @property
-    def proven_gain(self) -> bool:
-        return self.gain > 0 and self._chance_is_small and not self.too_few
 
     @property
     def _chance_is_small(self) -> bool:
@@ -172,8 +169,10 @@ def _at_worst(
         return -math.inf, 1.0
     if mine is not None and theirs is not None:
         wrong, right = (1.0, 0.0) if sign < 0 else (0.0, 1.0)
-        mine = all_wrong(mine, ungraded.cases - _given(mine), wrong=wrong, sessions=report.sessions)
-        theirs = all_wrong(theirs, ungraded.cases - _given(theirs), wrong=right, sessions=report.sessions)
+        mine = all_wrong(mine, ungraded.cases - graded_cases(mine), wrong=wrong, sessions=report.sessions)
+        theirs = all_wrong(
+            theirs, ungraded.cases - graded_cases(theirs), wrong=right, sessions=report.sessions
+        )
         report = report.model_copy(
             update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
         )
@@ -194,10 +193,6 @@ def _at_worst(
         nameless += _unjudged(report, other)
     lost = (low * found.n - nameless) / (found.n + nameless) if found.n else -1.0
     return lost, found.p_value if lost > 0 else 1.0
-
-
-def _given(metric: Metric) -> set[str]:
-    return {case for case, value in metric.scores.items() if value is not None}
 
 
 def _unjudged(report: Report, other: SubjectReport) -> int:
@@ -245,7 +240,7 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     """The subject with this one metric: nothing else is compared."""
     times = tuple(times_of(subject, name)) if name in TIMED else ()
     kept = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
-    # Where nothing of its own is paired, what else is timed may not stand in.
+    # Where it has no pairs of its own, other timings may not replace them.
     alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
     return subject.model_copy(update={"metrics": kept, "generation": alone})
 

@@ -52,19 +52,6 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import Case
 from graftwork.records.run import TrainOutcome
 
-__all__ = [
-    "ADAPTER",
-    "BASE",
-    "LOG",
-    "STEP",
-    "Evaluated",
-    "held_out",
-    "line_up",
-    "load_cases",
-    "log_look",
-    "worked_example",
-]
-
 BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
@@ -151,25 +138,28 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     cases = held_out(work, prepared)
     asking = prepare_asking(work, prepared, cases)
     lineup = line_up(work, asking=asking, outcome=outcome)
+    adapter = outcome.adapter_hash
+    evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter, prepared=prepared)
+    return evaluated.model_copy(update={"champion": _champion_of(work, adapter), "adapter_hash": adapter})
+
+
+def measure_lineup(
+    work: OpenProject,
+    lineup: Lineup,
+    cases: Sequence[Case],
+    *,
+    asking: Asking,
+    subject: str,
+    prepared: PreparedData | None,
+) -> Evaluated:
+    """Ask and grade every subject, and report. `prepared` is None if the cases are not of the own log."""
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=outcome.adapter_hash)
+    use = log_look(work, cases, subject=subject)
     remarks = (*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases))
-    return Evaluated(
-        cases_file=str(asking.cases_file),
-        folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(
-            work,
-            lineup,
-            cases=cases,
-            scored=scored,
-            grading=grading,
-            use=use,
-            remarks=remarks,
-        ),
-        champion=_champion_of(work, outcome.adapter_hash),
-        adapter_hash=outcome.adapter_hash,
-    )
+    report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use, remarks=remarks)
+    folders = {subject.name: str(subject.folder) for subject in lineup.all}
+    return Evaluated(cases_file=str(asking.cases_file), folders=folders, report=report)
 
 
 def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:
@@ -185,7 +175,7 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
         return False
     if not evaluated.adapter_hash:
         return True
-    # Promoted, the candidate is the champion itself: then nothing is to be compared anew.
+    # Promoted, the candidate is the champion itself: then there is nothing to compare.
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
