@@ -107,9 +107,9 @@ def test_the_base_with_the_logged_prompt_is_asked_with_it(tmp_path):
 
 
 def test_another_instruction_is_another_question(tmp_path):
-    plain, told = job(tmp_path), job(tmp_path, instruction="New.")
-    assert answer_key(plain, case()) != answer_key(told, case())
-    assert identify(plain) != identify(told)
+    plain, instructed = job(tmp_path), job(tmp_path, instruction="New.")
+    assert answer_key(plain, case()) != answer_key(instructed, case())
+    assert identify(plain) != identify(instructed)
 
 
 def test_subjects_with_a_prompt_are_named_after_the_base():

@@ -470,7 +470,7 @@ def _to_table(
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
     optional = encode_optional(
-        {"capture": [entry.row.capture for entry in chosen], "usage": [_usage_of(one) for one in chosen]}
+        {"capture": [entry.row.capture for entry in chosen], "usage": [_usage_of(entry) for entry in chosen]}
     )
     columns |= optional
     schema = row_schema(optional=tuple(optional))
