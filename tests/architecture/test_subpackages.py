@@ -16,8 +16,8 @@ ORDER = {
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
-    "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
-    "< ask, ab, preflight, exchange",
+    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
+    "prompts < score < report < judge < gate < ask, ab, preflight, exchange",
     "model": "adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
