@@ -1,4 +1,4 @@
-"""Conventions of the package: no import cycles, unique class names, bounded files, no retired words."""
+"""Conventions of the package: no import cycles, unique class names, bounded files and signatures."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "graftwork"
 LONGEST_FILE = 600
+MOST_PARAMETERS = 7
 
 SAME_CLASS_NAME = {
     # One adapter per tracking library, never imported together.
@@ -118,6 +119,30 @@ def test_no_class_name_occurs_twice():
                 found[node.name].add(module)
     twice = {name for name, where in found.items() if len(where) > 1} - SAME_CLASS_NAME
     assert not {name: sorted(found[name]) for name in twice}
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    named = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    return len(named) - (bool(named) and named[0].arg in ("self", "cls"))
+
+
+def is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Triton kernels take pointers and sizes, no objects."""
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def test_functions_take_an_object_instead_of_eight_parameters():
+    wide = [
+        f"{module}.{node.name}: {parameters_of(node)}"
+        for module, path in modules().items()
+        # The options of a command are its parameters.
+        if not module.startswith("graftwork.cli.")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and parameters_of(node) > MOST_PARAMETERS
+        and not is_compiled(node)
+    ]
+    assert not wide
 
 
 def test_no_file_is_longer_than_the_limit():

@@ -26,14 +26,6 @@ def test_concurrent_evaluations_are_all_counted(database: Database):
     assert sorted(numbers) == list(range(1, 25))
 
 
-def test_the_log_says_who_evaluated_what_and_when(database: Database):
-    EvaluationLog(database, who="ada").log("cases", subject="adapter-1", when=WHEN)
-    EvaluationLog(database).log("cases", subject="adapter-2", when=WHEN)
-    first, second = EvaluationLog(database).history("cases")
-    assert first == (1, "adapter-1", WHEN, "ada")
-    assert second == (2, "adapter-2", WHEN, "")
-
-
 def test_the_same_candidate_again_is_an_evaluation_and_no_further_candidate(database: Database):
     looks = EvaluationLog(database)
     for subject in ("one", "two", "one", "one"):

@@ -33,7 +33,7 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
-    from graftwork.plan.estimate import make_plan
+    from graftwork.plan.estimate import PlanInputs, make_plan
     from graftwork.plan.settings import PlanSettings
     from graftwork.records.plan import Workload
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -64,16 +64,18 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
         eight=settings.fp8 == "on",
     )
     plan = make_plan(
-        base="smollm2",
-        base_fingerprint="b",
-        dataset_hash="d",
-        shape=shape,
-        work=load,
-        device=probe_device(),
-        settings=PlanSettings(),
-        train={"settings": settings.what_is_learned(), "adapter": adapter.model_dump(mode="json")},
-        dtype="bfloat16",
-        tuning=tuning.model_copy(update={"compiled": compiled, "recorded": recorded}),
+        PlanInputs(
+            base="smollm2",
+            base_fingerprint="b",
+            dataset_hash="d",
+            shape=shape,
+            work=load,
+            device=probe_device(),
+            settings=PlanSettings(),
+            train={"settings": settings.what_is_learned(), "adapter": adapter.model_dump(mode="json")},
+            dtype="bfloat16",
+            tuning=tuning.model_copy(update={"compiled": compiled, "recorded": recorded}),
+        )
     )
     folder.mkdir(parents=True)
     job = TrainJob(

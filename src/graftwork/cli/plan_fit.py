@@ -221,11 +221,10 @@ def serve(
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
+    from graftwork.plan.serving.question import ServeLoad
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
-    question = make_question(
-        find_model(model, overlay=catalog),
-        machine=named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog),
+    load = ServeLoad(
         engine=engine,
         weights=weights,
         adapters=adapters,
@@ -238,6 +237,8 @@ def serve(
         limit_seconds=limit,
         memory_limit_gib=memory,
     )
+    machine = named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog)
+    question = make_question(find_model(model, overlay=catalog), load, machine=machine)
     answered = answer_question(question, cards=list_gpus(overlay=catalog))
     if json:
         print_json(answered)

@@ -181,9 +181,6 @@ class Weight:
         return ()
 
 
-FLOAT = 4
-
-
 def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
     if x.width == width:
         return x

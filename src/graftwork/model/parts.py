@@ -15,11 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.headers import ROUTERS
 from graftwork.records.errors import UserMistake
-
-PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "phi3", "smollm3", "gpt_neox", "gpt2")
-"""Families whose logits are the head's output, as a test proves: nothing to try there."""
 
 _TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
@@ -94,7 +92,7 @@ def logits_reader(model: Any) -> LogitsReader:
     """How hidden states and logits are read without building the logits of every token."""
     decoder, head = _decoder_and_head(model)
     ending = _ending(model.config)
-    plain = getattr(model.config, "model_type", "") in PLAIN_HEADS and ending is None
+    plain = family_or_llama(getattr(model.config, "model_type", None)).plain_logits and ending is None
     if not plain:
         if model not in _TRIED:
             _TRIED[model] = head_is_followed(model)

@@ -17,14 +17,7 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.judge.judge import (
-    Judge,
-    JudgeBudget,
-    JudgeClient,
-    ReplyStore,
-    first_answers,
-    judge_subjects,
-)
+from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
@@ -106,12 +99,7 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     settings = work.settings.evaluate
     judge = None
     if settings.judge is not None:
-        judge = Judge(
-            settings.judge,
-            speaker=JudgeClient(settings.judge),
-            replies=ReplyStore(work.project.state / JUDGED_FOLDER),
-            budget=JudgeBudget(settings.judge),
-        )
+        judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
     return Grading(work, judge, _open_runner(settings, cases))
 
 

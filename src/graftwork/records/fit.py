@@ -55,6 +55,29 @@ class StepTime(Record):
     once_a_step: dict[str, float] = {}
 
 
+class FitOptions(Record):
+    """What may be stated about a run; the rest follows from the model and the machine."""
+
+    method: Method = "qlora"
+    algorithm: Algorithm = "sft"
+    engine: Literal["graft", "hf"] = "graft"
+    seq: int | tuple[int, ...] = 2048
+    """One length for all rows, or the length of every row that there is."""
+    rows: int | None = None
+    epochs: float = 1.0
+    batch_rows: int = 16
+    trained_share: float = 1.0
+    rank: int = 16
+    targets: tuple[str, ...] | None = None
+    adapted_layers: int | None = None
+    optimizer: Optimizer = "adamw_fused"
+    offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
+    memory_limit_gib: float | None = None
+    prompt_tokens: int = 512
+    completion_tokens: int = 512
+    generations: int = 8
+
+
 class FitQuestion(Record):
     """What the user wants to know."""
 

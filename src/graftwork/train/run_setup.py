@@ -148,7 +148,6 @@ def reporting_callbacks(
             read_rows(Path(job.dataset_folder), "validation"),
             folder=folder,
             evaluator=evaluator,
-            strategy=strategy,
             report=report,
             progress=progress,
             stop_requested=stop_requested,

@@ -1,7 +1,6 @@
 """Each model gets its own rows and its share of the rest, and what is held out is held out for all."""
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from graftwork.cli.show.data import portions_as_json, show_portions
+from graftwork.cli.show.data import show_portions
 from graftwork.data.settings import ModelSettings
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
@@ -261,8 +260,6 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
     assert coder.rows_an_epoch == 2 * coder.own + coder.replayed
 
     unmatched = find_unmatched(facts, {"m": ModelSettings.model_validate({"weights": {"x": 1}})})
-    document = json.loads(json.dumps(portions_as_json([main, coder], unmatched=unmatched)))
-    assert [line["model"] for line in document["portions"]] == ["main", "coder"]
     shown = io.StringIO()
     show_portions(Console(file=shown, width=140), [main, coder], unmatched=unmatched)
     assert f"{coder.own:,}" in shown.getvalue()

@@ -10,6 +10,7 @@ from graftwork.pipeline.fit_here import DriverCard, named_machine, read_cards, t
 from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
 from graftwork.plan.serving.answer import make_question, serve
+from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import DeviceFacts
 
@@ -71,7 +72,7 @@ def test_experts_are_refused_rather_than_counted_as_if_they_were_not_there(tmp_p
     with pytest.raises(UserMistake, match="experts"):
         ask(FitRequest(gpu="T4", ram=64.0), model=model, project=None)
     with pytest.raises(UserMistake, match="experts"):
-        make_question(model, machine=named_machine(gpu="T4"))
+        make_question(model, ServeLoad(), machine=named_machine(gpu="T4"))
 
 
 def test_every_model_of_the_catalog_is_dense():
@@ -82,9 +83,9 @@ def test_every_model_of_the_catalog_is_dense():
 def test_a_family_that_nobody_wrote_out_is_reported_as_taken_for_llama(tmp_path):
     config = {**MIXTRAL, "model_type": "falcon_of_next_year", "num_local_experts": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    reported = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
-    assert any("falcon_of_next_year" in reason for reason in reported.reasons)
-    served = serve(make_question(find_model(tmp_path), machine=named_machine(gpu="T4")))
+    answer = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
+    assert any("falcon_of_next_year" in reason for reason in answer.reasons)
+    served = serve(make_question(find_model(tmp_path), ServeLoad(), machine=named_machine(gpu="T4")))
     assert any("falcon_of_next_year" in note for note in served.notes)
     plain = answer_fit(FitRequest(model="olmo-7b", gpu="T4", ram=64.0, seq="64", trace=False))
     assert plain.certainty == "guessed"

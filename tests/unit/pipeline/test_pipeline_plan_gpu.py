@@ -11,7 +11,7 @@ from graftwork.pipeline import plan_card as step
 from graftwork.pipeline import replan
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
@@ -87,15 +87,17 @@ def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
 
 def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=None):
     plan = make_plan(
-        base="b",
-        base_fingerprint="f",
-        dataset_hash="d",
-        shape=SHAPE,
-        work=LOAD,
-        device=CARD.model_copy(update={"kind": kind}),
-        settings=PlanSettings(),
-        train={"settings": {"batch_rows": 8}},
-        plain=plain,
+        PlanInputs(
+            base="b",
+            base_fingerprint="f",
+            dataset_hash="d",
+            shape=SHAPE,
+            work=LOAD,
+            device=CARD.model_copy(update={"kind": kind}),
+            settings=PlanSettings(),
+            train={"settings": {"batch_rows": 8}},
+            plain=plain,
+        )
     )
     return TrainJob(
         run_id="r",

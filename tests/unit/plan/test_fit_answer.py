@@ -14,6 +14,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import card_room, make_question
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
+from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 
@@ -25,7 +26,7 @@ def machine(gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
 
 
 def question(model=LARGE, *, gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
-    return make_question(find_model(model), machine=machine(gpu, gpus, ram), **more)
+    return make_question(find_model(model), FitOptions(**more), machine=machine(gpu, gpus, ram))
 
 
 def test_the_example_of_the_manual_fits_and_every_figure_has_a_range():
@@ -152,11 +153,13 @@ def test_the_length_that_is_offered_fits_and_half_as_much_again_does_not():
 def test_a_processor_alone_is_answered_too():
     alone = Machine(cpu=find_cpu("9950X"), ram_gib=32.0)
     answer = fit(
-        make_question(find_model("smollm2-135m"), machine=alone, method="lora", seq=256, batch_rows=8)
+        make_question(
+            find_model("smollm2-135m"), FitOptions(method="lora", seq=256, batch_rows=8), machine=alone
+        )
     )
     assert answer.fits
     assert answer.strategy.sharding == "none"
-    big = make_question(find_model(LARGE), machine=alone, method="full", seq=2048)
+    big = make_question(find_model(LARGE), FitOptions(method="full", seq=2048), machine=alone)
     assert not fit(big).fits
 
 
@@ -197,8 +200,8 @@ def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
 def test_a_slower_link_is_not_faster():
     asked = {"method": "full", "engine": "hf", "seq": 1024}
     model = find_model(SMALL)
-    slow = fit(make_question(model, machine=machine(gpus=2, link_gb_s=4.0), **asked))
-    fast = fit(make_question(model, machine=machine(gpus=2, link_gb_s=40.0), **asked))
+    slow = fit(make_question(model, FitOptions(**asked), machine=machine(gpus=2, link_gb_s=4.0)))
+    fast = fit(make_question(model, FitOptions(**asked), machine=machine(gpus=2, link_gb_s=40.0)))
     assert slow.fits
     assert fast.fits
     assert fast.tokens_per_second.value > slow.tokens_per_second.value
@@ -222,9 +225,10 @@ def test_an_answer_loads_neither_torch_nor_numpy():
         "from graftwork.plan.catalog.models import find_model\n"
         "from graftwork.plan.fit.question import make_question\n"
         "from graftwork.plan.fit.answer import fit\n"
+        "from graftwork.records.fit import FitOptions\n"
         "from graftwork.records.hardware import Machine\n"
         "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
-        "fit(make_question(find_model('deepseek-coder-6.7b'), machine=m))\n"
+        "fit(make_question(find_model('deepseek-coder-6.7b'), FitOptions(), machine=m))\n"
         "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -17,6 +17,7 @@ from graftwork.plan.fit.settings_files import (
     deepspeed_config,
     settings_files,
 )
+from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 
@@ -25,7 +26,7 @@ MODEL = find_model("llama-3.2-1b")
 
 def answer(gpu="RTX 4090", gpus=2, **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=gpus, ram_gib=128.0)
-    return fit(make_question(MODEL, machine=machine, seq=512, **more))
+    return fit(make_question(MODEL, FitOptions(seq=512, **more), machine=machine))
 
 
 def with_strategy(found, **changes):

@@ -12,6 +12,7 @@ from graftwork.plan.cost.types import Terms
 from graftwork.plan.purchase.decide import Use, weigh_purchase
 from graftwork.plan.purchase.types import read_purchase_option
 from graftwork.plan.serving.answer import make_question, serve
+from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake
 
 CARD = "RTX 5060 Ti 16GB"
@@ -69,8 +70,9 @@ def test_no_cores_are_no_processor():
 
 
 def ask_serving(**changes):
-    values = {"machine": named_machine(cpu="16 cores", ram_gib=128), "users": 4, **changes}
-    return serve(make_question(find_model("deepseek-coder-6.7b"), **values))
+    machine = changes.pop("machine", None) or named_machine(cpu="16 cores", ram_gib=128)
+    load = ServeLoad(**{"users": 4, **changes})
+    return serve(make_question(find_model("deepseek-coder-6.7b"), load, machine=machine))
 
 
 def test_without_a_limit_serving_prefers_the_widest_weights_that_somebody_waits_for():
@@ -80,7 +82,9 @@ def test_without_a_limit_serving_prefers_the_widest_weights_that_somebody_waits_
     )
     assert slow.weights == fastest.form != "32 bits"
     small = serve(
-        make_question(find_model("smollm2-135m"), machine=named_machine(cpu="16 cores", ram_gib=128))
+        make_question(
+            find_model("smollm2-135m"), ServeLoad(), machine=named_machine(cpu="16 cores", ram_gib=128)
+        )
     )
     assert small.weights == "32 bits"
 

@@ -20,7 +20,7 @@ from graftwork.costmodel.processor import (
 )
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import correct_memory, learned_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workload
@@ -56,15 +56,17 @@ def memory_of(work):
 
 def plan_of(work, **more):
     return make_plan(
-        base="b",
-        base_fingerprint="f",
-        dataset_hash="d",
-        shape=SHAPE,
-        work=work,
-        device=DEVICE,
-        settings=PlanSettings(),
-        train={},
-        **more,
+        PlanInputs(
+            base="b",
+            base_fingerprint="f",
+            dataset_hash="d",
+            shape=SHAPE,
+            work=work,
+            device=DEVICE,
+            settings=PlanSettings(),
+            train={},
+            **more,
+        )
     )
 
 

@@ -10,7 +10,7 @@ from graftwork.costmodel.time import rates_of
 from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.hardware import Machine
@@ -118,7 +118,7 @@ def make(plain=None, **more):
         "dtype": "bfloat16",
         "plain": plain,
     }
-    return make_plan(**{**facts, **more})
+    return make_plan(PlanInputs(**{**facts, **more}))
 
 
 def test_a_plan_says_how_the_plain_step_is_taken_and_promises_its_memory():

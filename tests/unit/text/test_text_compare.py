@@ -10,7 +10,6 @@ from graftwork.text.similarity import (
     Clusters,
     Ragged,
     as_sets,
-    content_key,
     distinct,
     last_lines,
     measure_pairs,
@@ -21,23 +20,6 @@ from graftwork.text.similarity import (
     weigh,
     words,
 )
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Where is  it?", "where is it"),
-        ("“Quoted” — text", '"quoted" - TEXT'),
-        ("ﬁne", "fine"),
-        ("Ｆｕｌｌ ｗｉｄｔｈ", "full width"),
-    ],
-)
-def test_what_a_reader_calls_the_same_has_the_same_key(one, other):
-    assert content_key(one) == content_key(other)
-
-
-def test_texts_are_not_run_together_in_a_key():
-    assert content_key("a b", "c") != content_key("a", "b c")
 
 
 def test_scripts_without_spaces_are_taken_by_character():

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from graftwork.files.disk import file_digest
-from graftwork.model.tensor_types import TYPE_NAMES
+from graftwork.files.safetensors import TYPE_NAMES
 from graftwork.records.errors import Damaged
 from graftwork.train.checkpoints import checkpoint as checkpoints
 from graftwork.train.checkpoints.checkpoint import (
@@ -196,7 +196,7 @@ def test_leftovers_of_killed_writers_are_swept(tmp_path):
 def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
     named = {
         "wide": torch.arange(6, dtype=torch.float64).reshape(2, 3),
-        "ours": torch.tensor([[1, 0, 1], [0, 1, 1]]).to(dtype),
+        "ours": torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype)),
         "turned": torch.arange(6).reshape(2, 3).to(torch.int32).t(),
         "one": torch.tensor(3.5),
         "none": torch.empty(0, 4),

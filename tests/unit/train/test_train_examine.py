@@ -1,5 +1,7 @@
 """Looks change nothing but the end of a run, and a resumed run decides as the whole one did."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
@@ -198,9 +200,8 @@ def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_pa
     settings = ExamineSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}
     strategy = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
-    examine = EvaluationCallback(
-        settings, make_rows(4), folder=tmp_path, evaluator=Scripted(), strategy=strategy
-    )
+    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted())
+    examine.on_train_begin(SimpleNamespace(strategy=strategy), done=0, steps=9)
     examine.on_step_end(make_step(1), 9)
     assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
     examine.on_step_end(make_step(2), 9)

@@ -128,15 +128,6 @@ def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
     return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
 
 
-def positions(lengths: "Lengths") -> "NDArray[np.int64]":
-    """Return the position of each token in its own document."""
-    import numpy as np
-
-    sizes = np.asarray(lengths, dtype=np.int64)
-    begins = np.cumsum(sizes) - sizes
-    return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(begins, sizes)
-
-
 PACKS = "packs.parquet"
 
 

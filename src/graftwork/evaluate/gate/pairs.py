@@ -75,10 +75,6 @@ class Pair(NamedTuple):
         return self.gain < 0 and self._chance_is_small and not self.too_few
 
     @property
-    def proven_gain(self) -> bool:
-        return self.gain > 0 and self._chance_is_small and not self.too_few
-
-    @property
     def _chance_is_small(self) -> bool:
         if self.seen.test == SIDE_BY_SIDE:
             return not self.low <= 0 <= self.high

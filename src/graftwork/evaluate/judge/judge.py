@@ -260,13 +260,12 @@ class Judge:
         *,
         speaker: JudgeSpeaker,
         replies: ReplyStore,
-        budget: JudgeBudget | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._speaker = speaker
         self._replies = replies
-        self._budget = budget or JudgeBudget(settings)
+        self._budget = JudgeBudget(settings)
         self._stopping = stopping or threading.Event()
         self._unanswered = 0
 

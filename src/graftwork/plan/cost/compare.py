@@ -201,19 +201,27 @@ def finder(overlay: Path | None) -> Callable[[str], Gpu]:
     return find
 
 
+class OfferFilter(NamedTuple):
+    """Which machines are compared: all of the catalog, or those of some places, one card, so many cards."""
+
+    places: Sequence[str] = ()
+    gpu: str | None = None
+    cards: int | None = None
+    own: Sequence[tuple[str, int]] = ()
+    """Cards that are there, by name and number."""
+
+
 def compare_places(
     question: FitQuestion,
+    among: OfferFilter,
     *,
     terms: Terms,
     overlay: Path | None = None,
-    gpu: str | None = None,
-    cards: int | None = None,
-    places: Sequence[str] = (),
-    own: Sequence[tuple[str, int]] = (),
     measured: MeasuredRun | None = None,
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
-    """The question on every offer of the catalog, or of one card or some places, and on own cards."""
+    """The question on every offer, and on own cards."""
+    places, gpu, cards, own = among
     find = finder(overlay)
     known = list_places(overlay=overlay)
     _require_places(places, [place.name for place in known])

@@ -11,7 +11,7 @@ from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, Precision, effective_batch
-from graftwork.records.fit import PlainSetup
+from graftwork.records.fit import FitOptions, PlainSetup
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.units import GIB
 
@@ -59,18 +59,17 @@ def least_minutes(
     if config.rows is None or config.method is None or not lengths:
         return None
     kept = [min(length, config.max_length or length) for length in lengths]
-    question = make_question(
-        model,
-        machine=Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0),
+    asked = FitOptions(
         method=config.method,
         engine="graft" if config.kind == "graft" else "hf",
-        seq=kept[0] if len(kept) == 1 else kept,
+        seq=kept[0] if len(kept) == 1 else tuple(kept),
         rows=config.rows,
         epochs=config.epochs or 1.0,
         batch_rows=effective_batch(config) or 16,
         rank=config.rank or 16,
     )
-    answer = fit(question)
+    machine = Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0)
+    answer = fit(make_question(model, asked, machine=machine))
     return answer.run_minutes.low if answer.fits else None
 
 

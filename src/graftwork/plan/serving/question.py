@@ -20,6 +20,23 @@ Word = Literal["yes", "likely", "unlikely", "no"]
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+class ServeLoad(Record):
+    """What may be stated about serving: how the model is run, and who asks it how much."""
+
+    engine: str | None = None
+    weights: str = "auto"
+    adapters: int = 0
+    rank: int = 16
+    copies: int = 1
+    users: int = 1
+    context: int = 2048
+    answer: int = 500
+    prompt: int | None = None
+    """All of the context but the answer if it is not stated: nothing is held from before."""
+    limit_seconds: float | None = None
+    memory_limit_gib: float | None = None
+
+
 class ServeQuestion(Record):
     """A model, who asks it how much at a time, and what it is to run on."""
 

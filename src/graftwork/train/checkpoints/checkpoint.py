@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftwork.files import disk
 from graftwork.files.disk import atomic_folder, file_digest, sync_folder, write_atomic
+from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
 from graftwork.records.errors import Damaged, UserMistake
 
 if TYPE_CHECKING:
@@ -316,27 +317,21 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
 
 
 def _file_parts(tensors: "dict[str, Tensor]") -> Iterator[bytes | memoryview]:
-    """The header, then the bytes of each tensor: wide types first, so that each is aligned."""
+    """The header, then the bytes of each tensor."""
     import torch
 
-    from graftwork.model.tensor_types import TYPE_NAMES
-
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, object] = {}
-    at = 0
-    for name in ordered:
-        tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": TYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in ordered:
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+    ordered = in_file_order(
+        TensorEntry(
+            name,
+            TYPE_NAMES[str(tensor.dtype).removeprefix("torch.")],
+            list(tensor.shape),
+            tensor.element_size(),
+            tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in tensors.items()
+    )
+    yield encode_header(ordered)
+    for entry in ordered:
+        flat = tensors[entry.name].detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             yield flat.view(torch.uint8).numpy().data

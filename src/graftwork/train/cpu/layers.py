@@ -113,7 +113,6 @@ class _LoraProduct(torch.autograd.Function):
         return for_x, thin.t() @ x, (low.t() @ g).t().mul(ctx.scale), None, None, None
 
 
-KNOWN_LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer")
 SMALL_MASK = 2**16
 """Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.adapters.lora import LoraLinear
-from graftwork.model.parts import PLAIN_HEADS, decoder_parts
+from graftwork.model.families.registry import family_or_llama
+from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.layers import (
-    KNOWN_LAYERS,
     CacheBudget,
     CacheLoad,
     CpuBlock,
@@ -165,10 +165,7 @@ def is_supported(model: Any, *, longest: int) -> bool:
     config, parts = model.config, decoder_parts(model)
     if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
         return False
-    if (
-        any(type(block).__name__ not in KNOWN_LAYERS for block in parts.blocks)
-        or config.model_type not in PLAIN_HEADS
-    ):
+    if not family_or_llama(config.model_type).cpu_step:
         return False
     window = getattr(config, "sliding_window", None)
     if window is not None and window < longest and getattr(config, "use_sliding_window", True):

@@ -20,6 +20,7 @@ from graftwork.train.gpu.block import (
     Documents,
     Island,
     SavedActivations,
+    SavedInput,
     attend,
     attend_keeping,
 )
@@ -223,10 +224,10 @@ class GpuDecoder:
         mixed = island.mixed.detach().view(x.shape[0], -1)
         d_mixed, d_middle = self._second_half_backward(w, x, mixed, kept, dy, found)
         del kept, dy, mixed
-        dq, dk, dv = island.backward(d_mixed)
+        d_heads = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            dq, dk, dv, d_middle, x, low, raw, cos, sin, w, shape, at > self.first
+            d_heads, d_middle, SavedInput(x, low, raw), (cos, sin), w, shape, at > self.first
         )
         found.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
