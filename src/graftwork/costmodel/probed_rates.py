@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.costmodel.time import (
+from graftwork.costmodel.card_time import OPTIMIZER_BYTES, Blocks, block_seconds, head_seconds
+from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
     CONSUMER,
     FIXED_A_LAYER,
     FIXED_SECONDS,
     LAUNCH_SECONDS,
-    OPTIMIZER_BYTES,
-    Blocks,
     StepRates,
-    block_seconds,
-    head_seconds,
 )
 from graftwork.records.base import Figure
 from graftwork.records.fit import ProbedStep, ProbeFacts

@@ -15,7 +15,7 @@ from graftwork.costmodel.card_tuning import FIRST_WITH_EIGHT, TuningRequest, cho
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
 from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
-from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
+from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.run_time import START_SECONDS
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings

@@ -32,6 +32,8 @@ class PlainSetup(Record):
     """Layers that keep only their input and compute the rest again."""
     loss: Literal["plain", "fused"] = "plain"
     optimizer: Optimizer = "adamw_fused"
+    liger: bool = False
+    """Norms, rotary positions and the gate are one kernel each: Liger's."""
     attention: Literal["flash", "math"] = "flash"
     kbit_upcast: bool = True
     """`prepare_model_for_kbit_training` was called: what is not in four bits stands in float32."""

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.hardware import Cpu, Gpu
 

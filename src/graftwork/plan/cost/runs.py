@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel.time import START_SECONDS, rates_of
+from graftwork.costmodel.rates import rates_of
+from graftwork.costmodel.run_time import START_SECONDS
 from graftwork.model.shape import total_parameters
 from graftwork.plan.cost.types import CardRun
 from graftwork.plan.fit.answer import as_done, choose, level_of

@@ -6,7 +6,8 @@ range. Reads only the shipped catalogs, for models that would fit instead.
 
 from typing import NamedTuple
 
-from graftwork.costmodel.time import START_SECONDS, StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
+from graftwork.costmodel.run_time import START_SECONDS
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,

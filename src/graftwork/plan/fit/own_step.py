@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
 from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passes, card_step_parts
 from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
-from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_passes, card_step_parts
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, trained

@@ -19,7 +19,7 @@ from graftwork.costmodel.processor import (
     why_plain_here,
     with_rows,
 )
-from graftwork.costmodel.time import StepRates
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
