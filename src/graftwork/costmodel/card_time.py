@@ -18,21 +18,21 @@ from graftwork.records.plan import ModelShape, Tuning
 ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
 """Traffic a token, block and unit of width besides the products where layers are compiled: norms, gates,
 sums, thin products; and what of it a block does once more that starts from its input."""
-NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 42, 8, 20
+NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 70, 8, 23
 """The same of kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
 and values, of the MLP's inside."""
-THIN_BYTES, CODE_BYTES = 8, 3
-"""A value that goes into or comes out of a product: the adapters' thin products read and write it four
-times; its 8-bit code is made of it."""
+THIN_BYTES, CODE_BYTES = 4.2, 2.5
+"""A value that goes into or comes out of a product: the adapters' thin products read and write it
+several times, partly in the cache; its 8-bit code is made of it."""
 KERNELS = {"elementwise": 13, "thin": 28, "codes": 8}
 """Of a block, forward and backward. Attention has four, products eight."""
 COMPILED_KERNELS = 30
 FORWARD_SHARE = 0.35
 """Of both passes' work besides products, what blocks below the first adapted one do: they go forward only."""
-THIN_SECONDS = 5e-6
+THIN_SECONDS = 6.3e-6
 """The least that a thin product takes: its sums are long, and few processors share them."""
-LOGIT_BYTES = 12
-"""Traffic a logit: written, its exponent, its gradient, its 8-bit code."""
+LOGIT_BYTES, PLAIN_LOGIT_BYTES = 12, 100
+"""Traffic a logit: written, its exponent, its gradient, its code; compiled, and operation by operation."""
 OPTIMIZER_BYTES = 28
 """AdamW in float32: four tensors read, three written."""
 HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
@@ -48,7 +48,8 @@ HOST_OVER_LAUNCH = 1.5
 BYTES_A_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
 """One forward, two and a half backward."""
-ATTENTION_KERNELS = (1, 3)
+ATTENTION_SECONDS = (7.5e-6, 2.2e-5)
+"""The least that it takes, forward and backward: its kernels go through rows block by block."""
 
 FIXED = "beginning and end"
 
@@ -175,8 +176,8 @@ def block_seconds(
     width = shape.hidden_size + shape.intermediate_size
     attending = rates.attention_at(mean_length, shape.head_dim) * (UNEVEN_SHARE if uneven else 1.0)
     mixing = 2 * mean_length * shape.heads * shape.head_dim * tokens / attending
-    forward = max(mixing, ATTENTION_KERNELS[0] * rates.kernel_seconds)
-    backward = max(mixing * (ATTENTION_PASSES - 1), ATTENTION_KERNELS[1] * rates.kernel_seconds)
+    forward = max(mixing, ATTENTION_SECONDS[0])
+    backward = max(mixing * (ATTENTION_PASSES - 1), ATTENTION_SECONDS[1])
     again_weights = weights_again(shape, (tuning.keep, tuning.lean), adapted)
     return Blocks(
         products=products * (shape.layers + adapted),
@@ -242,9 +243,10 @@ def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained
     product = rates.best_eight if tuning.head == "eight" else rates.half
     reading = goes * 2 * table * BYTES_A_WEIGHT[tuning.head] / rates.bandwidth
     turning = goes * 2 * table / (rates.bandwidth * rates.turning)
+    logit_bytes = LOGIT_BYTES if tuning.compiled else PLAIN_LOGIT_BYTES
     return (
         max(places * 4.0 * table / product, reading)
-        + places * shape.vocab_size * LOGIT_BYTES / rates.bandwidth
+        + places * shape.vocab_size * logit_bytes / rates.bandwidth
         + HEAD_GO_SECONDS * goes
         + (turning if tuning.head == "eight" and not tuning.turned else 0.0)
     )

@@ -176,7 +176,7 @@ class ProbeJob(Record):
     length: int = 2048
     """Tokens of a row in the real steps."""
     tokens: tuple[int, ...] = (8192, 2048)
-    """Tokens of a pass on a card. The first are tried first; each number has to be compiled for."""
+    """Tokens of a pass on a card. The first are tried first; each number has to be recorded."""
     rank: int = 16
     forms: tuple[Form, ...] = ()
     """Frozen weights on a card; empty: 8 bits where the card has them, else 16."""

@@ -8,10 +8,11 @@ from typing import Any
 from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
 from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
 from graftwork.costmodel.plain_time import WAITING, plain_step
+from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import adapter_parameters, linear_names, shape_of, total_parameters
 from graftwork.plan.catalog.hardware import default_rates
-from graftwork.records.fit import PlainSetup
+from graftwork.records.fit import DeviceName, PlainSetup, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
 
 DATA = Path(__file__).parents[2] / "data"
@@ -67,3 +68,47 @@ def tuned(shape: ModelShape, setting: dict[str, Any]) -> Tuning:
     found = choose_tuning(shape, request, limit_gib=130.0, rates=default_rates())
     assert found is not None
     return found.model_copy(update={"compiled": False, "recorded": True})
+
+
+def errors_after_probe(model: str) -> dict[str, float]:
+    """Planned over measured, less one, of our own step, by the rates of a probe of 2 and 4 layers."""
+    own = [line for line in read_lines("step_times.jsonl") if line["setting"]["engine"] == "graft"]
+    same = [line for line in own if line["setting"]["model"] == model]
+    whole = [line for line in same if not line["setting"]["layers"]]
+    host = json.loads((DATA / "step_times.jsonl").read_text().splitlines()[0])
+    shape = shape_of(whole[0]["config"], name=model)
+    facts = ProbeFacts(
+        device=DeviceName(kind="cuda", name=host["device"]),
+        memory_gib=139.8,
+        capability=9.0,
+        threads=host["cores"],
+        shape=shape,
+        rank=RANK,
+        products=tuple(
+            ProductRate.model_validate(rate)
+            for rate in host["products"]
+            if rate["inputs"] == shape.hidden_size
+        ),
+        copy_bytes_s=host["copy_bytes_s"],
+        launch_seconds=host["launch_seconds"],
+        steps=tuple(_probed(line) for line in same if line["setting"]["layers"]),
+        seconds=1.0,
+        at="2026-11-16",
+    )
+    rates = rates_of_probe(facts)
+    return {line["name"]: predict(line, rates) / line["measured"] - 1 for line in whole}
+
+
+def _probed(line: dict[str, Any]) -> ProbedStep:
+    setting = line["setting"]
+    return ProbedStep(
+        layers=setting["layers"],
+        tokens=sum(setting["lengths"]),
+        length=max(setting["lengths"]),
+        trainable=line["trainable"],
+        trained_share=setting["trained_share"],
+        seconds=line["measured"],
+        spread=0.02,
+        peak_bytes=0.0,
+        tuning=Tuning.model_validate(line["tuning"]),
+    )

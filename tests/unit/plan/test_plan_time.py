@@ -194,7 +194,7 @@ def test_a_claim_that_needs_twice_the_card_is_found_out():
 @settings(max_examples=40, deadline=None)
 def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, more):
     tuning = make_tuning(micro_tokens=tokens, chunk_tokens=min(tokens, 2048))
-    assert seconds_of(tuning, length=length * more) > seconds_of(tuning, length=length)
+    assert seconds_of(tuning, length=length * more) >= seconds_of(tuning, length=length)
     less = tuning.model_copy(update={"keep": 20})
     assert seconds_of(less, length=length) > seconds_of(tuning, length=length)
 

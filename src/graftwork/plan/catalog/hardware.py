@@ -74,6 +74,7 @@ def guess_cpu(name: str, *, threads: int) -> Cpu:
         bandwidth_gb_s=min(GUESSED_GB_S_A_THREAD * threads, GUESSED_MOST_GB_S),
         watts=GUESSED_WATTS_A_THREAD * threads,
         source=GUESSED,
+        reached=True,
     )
 
 
