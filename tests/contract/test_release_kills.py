@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from new_database import new_database
-from registry_nursery import make_release, open_work
+from registry_workers import make_release, open_work
 from sqlalchemy import text
 
 from graftwork.pipeline.open_project import OpenProject
@@ -19,7 +19,7 @@ from graftwork.pipeline.releases import collect_garbage, open_store, promote_rel
 from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.index import reachable_releases
 
-NURSERY = Path(__file__).with_name("registry_nursery.py")
+NURSERY = Path(__file__).with_name("registry_workers.py")
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,20 @@ def assert_whole(work: OpenProject, allowed: set[str]) -> str:
     moves = logs["champion"]
     assert [move.previous for move in moves] == [None, *(move.release_id for move in moves[:-1])]
     assert moves[-1].release_id == aliases["champion"]
-    for one in reachable_releases(logs.values()):
-        assert work.releases.entry(one).collected_at is None
-        assert store.has(one)
-    for one in store.ids():
-        release = verify_release(store.folder(one))
-        assert release.id == one
+    for release in reachable_releases(logs.values()):
+        assert work.releases.entry(release).collected_at is None
+        assert store.has(release)
+    for release_id in store.ids():
+        release = verify_release(store.folder(release_id))
+        assert release.id == release_id
         # Nothing but the release: also what verifying forgives is not left there.
-        beside = {path.name for path in store.folder(one).iterdir()} - {file.path for file in release.files}
-        assert {"manifest.json"} <= beside <= {"manifest.json", "manifest.json.minisig"}
-        assert not (signature := store.folder(one) / MINISIGN).exists() or signature.stat().st_size == 300
+        files = {path.name for path in store.folder(release_id).iterdir()} - {
+            file.path for file in release.files
+        }
+        assert {"manifest.json"} <= files <= {"manifest.json", "manifest.json.minisig"}
+        assert (
+            not (signature := store.folder(release_id) / MINISIGN).exists() or signature.stat().st_size == 300
+        )
     for entry in work.releases.entries():
         assert entry.collected_at is not None or store.has(entry.id)
     return aliases["champion"]
@@ -120,6 +124,6 @@ def assert_tidy_after_one_more_collection(work: OpenProject) -> None:
     collect_garbage(work)
     store = open_store(work)
     assert not [*store.root.glob(".*.part"), *store.root.glob(".trash*"), *store.blobs.leftovers()]
-    held = {file.sha256 for one in store.ids() for file in store.verify(one).files}
+    held = {file.sha256 for release_id in store.ids() for file in store.verify(release_id).files}
     assert {blob.sha256 for blob in store.blobs.all()} == held
     assert collect_garbage(work, dry_run=True).bytes == 0

@@ -38,9 +38,9 @@ ALIKE = 1e-3
 """Within this, two losses are the same; beyond it they are of different weights."""
 WATCHED = """
 import runpy, sys
-def hear(event, told):
+def hear(event, reported):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        print("REACHED OUT", event, told, file=sys.stderr, flush=True)
+        print("REACHED OUT", event, reported, file=sys.stderr, flush=True)
 sys.addaudithook(hear)
 runpy.run_module("graftwork.evaluate.ask.worker", run_name="__main__", alter_sys=True)
 """

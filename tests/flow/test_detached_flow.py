@@ -46,12 +46,12 @@ def detached(small_project, change_settings):
         text=True,
         start_new_session=True,
     )
-    told, _ = terminal.communicate()
-    assert terminal.returncode == 0, told
-    # Whoever still is in the terminal's session gets what a closed window sends.
+    reported, _ = terminal.communicate()
+    assert terminal.returncode == 0, reported
+    # Processes still in the terminal's session get the signal of a closed window.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(terminal.pid, signal.SIGHUP)
-    yield small_project, json.loads(told)
+    yield small_project, json.loads(reported)
     graft(small_project, "stop", "--now")
 
 
@@ -144,9 +144,7 @@ runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 
 
-def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
-    small_project, listener, tmp_path, monkeypatch
-):
+def test_a_run_that_is_out_of_memory_is_replanned_and_goes_on(small_project, listener, tmp_path, monkeypatch):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     start = local.start_child
@@ -163,7 +161,7 @@ def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
     assert outcome.settings["micro_rows"] == 2
     assert outcome.restarts == 1
     assert outcome.replay_identical is None
-    assert any("going on with 2 row(s) at a time" in word for word in listener.words)
+    assert any("continuing with 2 row(s) at a time" in word for word in listener.words)
     kept = json.loads((folder / "replanned.json").read_text())
     assert kept["measured"]["asked_gib"] == 1.0
     assert [json.loads(line)["kind"] for line in (folder / "alerts.jsonl").read_text().splitlines()] == [

@@ -95,7 +95,7 @@ def test_training_alone_asks_for_no_verdict_and_is_not_held_up(small_project):
         assert run_pipeline(work, upto="train").outputs["train"]
 
 
-def test_a_port_in_use_is_told_and_does_not_stop_the_run(small_project):
+def test_a_port_in_use_is_reported_and_does_not_stop_the_run(small_project):
     import socket
 
     with socket.socket() as taken:

@@ -126,7 +126,7 @@ def test_an_old_release_and_its_dataset_verify(graft, facts, old_project):
     assert (code, verdict["decision"]) == (0, facts["gate"]["decision"])
 
 
-def test_a_dataset_prepared_anew_from_an_old_project_has_the_same_id(graft, old_project, tmp_path):
+def test_a_dataset_prepared_again_from_an_old_project_has_the_same_id(graft, old_project, tmp_path):
     again = tmp_path / "again"
     unpack(again)
     shutil.rmtree(again / ".graft")

@@ -86,4 +86,4 @@ def test_with_a_deadline_that_leaves_no_time_it_does_not_begin_a_step(job, tmp_p
     assert worker.wait(WAIT) == EXIT_RESUME_ME
     said = json.loads((tmp_path / "late" / "error.json").read_text())
     assert "after step 0 of" in said["what"]
-    assert "time is up" in said["what"]
+    assert "the deadline is near" in said["what"]

@@ -365,8 +365,8 @@ def test_no_error_repeats_the_key(serve, client):
             CLIENTS[client](server.address)
         error: BaseException | None = caught.value
         while error is not None:
-            told = f"{error} {error.__dict__}"
-            assert KEY not in told
+            reported = f"{error} {error.__dict__}"
+            assert KEY not in reported
             error = error.__cause__ if error.__suppress_context__ else error.__cause__ or error.__context__
 
 
@@ -473,7 +473,7 @@ def test_what_may_pass():
     "script", [drip_the_head, drip_the_body, silence], ids=lambda script: script.__name__
 )
 def test_a_hub_that_never_finishes_is_left(serve, tmp_path, monkeypatch, script):
-    """Its library counts the time anew with every byte."""
+    """Its library restarts its timer with every byte."""
     monkeypatch.setattr(hub, "ANSWER_SECONDS", SECONDS)
     server = serve(script)
     with pytest.raises(EnvironmentLacks, match="no answer within"):

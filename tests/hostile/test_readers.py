@@ -99,7 +99,7 @@ def test_a_yaml_bomb_takes_no_memory(tmp_path):
         """,
         prepare="""
         from pathlib import Path
-        from graftwork.plan.lint.written import read_written
+        from graftwork.plan.lint.facts import read_written
         from graftwork.project.load import load_settings
         from graftwork.records.errors import UserMistake
         """,

@@ -64,7 +64,7 @@ class MetricTrial(Record):
     constant_answer: str = ""
     failed: int = 0
     why: str = ""
-    """Why it grades nothing, or proves nothing; or what the grader said where it failed."""
+    """Why it grades nothing, or proves nothing; or the grader's error where it failed."""
 
 
 class Problem(Record):

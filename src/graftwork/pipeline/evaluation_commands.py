@@ -122,7 +122,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
 
 
 def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
-    """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
+    """Generate the answers for the pipeline's evaluation, in several processes or again."""
     made: StepOutputs = run_pipeline(work, upto="train")
     prepared = made.get("prepare", PreparedData)
     cases = held_out(work, prepared)
@@ -174,7 +174,7 @@ Format = Literal["inspect", "lm-eval"]
 
 
 class ImportedEvaluation(Record):
-    """What was read, where its page lies, and whether it is about this project's cases."""
+    """The imported results, their page, and whether they are about this project's cases."""
 
     report: Report
     same_cases: bool
@@ -314,8 +314,8 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
 def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
     """Log that another candidate was measured on this project's cases."""
     report = imported.report
-    said = imported.answers[report.candidate.subject]
-    subject = f"imported:{fingerprint([answer.text for answer in said])}"
+    imported_answers = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
     looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(

@@ -63,7 +63,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         require_fresh(replace(work, asked_model=None), upto="train", update=update)
     states = examine_steps(work, upto=upto)
     open_ones = [state for state in states if state.state in ("stale", "missing")]
-    # Judging itself takes no time: what is only judged anew is not out of date.
+    # Judging takes no time: a step that only has to judge again is not out of date.
     if upto == "gate" and not [state for state in open_ones if state.step != "gate"]:
         return
     if not open_ones:
@@ -300,10 +300,10 @@ def ask_endpoint(settings: ServeSettings) -> EndpointStatus:
 
 def _read_health(url: str, body: bytes) -> EndpointStatus:
     try:
-        said = json.loads(body)
-        state, engine = said["status"], said.get("engine", {})
+        health = json.loads(body)
+        state, engine = health["status"], health.get("engine", {})
         return EndpointStatus(
-            url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
+            url=url, state=state, aliases=health.get("aliases", {}), reason=engine.get("reason") or ""
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")

@@ -104,4 +104,4 @@ class PipelineStep:
             parts = zip(self.input_names, on, strict=True)
         else:
             parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
-        return {key: said for name, part in parts for key, said in _flatten(name, part)}
+        return {key: value for name, part in parts for key, value in _flatten(name, part)}

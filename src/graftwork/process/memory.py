@@ -1,6 +1,6 @@
 """Memory of this process and of the machine, or the container, that it runs in.
 
-Out: figures in GiB, None where the system does not tell. Reads /proc and the control groups of both
+Out: figures in GiB, None where the system does not report them. Reads /proc and the control groups of both
 versions; elsewhere only the high-water mark is known.
 """
 
@@ -28,7 +28,7 @@ def peak_memory_gib() -> float:
 
 
 def resident_gib() -> float:
-    """What this process holds now; the high-water mark where the system does not tell."""
+    """What this process holds now; the high-water mark where the system does not report it."""
     pages = _read(PROC / "self" / "statm").split()
     return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
 

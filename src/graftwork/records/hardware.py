@@ -9,7 +9,7 @@ FIRST_WITH_FP8 = 8.9
 
 
 class Gpu(Record):
-    """A card as its maker and whoever measured it state it."""
+    """A card, as specified by its vendor or as measured."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Cpu(Record):
 
 
 class Machine(Record):
-    """Cards of one kind, or none, and what stands around them."""
+    """Cards of one kind, or none, and the machine around them."""
 
     gpu: Gpu | None = None
     gpus: int = 0

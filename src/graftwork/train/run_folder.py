@@ -121,5 +121,5 @@ def failure_of(job: TrainJob) -> dict[str, object] | None:
     path = Path(job.folder) / ERROR_FILE
     if (Path(job.folder) / OUTCOME).exists() or not path.exists():
         return None
-    said: dict[str, object] = json.loads(path.read_text())
-    return said
+    failure: dict[str, object] = json.loads(path.read_text())
+    return failure

@@ -74,7 +74,7 @@ class _Rendezvous:
 
 
 class SharedSteps:
-    """The runs that share their steps. `turn` is held by whoever works."""
+    """The runs that share their steps. `turn` is held by the thread that works."""
 
     def __init__(self, base: Any, count: int) -> None:
         self.turn = threading.Condition()
@@ -155,7 +155,7 @@ class SharedSteps:
         return dict.fromkeys(brought)
 
     def _lead_model(self) -> Any:
-        """A model whose adapted layers are those of all runs; made anew when a run has come."""
+        """A model whose adapted layers are those of all runs; rebuilt when a run joins."""
         if self._lead is None:
             self._lead = share_weights(self._base)
             found: dict[str, dict[int, LoraLinear]] = {}

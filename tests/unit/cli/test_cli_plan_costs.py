@@ -111,9 +111,9 @@ def test_a_purchase_says_what_is_best_and_what_it_assumes():
 def test_people_see_the_purchase_as_tables():
     result = ask("buy", *RUN, "--have", "RTX 3090", "--option", "RTX 5090=2500", "--place", "lambda")
     assert result.exit_code == 0
-    told = " ".join(result.stdout.split())
+    reported = " ".join(result.stdout.split())
     for words in ("RTX 3090", "RTX 5090", "months until paid back", "Assumed", "Keep RTX 3090"):
-        assert words in told
+        assert words in reported
 
 
 @pytest.mark.parametrize("words", [("--have", "RTX 9999"), ("--have", "RTX 4090", "--option", "A100 80GB")])
@@ -128,7 +128,7 @@ def test_nothing_of_an_epoch_is_a_mistake_and_not_one_epoch():
     assert "--epochs" in result.output
 
 
-def test_a_broken_project_beside_it_is_no_hindrance_where_the_model_is_named(tmp_path):
+def test_a_broken_project_next_to_it_is_no_hindrance_where_the_model_is_named(tmp_path):
     (tmp_path / "graft.yaml").write_text("base: [unclosed")
     assert read("compare", *RUN, "--place", "lambda")["best"]
 

@@ -122,7 +122,7 @@ def test_words_are_cut_only_where_they_do_not_fit_side_by_side(rows):
     assert all(len(line) <= 60 for line in text.splitlines())
     columns = zip(*rows, strict=True)
     longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
-    if sum(max(one, 5) for one in longest) <= 60 - 11:
+    if sum(max(width, 5) for width in longest) <= 60 - 11:
         assert {word for cells in rows for cell in cells for word in cell.split()} <= set(text.split())
 
 

@@ -54,7 +54,7 @@ def test_outside_of_a_project_named_files_are_audited_with_the_defaults(graft, p
     assert "data settings" not in err
 
 
-def test_a_project_is_looked_for_upwards_and_named_once(graft, project, monkeypatch):
+def test_a_project_is_searched_for_upwards_and_named_once(graft, project, monkeypatch):
     monkeypatch.chdir(project / "a" / "b")
     code, out, err = graft("status", "--json")
     assert code == 0

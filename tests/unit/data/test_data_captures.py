@@ -184,7 +184,7 @@ def test_earlier_replies_of_a_captured_conversation_are_not_trained_on(tmp_path)
         {"role": "user", "content": "Are you sure about the door?"},
     ]
     rows, _ = make(tmp_path, [row], train_on="every")
-    assert [one.reply for one in captured_rows(rows["train"])] == ["served reply"]
+    assert [row.reply for row in captured_rows(rows["train"])] == ["served reply"]
 
 
 ORIGIN = CaptureOrigin(id="c", release="abcd" * 16, at="2026-11-10T12:00:00.000+00:00")

@@ -84,7 +84,7 @@ def test_two_hundred_thousand_rows_fill_their_sequences():
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=20))
-def test_positions_begin_anew_at_each_boundary(lengths):
+def test_positions_restart_at_each_boundary(lengths):
     borders = boundaries(lengths).tolist()
     assert borders == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
     assert positions(lengths).tolist() == [place for size in lengths for place in range(size)]

@@ -36,7 +36,7 @@ def test_planted_faults_are_found_and_nothing_else(found, planted, kind, code):
     assert found[code] == set(planted["faults"][kind])
 
 
-def test_planted_conflicts_are_found_and_only_true_ones_beside_them(found, planted):
+def test_planted_conflicts_are_found_and_only_true_ones_next_to_them(found, planted):
     """A rewording that changes only case or punctuation asks the same; another answer is a conflict."""
     lines = [json.loads(line) for line in (LOGS / "interactions.jsonl").read_text().splitlines()]
 

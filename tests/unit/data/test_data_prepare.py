@@ -215,7 +215,7 @@ def test_rows_inserted_between_others_put_none_of_them_aside(tmp_path):
     assert {row: after.get(row) for row in before} == before
 
 
-def test_a_dataset_that_was_damaged_is_made_anew(tmp_path):
+def test_a_dataset_that_was_damaged_is_rebuilt(tmp_path):
     dataset, folder = run(tmp_path, good_rows())
     before = bytes_of(folder)
     (folder / dataset.splits["train"].shards[0].file).unlink()
@@ -223,7 +223,7 @@ def test_a_dataset_that_was_damaged_is_made_anew(tmp_path):
     assert bytes_of(again) == before
 
 
-def test_a_sifted_block_that_was_damaged_is_sifted_again(tmp_path):
+def test_a_damaged_block_of_row_features_is_computed_again(tmp_path):
     _, folder = run(tmp_path, good_rows())
     before = splits_of(folder)
     [block] = (tmp_path / "work" / "sifted").glob("*.arrow")
@@ -274,7 +274,7 @@ def test_rows_that_no_model_is_made_of_are_named(tmp_path):
     assert made.dataset.dropped == {"models": 14}
 
 
-def test_another_seed_deals_anew(tmp_path):
+def test_another_seed_reassigns_everything(tmp_path):
     _, folder = run(tmp_path, good_rows())
     _, again = run(tmp_path, seed=1)
     assert splits_of(folder) != splits_of(again)
@@ -386,7 +386,7 @@ def test_each_model_gets_its_own_rows_and_what_is_held_out_is_so_for_all(tmp_pat
     asks = [
         f"{start} {{}} {end}?"
         for start in ("Is my", "Can our", "May the", "Does any", "Will his")
-        for end in ("sold", "broken", "red", "here", "mended", "tuned")
+        for end in ("sold", "broken", "red", "here", "fixed", "tuned")
     ]
     rows = [
         {**row, "agent": ("coder", "writer", "tester")[n % 3], "stage": 1 + n % 4}
@@ -523,7 +523,7 @@ QUESTION = st.lists(st.sampled_from([*THINGS, "where", "is", "the", "old"]), min
 
 @given(st.lists(st.tuples(QUESTION, QUESTION), min_size=1, max_size=25))
 @settings(max_examples=25, deadline=None)
-def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, pairs):
+def test_whatever_is_logged_no_question_is_in_two_splits(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("any")
     try:
         _, made = run(folder, [chat(question, reply) for question, reply in pairs])

@@ -30,7 +30,7 @@ def test_the_given_prompt_takes_the_place_of_the_logged_one():
     assert give((LOGGED, *TALK), **BOTH) == (Message(role="system", content="For all."), *TALK)
 
 
-def test_the_logged_prompt_stands_behind_the_given_one_in_the_same_turn():
+def test_the_logged_prompt_follows_the_given_one_in_the_same_turn():
     made = give((LOGGED, *TALK), "coder", logged_system_prompt="keep_behind", **BOTH)
     assert made == (Message(role="system", content="For coders.\n\nYou are an old hand."), *TALK)
     assert give(TALK, "coder", logged_system_prompt="keep_behind", **BOTH)[0].content == "For coders."

@@ -1,4 +1,4 @@
-"""Which label is taken for which: counted, shown on the page, and told as advice before more cases are."""
+"""Which label is taken for which: counted, shown on the page, and given as advice before more cases are."""
 
 import json
 

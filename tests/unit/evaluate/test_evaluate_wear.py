@@ -52,7 +52,7 @@ def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
     assert wear.worn
     assert wear.confidence == pytest.approx(1 - 0.05 * 0.25 / 182)
     assert (wear.fresh_gain, wear.chance_gain) == (6 / 31, 15 / 31)
-    assert "looked at 14 times, and this is look 14 at its questions" in wear.sentence
+    assert "looked at 14 times, and this is evaluation 14 on its questions" in wear.sentence
     assert "a gain under 48.4 points may be chance" in wear.sentence
     assert "times as many cases as a fresh set" in wear.sentence
     assert "hold out new rows" in wear.sentence
@@ -102,7 +102,7 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
     assert decide(fresh, settings).decision == "deploy"
     verdict = decide(again, settings)
     assert verdict.decision == "not_enough_evidence"
-    assert verdict.reason.startswith("Look 3 at the same questions")
+    assert verdict.reason.startswith("Evaluation 3 on the same questions")
     assert f"Confirm it on about {verdict.cases_needed} fresh cases, such as captures" in verdict.reason
     assert "On fresh cases so much would do" in verdict.rules[1].sentence
     # What is clear enough deploys at any look, and a set that grows needs more than a fresh one.
@@ -114,7 +114,7 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
 
 @given(st.integers(1, 200), st.integers(0, 30), st.integers(1, 40))
 @settings(max_examples=60)
-def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_looks(n, losses, tried):
+def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_evaluations(n, losses, tried):
     alpha = 0.05 / tried
     gain = gain_beyond_chance(n, losses=losses, alpha=alpha)
     if gain is None:

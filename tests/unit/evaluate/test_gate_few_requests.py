@@ -1,4 +1,4 @@
-"""A bound that so few measurements cannot give proves nothing; and how many would give it is told."""
+"""A bound that so few measurements cannot give proves nothing; and how many would give it is reported."""
 
 import math
 import random
@@ -73,7 +73,7 @@ def test_an_invariant_on_a_percentile_without_an_upper_bound_does_not_say_infini
     assert "10.25 s and more" in verdict.reason
 
 
-def test_whoever_asks_for_the_value_alone_gets_it_with_the_note():
+def test_a_rule_on_the_value_alone_gets_it_with_the_note():
     gate = GateSettings(rules=(GateRule(metric="latency_seconds", under=12, bound="value"),))
     verdict = decide(timed(2), gate)
     assert verdict.decision == "deploy"

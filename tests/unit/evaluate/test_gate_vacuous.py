@@ -140,7 +140,7 @@ def project(**sections):
         ({"checks": [{"name": "mine", "metric": "own.py:mine"}], "metrics": ["json_valid"]}, "mine"),
     ],
 )
-def test_a_project_without_a_primary_metric_must_beat_the_base_on_the_first_that_tells_right(
+def test_a_project_without_a_primary_metric_must_beat_the_base_on_the_first_metric_of_correctness(
     evaluate, chosen
 ):
     assert project(evaluate=evaluate).gate.primary == chosen

@@ -62,8 +62,8 @@ def parrot():
         return open_ones[-1]
 
     yield make
-    for one in open_ones:
-        one.close()
+    for file in open_ones:
+        file.close()
 
 
 def http(status, body, kind="text/plain"):
@@ -109,10 +109,10 @@ PADDED = "x" * (LONGEST_REASON - 10)
 def test_no_error_holds_the_key_or_a_part_of_it(parrot, monkeypatch, said):
     with pytest.raises((TryAgain, GraftError)) as caught:
         ask(parrot(said).url, monkeypatch)
-    told = f"{caught.value} {getattr(caught.value, 'why', '')} {getattr(caught.value, 'what', '')}"
+    reported = f"{caught.value} {getattr(caught.value, 'why', '')} {getattr(caught.value, 'what', '')}"
     for part in pieces_of(KEY):
-        assert part not in told
-        assert json.dumps(part)[1:-1] not in told
+        assert part not in reported
+        assert json.dumps(part)[1:-1] not in reported
 
 
 def test_an_answer_that_repeats_the_key_is_kept_without_it(parrot, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_key_that_is_a_word_does_not_spoil_the_answers(parrot, monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "schlüssel", "sk-\u200bx"])
-def test_a_key_that_no_header_can_carry_is_told_by_its_variable(monkeypatch, key):
+def test_a_key_that_no_header_can_carry_is_reported_by_its_variable(monkeypatch, key):
     with pytest.raises(EnvironmentLacks, match="SOME_KEY") as caught:
         ask("http://127.0.0.1:9/v1", monkeypatch, key=key)
     assert key not in str(caught.value)
@@ -172,11 +172,11 @@ def judge(url, monkeypatch, key=KEY):
 def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, said):
     with pytest.raises((JudgeUnavailable, EnvironmentLacks)) as caught:
         judge(parrot(said).url, monkeypatch)
-    told = f"{caught.value} {getattr(caught.value, 'why', '')}"
-    assert not [part for part in pieces_of(KEY) if part in told]
+    reported = f"{caught.value} {getattr(caught.value, 'why', '')}"
+    assert not [part for part in pieces_of(KEY) if part in reported]
 
 
-def test_what_the_judge_said_is_kept_without_the_key(parrot, monkeypatch):
+def test_the_judges_reply_is_kept_without_the_key(parrot, monkeypatch):
     reply = {"choices": [{"message": {"content": f"your key is {KEY}"}}]}
     said = judge(parrot(http(200, json.dumps(reply).encode(), "application/json")).url, monkeypatch)
     assert said.text == "your key is …"

@@ -1,4 +1,4 @@
-"""Distances between texts: against a plain reckoning, and figures that are known."""
+"""Distances between texts: against a plain computation, and figures that are known."""
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ def test_chrf_is_that_of_sacrebleu(given_text, expected, score):
 
 
 @given(texts, texts)
-def test_similarities_lie_between_0_and_1_and_are_1_for_the_same(a, b):
+def test_similarities_are_between_0_and_1_and_are_1_for_the_same(a, b):
     assert 0 <= chrf(a, b) <= 1
     assert 0 <= edit_similarity(a, b) <= 1
     assert edit_similarity(a, a) == 1

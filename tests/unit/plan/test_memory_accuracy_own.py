@@ -1,4 +1,4 @@
-"""How right the planner is about our own step: today's predictions beside what an H200 measured.
+"""How right the planner is about our own step: today's predictions next to what an H200 measured.
 
 `tests/data/plan_memory.jsonl` holds the lines of `benchmarks/plan_memory.py` as they came. What is
 stated here is what `docs/accuracy.md` states; a change of the count that makes it worse is seen here.
@@ -59,7 +59,7 @@ def test_memory_is_predicted_within_the_stated_error(name, median, held_out):
     assert share(found, 0.95) <= 0.05
 
 
-def test_no_run_that_was_said_to_fit_its_cap_ran_out():
+def test_no_run_that_was_reported_to_fit_its_cap_ran_out():
     capped = [(line, said) for line, said in own_runs() if line["config"]["cap_gib"]]
     assert capped
     for line, said in capped:

@@ -1,4 +1,4 @@
-"""What the planner says of plain transformers + PEFT, beside what was measured on a card."""
+"""What the planner says of plain transformers + PEFT, next to what was measured on a card."""
 
 import json
 import math

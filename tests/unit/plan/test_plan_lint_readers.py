@@ -131,7 +131,7 @@ def test_json_with_tabs_loses_only_its_lines():
     assert said.save_steps == 10
 
 
-def test_our_own_file_is_told_from_the_others():
+def test_a_graft_yaml_is_distinguished_from_other_configurations():
     assert detect(read_written("project: p\ndata:\n  logs: [a]\n", file="graft.yaml")) == "graft"
 
 

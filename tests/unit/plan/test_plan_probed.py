@@ -96,7 +96,7 @@ def probed_step(layers, tokens, seconds, form="whole") -> ProbedStep:
 
 
 def real_card(slower, head, fixed, a_layer) -> StepRates:
-    """A card as it might be: some way off what is reckoned from its products alone."""
+    """A card as it might be: some way off the estimate from its products alone."""
     return rates_of_probe(make_facts()).model_copy(
         update={
             "layer_factor": slower,

@@ -152,5 +152,5 @@ def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
 
     monkeypatch.setattr(card_tuning, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
-    assert len({one.to_json() for one in replays}) <= 12
+    assert len({replay.to_json() for replay in replays}) <= 12
     assert len(replays) <= 24

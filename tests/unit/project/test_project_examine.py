@@ -36,7 +36,7 @@ def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, said
 
 
 @pytest.mark.parametrize("metric", ["loss", "json_valid", "truncated"])
-def test_what_evaluation_offers_can_be_looked_at(tmp_path, metric):
+def test_metrics_of_evaluation_are_available_during_training(tmp_path, metric):
     path = tmp_path / "graft.yaml"
     path.write_text(f"{START}train:\n  examine: {{every: 5, metric: {metric}, patience: 2}}\n")
     assert load_settings(path).train.examine.metric == metric

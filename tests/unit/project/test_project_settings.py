@@ -114,7 +114,7 @@ def test_one_text_stands_for_a_list_of_one(tmp_path):
         ("models: {a: {keep: {role: {x: y}}}}\n", "models.a.keep.role", "", 4),
     ],
 )
-def test_a_rule_about_several_keys_is_told_with_its_keys_and_never_with_all_settings(
+def test_a_rule_about_several_keys_is_reported_with_its_keys_and_never_with_all_settings(
     load, data, what, fix, line
 ):
     with pytest.raises(UserMistake) as caught:

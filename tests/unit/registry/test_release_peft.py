@@ -45,7 +45,7 @@ def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
     assert later.release.id == take(folder).release.id
 
 
-def test_what_does_not_belong_to_an_adapter_stays_outside_and_is_said(folder):
+def test_what_does_not_belong_to_an_adapter_stays_outside_and_is_reported(folder):
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
     (folder / "README.md").write_text("their words")
     taken = take(folder)
@@ -105,10 +105,10 @@ def configured(text):
 )
 def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
     spoil(folder)
-    with pytest.raises(GraftError) as told:
+    with pytest.raises(GraftError) as reported:
         take(folder)
-    assert told.value.why
-    assert told.value.fix
+    assert reported.value.why
+    assert reported.value.fix
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_run_that_was_never_killed_shows_no_mark(page):
     assert find_restarts(()) == []
 
 
-def test_a_changed_base_is_told(page):
+def test_a_changed_base_is_reported(page):
     outcome = page.outcome.model_copy(update={"base_hash_after": "0" * 64, "replay_identical": False})
     text = words(render_report(page.model_copy(update={"outcome": outcome})))
     assert "CHANGED" in text

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from serve_house import DEADLINE, OTHER, RELEASE, ListSink
+from serve_harness import DEADLINE, OTHER, RELEASE, ListSink
 
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed

@@ -18,7 +18,7 @@ STEPS = 100_000
 
 
 class Place:
-    """A machine with a clock of its own: steps and checkpoints take what they are told to."""
+    """A machine with a clock of its own: steps and checkpoints take what they are asked to."""
 
     def __init__(self, at, *, margin, step_times, save_times):
         self.now = 0.0

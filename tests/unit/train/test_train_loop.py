@@ -193,7 +193,7 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
 
 
 class Looks(TrainingCallback):
-    """Looks at some steps, and sees what it was told to."""
+    """Looks at some steps, and sees what it was asked to."""
 
     name = "looks"
 
@@ -215,7 +215,7 @@ def weights_after(folder):
 
 
 @pytest.mark.parametrize("best", [1, 4, 6, 8])
-def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
+def test_the_adapter_is_that_of_the_best_evaluation(tiny_base, tmp_path, best):
     always = make_loop(tiny_base, tmp_path / "plain")
     always._digest_is_cheap = True
     digests = {}
@@ -248,7 +248,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
 
 
 @pytest.mark.parametrize("killed_before", [5, 7, 8])
-def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
+def test_the_best_evaluation_survives_a_kill(tiny_base, tmp_path, killed_before):
     scores = {2: 0.9, 4: 0.1, 6: 0.5}
     whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[Looks(scores)])
     whole.run()
@@ -311,7 +311,7 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     assert final(loop) == final(whole)
 
 
-def test_other_versions_are_a_word(tiny_base, tmp_path):
+def test_other_versions_are_a_warning(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), versions={"torch": "2.11"}).run()
@@ -481,7 +481,7 @@ def refuse(*_arguments, **_named):
     raise EnvironmentLacks("the disk is full")
 
 
-def test_in_a_new_place_the_run_has_its_journal_and_looks_again(tiny_base, tmp_path):
+def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):
     def die(step, _steps):
         if step == 8:
             raise Killed

@@ -71,11 +71,11 @@ def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
         return verdict
     if before.statistics == verdict.statistics:
         return verdict
-    said = (
+    note = (
         f"An earlier version judged this report {before.decision.replace('_', ' ')}. What changed is how "
         f"rules are tested: {describe_outcomes(before, verdict)}."
     )
-    return verdict.model_copy(update={"notes": (said, *verdict.notes)})
+    return verdict.model_copy(update={"notes": (note, *verdict.notes)})
 
 
 def _asks_champion(work: OpenProject) -> bool:

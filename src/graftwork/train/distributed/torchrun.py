@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 60.0
 """Seconds in which the others have heard that all met: they have nothing else to do any more."""
 POLL_SECONDS = 0.1
-"""Between two looks at who has left: a store that is waited for writes warnings each time it gives up."""
+"""Between two checks for processes that left: a store that is waited for logs a warning at each timeout."""
 STORE_TIMEOUT = timedelta(seconds=4)
 """For the store to answer. It may try twice, and is then still sooner than anybody loses patience."""
 CONNECT_SECONDS = 2.0
-"""The first machine's door is open, or it has left after all and there is nobody to tell."""
+"""The first machine's port is open, or it has left and there is nobody to notify."""
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
     if machines.count == 1:
         yield
         return
-    # Held beside torchrun's own, which shares its server with everybody in this process.
+    # Separate from torchrun's own, which shares its server with all code in this process.
     held = _store(machines, timeout=STORE_TIMEOUT) if machines.rank == 0 else None
     yield
     if held is not None:

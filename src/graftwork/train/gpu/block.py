@@ -92,22 +92,26 @@ def before_attention(
     return *fused.rotate(q, k, v, cos, sin), low, raw
 
 
+class SavedInput(NamedTuple):
+    """What the first half keeps for its backward pass; `raw` are heads before their norm."""
+
+    x: Tensor
+    low: Tensor | None
+    raw: Tensor | None
+
+
 def before_attention_backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
+    d_heads: tuple[Tensor, Tensor, Tensor],
     dx2: Tensor,
-    x: Tensor,
-    low: Tensor | None,
-    raw: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
+    kept: SavedInput,
+    rotary: tuple[Tensor, Tensor],
     w: BlockWeights,
     shape: BlockShape,
     wants_input: bool,
 ) -> tuple[Tensor | None, LoraGradient]:
+    x, low, raw = kept
     tokens = x.shape[0]
-    dqkv = fused.rotate_backward(dq, dk, dv, cos, sin)
+    dqkv = fused.rotate_backward(*d_heads, *rotary)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
         heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
@@ -300,7 +304,7 @@ def _words_of(function: Callable[..., object]) -> frozenset[str]:
 
 
 def _kernels(q: Tensor) -> AbstractContextManager[None]:
-    """cuDNN's attention is the fastest on recent cards; the others stand behind it."""
+    """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,

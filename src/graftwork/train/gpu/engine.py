@@ -39,7 +39,7 @@ FEWEST_DOCUMENTS = 16
 
 @dataclass(frozen=True)
 class PackedPass:
-    """One pass: its tokens, and what the decoder is told about them."""
+    """One pass: its tokens, and what the decoder needs to know about them."""
 
     tokens: Tensor
     packed: PackedLayout
@@ -238,7 +238,7 @@ class GpuEngine(TrainingEngine):
 
     def _measure(self, rows: Sequence[Row]) -> float:
         """GiB that the allocator takes for one pass as large as they come."""
-        portion = max(self._pack(rows), key=lambda one: one.tokens.shape[0])
+        portion = max(self._pack(rows), key=lambda item: item.tokens.shape[0])
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._learn(portion, torch.zeros((), device=self._device))

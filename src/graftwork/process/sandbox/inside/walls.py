@@ -320,7 +320,7 @@ def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
         _, allowed = resource.getrlimit(kind)
         least = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         # Both alike, so that nothing can be raised again. But of processor time: the first figure ends by
-        # a signal that tells why, and who does not heed it is killed a second later.
+        # a signal that names the reason; a process that ignores it is killed a second later.
         later = kind == resource.RLIMIT_CPU and (allowed == resource.RLIM_INFINITY or least < allowed)
         last = least + 1 if later else least
         resource.setrlimit(kind, (least, last))
@@ -397,7 +397,7 @@ def _add_view(kind: str, source: str, target: str) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Readable by whoever the code runs as, whatever the umask says."""
+    """Readable by the user that the code runs as, whatever the umask says."""
     os.makedirs(path, mode=0o755, exist_ok=True)
 
 
