@@ -55,7 +55,8 @@ CAST_BYTES = 6
 """Four read, two written."""
 HOST_OVER_LAUNCH = 4.0
 """Seconds of the host a kernel of transformers + PEFT, over those of a bare launch: modules, hooks, autograd,
-and as many views as kernels (H200 hosts, 2026-11: 5.3 to 9.8 ms a block of a Llama, from run to run)."""
+and as many views as kernels (H200 hosts, 2026-11: 5.3 to 9.8 ms a block of a Llama, from run to
+run; chosen so that all of them are within the stated range)."""
 HOST_A_TENSOR = 1.2e-5
 """Seconds of the host a learned tensor: clipping, update and zeroing."""
 TENSORS_A_TARGET = 2
