@@ -5,6 +5,8 @@ from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.records.audit import Finding
+from graftwork.records.base import Figure
+from graftwork.records.costs import Savings
 from graftwork.report.page import AnswerPair, render_report
 from graftwork.report.training import find_restarts
 
@@ -186,3 +188,21 @@ def test_a_metric_that_graded_no_case_shows_its_reason_and_no_figure(page):
     shown = words(render_report(page.model_copy(update={"report": changed})))
     assert "0 of 0" not in shown
     assert why in shown
+
+
+def test_the_first_screen_says_what_a_month_saves(page):
+    savings = Savings(
+        calls_per_month=Figure.exact(1000),
+        logged_usd_per_month=Figure(value=500, low=400, high=600),
+        hosting=None,
+        saved_usd_per_month=None,
+        confidence=0.95,
+        days=30,
+        models=("large",),
+        sentence="The small model saves $400 ($300 to $500) a month.",
+        notes=("The range is over 30 days.",),
+    )
+    html = render_report(page.model_copy(update={"savings": savings}))
+    first_screen = html[: html.index("<main>")]
+    assert "saves $400 ($300 to $500) a month" in first_screen
+    assert "over 30 days" in first_screen
