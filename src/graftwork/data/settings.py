@@ -10,6 +10,7 @@ from graftwork.records.base import Record
 from graftwork.text.redact import publishable
 
 FormatName = Literal[
+    "repaired",
     "captured",
     "execution",
     "openai_log",

@@ -16,7 +16,7 @@ from graftwork.files.disk import explain_os_error, require_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CaptureOrigin, Message, Origin
+from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,20 +100,27 @@ def rows_table(rows: Sequence[Row]) -> "pa.Table":
     }
     for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
         columns[name] = [getattr(row, name) for row in rows]
-    captured = encode_captures([row.capture for row in rows])
-    columns |= captured
-    return pa.table(columns, schema=row_schema(captured=bool(captured)))
+    columns |= encode_origins([row.capture for row in rows], [row.answered for row in rows])
+    return pa.table(columns, schema=row_schema(columns))
 
 
-def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[str | None]]:
-    """The column that says which rows were captured; none where no row was."""
-    if not any(captures):
-        return {}
-    return {"capture": [None if one is None else one.model_dump_json() for one in captures]}
+def encode_origins(
+    captures: Sequence[CaptureOrigin | None], answered: Sequence[AnswerOrigin | None]
+) -> dict[str, list[str | None]]:
+    """The columns that say which rows were captured or answered again; none where no row was."""
+    given: dict[str, Sequence[CaptureOrigin | AnswerOrigin | None]] = {
+        "capture": captures,
+        "answered": answered,
+    }
+    return {
+        name: [None if origin is None else origin.model_dump_json() for origin in origins]
+        for name, origins in given.items()
+        if any(origins)
+    }
 
 
-def row_schema(*, captured: bool = False) -> "pa.Schema":
-    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
+def row_schema(columns: Collection[str] = ()) -> "pa.Schema":
+    """The columns of a shard. Only shards with such rows have the last: those of other logs keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()
@@ -135,7 +142,7 @@ def row_schema(*, captured: bool = False) -> "pa.Schema":
             ("duration_ms", pa.float64()),
             ("rejected", text),
             ("reward", pa.float64()),
-            *([("capture", text)] if captured else ()),
+            *((name, text) for name in ("capture", "answered") if name in columns),
         ]
     )
 
@@ -183,9 +190,10 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
-    capture = values.pop("capture", None)
+    capture, answered = values.pop("capture", None), values.pop("answered", None)
     return Row(
         capture=None if capture is None else CaptureOrigin.from_json(capture),
+        answered=None if answered is None else AnswerOrigin.from_json(answered),
         origin=Origin(file=values.pop("file"), line=values.pop("line")),
         messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
         tokens=tuple(values.pop("tokens")),

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.interaction import CaptureOrigin, Message, Origin
+from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, Origin
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -33,6 +33,7 @@ class Row(Record):
     reward: float | None = None
     input_hash: str = ""
     capture: CaptureOrigin | None = None
+    answered: AnswerOrigin | None = None
 
 
 class InputFile(Record):

@@ -37,13 +37,32 @@ class CaptureOrigin(Record):
     """Whether a person wrote or confirmed the reply of the row; otherwise the release wrote it."""
 
 
+class AnswerOrigin(Record):
+    """Who wrote the reply of a row in place of the logged one, or decided about it."""
+
+    by: Literal["teacher", "reviewer"]
+    name: str
+    """The model of the teacher, or the id of the reviewer."""
+    at: str
+    prompt_hash: str
+    """The hash of the messages that were answered."""
+    replaces: str = ""
+    """The hash of the log line whose row this one replaces; empty for a new row."""
+    reason: str = ""
+    """The fault of the replaced row, or why a row was added."""
+    rejected: bool = False
+    """Whether the reviewer rejected the row without writing a better reply."""
+
+
 class Interaction(Record):
     """What was asked (`messages`), what was answered (`reply`), and what the log says about it.
 
     `group` is the role of the agent and `domain` its subject; `session` ties exchanges of one
     conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
     `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
-    that already divided data puts the row on, `capture` the served exchange that it was captured from.
+    that already divided data puts the row on, `capture` the served exchange that it was captured from,
+    `answered` who wrote the reply afterwards. `turn_weights` has a weight for each assistant turn, the reply
+    last: 0 is not trained on, None is not stated.
     What the log does not state is None, never guessed.
     """
 
@@ -64,6 +83,8 @@ class Interaction(Record):
     reward: float | None = None
     split: str | None = None
     capture: CaptureOrigin | None = None
+    answered: AnswerOrigin | None = None
+    turn_weights: tuple[float | None, ...] | None = None
     extra: dict[str, Any] = {}
 
     @property

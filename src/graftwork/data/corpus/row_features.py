@@ -31,7 +31,7 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
 from graftwork.version import __version__
 
-FEATURES_FORM = 5
+FEATURES_FORM = 6
 """Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from graftwork.data.corpus.store import read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.dataset import encode_origins, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
@@ -467,9 +467,8 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(one.row, name) for one in chosen]
-    captured = encode_captures([one.row.capture for one in chosen])
-    columns |= captured
-    schema = row_schema(captured=bool(captured))
+    columns |= encode_origins([one.row.capture for one in chosen], [one.row.answered for one in chosen])
+    schema = row_schema(columns)
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
