@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 ORDER = {
     "costmodel": "allocator, stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
     "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
-    "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
+    "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect, repair",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
@@ -25,7 +25,7 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
+    "cli": "output < show < progress < command < data, data_repair, evaluate, gate, plan_cost, plan_fit, project, "
     "release_exchange, run, serve, train < plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",

@@ -22,6 +22,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
+    from graftwork.data.settings import RepairSettings
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.preflight import Preflight
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.serve.settings import ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -67,6 +69,24 @@ class Project:
         if files:
             return audit_with_settings(self.folder, files, reporter=self.reporter)
         return audit_project(self.folder, reporter=self.reporter)
+
+    def plan_repair(
+        self, settings: "RepairSettings | None" = None, *, out: Path | None = None
+    ) -> "RepairPlan":
+        """List the rows that a teacher would answer again, with tokens and cost. Asks nothing."""
+        from graftwork.pipeline.repair import RepairJob, default_out, plan_project_repair
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return plan_project_repair(work, job)
+
+    def repair(self, settings: "RepairSettings | None" = None, *, out: Path | None = None) -> "RepairOutcome":
+        """Let a teacher answer rows that would be dropped; write the accepted ones to a log of their own."""
+        from graftwork.pipeline.repair import RepairJob, default_out, repair_project
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return repair_project(work, job)
 
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""

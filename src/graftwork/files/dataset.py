@@ -120,7 +120,7 @@ def encode_origins(
 
 
 def row_schema(columns: Collection[str] = ()) -> "pa.Schema":
-    """The columns of a shard. Only shards with such rows have the last: those of other logs keep their bytes."""
+    """The columns of a shard. Only shards with such rows have the last: others keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()

@@ -278,7 +278,14 @@ def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refus
 
 
 REVIEWED = "rejected_in_review"
-CODES = CAPTURE_CODES | {REVIEWED, "empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
+CODES = CAPTURE_CODES | {
+    REVIEWED,
+    "empty",
+    "placeholder",
+    "truncated",
+    "failed_status",
+    "claims_success_but_fails",
+}
 
 
 STATUS_PREFIX = "the log says"

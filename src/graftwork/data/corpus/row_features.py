@@ -51,6 +51,7 @@ LATER_SETTINGS = frozenset(
         "pack_tokens",
         "train_on",
         "seed",
+        "repair",
     }
 )
 """Settings that do not affect row features."""

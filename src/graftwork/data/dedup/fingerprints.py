@@ -105,7 +105,7 @@ class _RowWords(NamedTuple):
     The turns of a longer conversation are not adjacent: they are repeated after `said`.
     """
 
-    keys: tuple[int, int, int, int, int, int, int, int]
+    keys: tuple[int, int, int, int, int, int, int, int, int]
     length: int
     words: list[str]
     said: int
