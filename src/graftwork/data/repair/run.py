@@ -156,8 +156,18 @@ def _decide_all(
     stopping: threading.Event,
     on_progress: OnProgress,
 ) -> list[RepairDecision]:
+    def work(question: RepairQuestion) -> RepairDecision:
+        if stopping.is_set():
+            return RepairDecision("unanswered", "the run is being stopped")
+        try:
+            return decide(question, teacher, rules)
+        except BaseException:
+            # At once: no other thread may begin a request that has to be paid for.
+            stopping.set()
+            raise
+
     with ThreadPoolExecutor(max_workers=teacher.settings.concurrency) as pool:
-        asked = [pool.submit(decide, question, teacher, rules) for question in questions]
+        asked = [pool.submit(work, question) for question in questions]
         try:
             for done, future in enumerate(as_completed(asked), start=1):
                 future.result()

@@ -27,6 +27,8 @@ JOURNAL_FILE = "answers.jsonl"
 LONGEST_PAUSE = 30.0
 GIVE_UP_AFTER = 5
 """Requests in a row without an answer: the teacher is away, and nothing more is asked."""
+BUDGET_PAUSE = 1.0
+"""Seconds after which a request that waits for budget looks again."""
 WARM = 0.7
 """The lowest temperature of further samples: at 0 they would all be the same."""
 TOKENS_PER_MESSAGE = 4
@@ -186,7 +188,7 @@ class Teacher:
         self._client, self._journal, self._wait = client, journal, wait
         self._first_pause = first_pause
         self._limit = RateLimit(settings.requests_per_minute, wait=wait)
-        self._lock = threading.Lock()
+        self._settled = threading.Condition()
         self._unanswered = 0
 
     def answer(self, messages: Sequence[Message], prompt_hash: str, sample: int) -> TeacherReply:
@@ -198,6 +200,13 @@ class Teacher:
         if self._unanswered >= GIVE_UP_AFTER:
             raise TeacherUnavailable(f"not asked: {GIVE_UP_AFTER} requests in a row had no answer")
         self._reserve(key, messages)
+        try:
+            return self._ask_and_keep(key, messages, sample)
+        finally:
+            with self._settled:
+                self._settled.notify_all()
+
+    def _ask_and_keep(self, key: str, messages: Sequence[Message], sample: int) -> TeacherReply:
         try:
             reply = self._ask(messages, decoding_of(self.settings, sample))
         except TeacherUnavailable:
@@ -225,17 +234,19 @@ class Teacher:
         """Take the most that the request may cost from the budget, before it is sent."""
         settings, journal = self.settings, self._journal
         most_in, most_out = estimate_tokens(messages), settings.max_tokens
-        with self._lock:
-            waiting_in, waiting_out = journal.reserved()
-            total_in = journal.tokens_in + waiting_in + most_in
-            total_out = journal.tokens_out + waiting_out + most_out
-            limit = settings.max_total_tokens
-            if limit is not None and total_in + total_out > limit:
-                raise TeacherBudgetSpent(f"max_total_tokens {limit:,} would be exceeded")
-            cost = price(settings, total_in, total_out)
-            if settings.max_cost is not None and cost is not None and cost > settings.max_cost:
-                raise TeacherBudgetSpent(f"max_cost ${settings.max_cost:g} would be exceeded")
-            journal.note_asked(key, tokens_in=most_in, tokens_out=most_out)
+        with self._settled:
+            while True:
+                waiting_in, waiting_out = journal.reserved()
+                total_in = journal.tokens_in + waiting_in + most_in
+                total_out = journal.tokens_out + waiting_out + most_out
+                exceeded = _exceeded(settings, total_in, total_out)
+                if exceeded is None:
+                    journal.note_asked(key, tokens_in=most_in, tokens_out=most_out)
+                    return
+                if not waiting_out:
+                    raise TeacherBudgetSpent(exceeded)
+                # Requests on their way seldom cost what was set aside for them.
+                self._settled.wait(BUDGET_PAUSE)
 
     def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         retries = Retries(
@@ -254,6 +265,15 @@ class Teacher:
                     raise TeacherUnavailable(why) from trouble
                 if pause and self._wait(pause):
                     raise TeacherUnavailable("the run is being stopped") from trouble
+
+
+def _exceeded(settings: TeacherSettings, tokens_in: int, tokens_out: int) -> str | None:
+    limit, cost = settings.max_total_tokens, price(settings, tokens_in, tokens_out)
+    if limit is not None and tokens_in + tokens_out > limit:
+        return f"max_total_tokens {limit:,} would be exceeded"
+    if settings.max_cost is not None and cost is not None and cost > settings.max_cost:
+        return f"max_cost ${settings.max_cost:g} would be exceeded"
+    return None
 
 
 def count_spending(journal: AnswerJournal, settings: TeacherSettings | None) -> TeacherSpending:
