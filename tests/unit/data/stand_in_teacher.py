@@ -12,7 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from graftwork.inference.endpoint import TryAgain
 from graftwork.inference.engine import EngineReply
 
-WORDS = ["amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "harbor", "inlet", "juniper", "kelp", "lagoon", "meadow", "north", "orchard", "pebble", "quarry", "ridge", "summit", "tundra", "upland", "valley", "willow", "yarrow", "zephyr", "anchor", "bridge", "canyon", "dune", "estuary"]
+TEXT = (
+    "amber basin cedar delta ember fjord grove harbor inlet juniper kelp lagoon meadow north orchard pebble "
+    "quarry ridge summit tundra upland valley willow yarrow zephyr anchor bridge canyon dune estuary"
+)
+WORDS = TEXT.split()
 
 
 def answer_to(messages, sample=0):
