@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 ORDER = {
     "costmodel": "allocator, stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
     "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
-    "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect, repair",
+    "data": "settings < ingest < audit < dedup < corpus < split < render "
+    "< prepare, export, inspect, repair, drift",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "

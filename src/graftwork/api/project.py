@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.drift import PromptDrift
     from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.serve.settings import ServeSettings
 
@@ -204,6 +205,13 @@ class Project:
 
         with self.open() as work:
             return project_status(work)
+
+    def drift(self) -> "PromptDrift":
+        """Measure how far live captures have moved from the training data, and whether to train again."""
+        from graftwork.pipeline.drift import measure_drift
+
+        with self.open() as work:
+            return measure_drift(work)
 
     def serve(
         self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None

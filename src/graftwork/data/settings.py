@@ -171,6 +171,18 @@ class RepairSettings(Record):
     )
 
 
+class DriftSettings(Record):
+    """When live prompts have moved so far from the training data that a retraining is due."""
+
+    retrain_above: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="A retraining is due when the share of live prompts that are unlike any training prompt "
+        "is above this, at 95 % confidence.",
+    )
+
+
 class DataSettings(Record):
     """Which rows are kept, what is done to them and how they are split."""
 
@@ -254,6 +266,9 @@ class DataSettings(Record):
         default_factory=RepairSettings,
         description="How `graft data repair` lets a teacher answer rows again that would be dropped.",
     )
+    drift: DriftSettings = Field(
+        default_factory=DriftSettings, description="When `graft status` says that a retraining is due."
+    )
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
@@ -276,7 +291,7 @@ class DataSettings(Record):
         What is repaired is a log of its own: how it was made does not change the dataset.
         """
         stated = publishable(self)
-        del stated["repair"]
+        del stated["repair"], stated["drift"]
         if self.captures == CaptureSettings():
             del stated["captures"]
         return stated
@@ -307,3 +322,13 @@ class ModelSettings(Record):
         lt=1,
         description="The share of its training questions set apart for reinforcement learning.",
     )
+    repaired: bool = Field(
+        True, description="Train on rows that a teacher answered; `false` makes a model to compare with."
+    )
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The settings as a dataset's manifest states them; `repaired` only where it leaves rows out."""
+        stated = publishable(self)
+        if self.repaired:
+            del stated["repaired"]
+        return stated

@@ -7,6 +7,7 @@ not know whether it exists.
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
+    model:NAME                           what the last training of another model of the project left
     release:ID, release:ALIAS            a release; `champion` stands for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
@@ -26,7 +27,7 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
+Kind = Literal["base", "adapter", "folder", "run", "model", "release", "log", "endpoint"]
 PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
@@ -50,12 +51,13 @@ def parse_subject(text: str) -> NamedSubject:
     if said.startswith(("http://", "https://")):
         return _parse_endpoint(said)
     before, colon, which = said.partition(":")
-    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
+    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
         return NamedSubject(said, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
-        why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, or URL#model",
+        why="a subject is base, adapter, adapter:FOLDER, run:ID, model:NAME, release:ID, champion, log or "
+        "URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )

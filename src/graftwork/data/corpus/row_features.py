@@ -52,6 +52,7 @@ LATER_SETTINGS = frozenset(
         "train_on",
         "seed",
         "repair",
+        "drift",
     }
 )
 """Settings that do not affect row features."""
