@@ -26,8 +26,8 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, data_repair, evaluate, gate, plan_cost, plan_fit, "
-    "project, release_exchange, run, serve, train < plan, release < main",
+    "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, gate, plan_cost, "
+    "plan_fit, project, release_exchange, run, serve, train < plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

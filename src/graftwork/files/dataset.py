@@ -16,7 +16,7 @@ from graftwork.files.disk import explain_os_error, require_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, Origin
+from graftwork.records.interaction import CORRECTED_FIELDS, AnswerOrigin, CaptureOrigin, Message, Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,10 +113,16 @@ def encode_origins(
         "answered": answered,
     }
     return {
-        name: [None if origin is None else origin.model_dump_json() for origin in origins]
+        name: [None if origin is None else _encode_origin(origin) for origin in origins]
         for name, origins in given.items()
         if any(origins)
     }
+
+
+def _encode_origin(origin: CaptureOrigin | AnswerOrigin) -> str:
+    """Shards with captures that nobody corrected keep their bytes."""
+    unknown = {name for name in CORRECTED_FIELDS if getattr(origin, name, "") is None}
+    return origin.model_dump_json(exclude=unknown)
 
 
 def row_schema(columns: Collection[str] = ()) -> "pa.Schema":

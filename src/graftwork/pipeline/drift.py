@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Split
 from graftwork.records.drift import DriftShare, GroupDrift, PromptDrift
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture
@@ -25,6 +26,7 @@ MOST_READ = 50_000
 MOST_EXAMPLES = 5
 SHOWN_CHARACTERS = 160
 NO_GROUP = "no role"
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 
 def measure_drift(work: OpenProject) -> PromptDrift:
@@ -56,22 +58,50 @@ def measure_drift(work: OpenProject) -> PromptDrift:
     return found
 
 
+class _KnownPrompts(NamedTuple):
+    """The prompts of a dataset; `trained` are the captures among its training rows."""
+
+    training: list[str]
+    groups: list[str]
+    held_out: list[str]
+    trained: set[str]
+
+
+def _read_prompts(folder: Path) -> _KnownPrompts:
+    known = _KnownPrompts([], [], [], set())
+    for row in islice(iterate_rows(folder, "train"), MOST_READ):
+        known.training.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
+        known.groups.append(row.group or NO_GROUP)
+        if row.capture is not None:
+            known.trained.add(row.capture.id)
+    for split in HELD_OUT:
+        for row in islice(iterate_rows(folder, split), MOST_READ):
+            known.held_out.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
+    return known
+
+
+def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
+    """The captures whose prompts are unlike any training prompt; none where that cannot be said."""
+    from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts
+
+    prepared = work.ledger.get("prepare")
+    if prepared is None or not captures:
+        return set()
+    try:
+        known = _read_prompts(Path(PreparedData.model_validate(prepared.output).folder))
+    except GraftError:
+        return set()
+    if len(known.held_out) < FEWEST_HELD_OUT or not known.training:
+        return set()
+    prompts = [_join_user_turns(capture.request.get("messages")) for capture in captures]
+    nearest = compare_prompts(known.training, known.held_out, prompts)
+    return {capture.id for capture, found in zip(captures, nearest, strict=True) if found.unlike}
+
+
 def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str, retrain_above: float) -> PromptDrift:
     from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts, expected_share
 
-    training: list[str] = []
-    groups: list[str] = []
-    trained: set[str] = set()
-    for row in islice(iterate_rows(folder, "train"), MOST_READ):
-        training.append(_join_user_turns([turn.model_dump() for turn in row.messages]))
-        groups.append(row.group or NO_GROUP)
-        if row.capture is not None:
-            trained.add(row.capture.id)
-    held_out = [
-        _join_user_turns([turn.model_dump() for turn in row.messages])
-        for split in ("validation", "test")
-        for row in islice(iterate_rows(folder, split), MOST_READ)
-    ]
+    training, groups, held_out, trained = _read_prompts(folder)
     # Each prompt once: repeats of a client are no further evidence.
     live = {
         text: None

@@ -26,6 +26,9 @@ class Message(Record):
     content: str
 
 
+CORRECTED_FIELDS = ("corrected_by", "corrected_at")
+
+
 class CaptureOrigin(Record):
     """The served exchange that a row was captured from, and what users said of it."""
 
@@ -35,6 +38,8 @@ class CaptureOrigin(Record):
     feedback: float | None = None
     corrected: bool = False
     """Whether a person wrote or confirmed the reply of the row; otherwise the release wrote it."""
+    corrected_by: str | None = None
+    corrected_at: str | None = None
 
 
 class AnswerOrigin(Record):
@@ -125,6 +130,14 @@ class Capture(Record):
     """What users said of it last, from 0 (bad) to 1 (good). Filled in when captures are exported."""
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
+    corrected_by: str | None = None
+    """Who wrote it, and when; stated only where it is known."""
+    corrected_at: str | None = None
+
+    def to_line(self) -> str:
+        """The capture as a line of a log. Lines without a correction stay as older versions wrote them."""
+        unknown = {name for name in CORRECTED_FIELDS if getattr(self, name) is None}
+        return self.model_dump_json(exclude=unknown)
 
 
 class Feedback(Record):

@@ -203,7 +203,7 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
 def _find_replaced(corpus: Corpus) -> dict[int, str]:
     """Find rows that another row replaces: a teacher or a reviewer answered the same prompt again.
 
-    A line may have several rows: only the one with the same prompt is replaced. A replacement that was
+    A line may have several rows: only the one with the same user turns is replaced. A replacement that was
     dropped replaces nothing, unless a reviewer rejected the row.
     """
     replaces = corpus.column("replaces")
@@ -212,11 +212,12 @@ def _find_replaced(corpus: Corpus) -> dict[int, str]:
     faults = corpus.labels("fault")
     rejected = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == REVIEWED])
     valid = (replaces != 0) & (corpus.column("passed").astype(bool) | rejected)
-    prompts = corpus.column("prompt")
-    pairs = set(zip(replaces[valid].tolist(), prompts[valid].tolist(), strict=True))
+    # Not the whole prompt: the system prompt may have been replaced since.
+    turns = corpus.column("turn")
+    pairs = set(zip(replaces[valid].tolist(), turns[valid].tolist(), strict=True))
     lines = corpus.column("line_key")
     places = np.flatnonzero(np.isin(lines, replaces[valid]) & corpus.column("passed").astype(bool))
-    found = [place for place in places.tolist() if (int(lines[place]), int(prompts[place])) in pairs]
+    found = [place for place in places.tolist() if (int(lines[place]), int(turns[place])) in pairs]
     return dict.fromkeys(found, "replaced: another row of the logs answers it again or rejects it")
 
 

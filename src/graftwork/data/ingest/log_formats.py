@@ -247,6 +247,8 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
             at=capture.at,
             feedback=capture.feedback,
             corrected=capture.correction is not None,
+            corrected_by=capture.corrected_by,
+            corrected_at=capture.corrected_at,
         ),
         extra={"timestamp": capture.at},
     )
