@@ -1,6 +1,10 @@
 """`graft data review` and `graft data corrections`: people look at rows and correct answers."""
 
+import os
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -140,17 +144,36 @@ class _ConsoleTerminal:
         print_line(stdout, text)
 
     def read_key(self) -> str:
-        if sys.stdin.isatty():
-            import click
-
-            return click.getchar()
-        return _read_plain_key(sys.stdin.read)
+        return _read_terminal_key() if sys.stdin.isatty() else _read_plain_key(sys.stdin.read)
 
     def edit(self, text: str) -> str | None:
-        import click
+        """The text as the user left it in $VISUAL or $EDITOR; None where the editor failed."""
+        from graftwork.cli.show.tables import quote
 
-        edited = click.edit(text, extension=".txt")
-        return edited.removesuffix("\n") if edited is not None else None
+        with tempfile.TemporaryDirectory(prefix="graft-review-") as folder:
+            path = Path(folder) / "reply.txt"
+            path.write_text(text)
+            editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+            try:
+                done = subprocess.run([*shlex.split(editor), str(path)], check=False)
+            except (OSError, ValueError) as error:
+                self.say(f"{quote(editor)} does not start ({type(error).__name__}); set $EDITOR")
+                return None
+            return path.read_text().removesuffix("\n") if done.returncode == 0 else None
+
+
+def _read_terminal_key() -> str:
+    """One key without Enter. Keys that were pressed before are kept, which `typer.getchar` does not do."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal, termios.TCSADRAIN)
+        return os.read(terminal, 1).decode(errors="replace")
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _read_plain_key(read: Callable[[int], str]) -> str:
