@@ -245,9 +245,10 @@ class DataSettings(Record):
     )
     validation: float = Field(0.1, ge=0, lt=1, description="The share of question groups for validation.")
     test: float = Field(0.2, ge=0, lt=1, description="The share of question groups held out for evaluation.")
-    train_on: Literal["last", "every"] = Field(
+    train_on: Literal["last", "every", "marked"] = Field(
         "last",
-        description="The replies of a conversation that are trained on: the last, or each in its own row.",
+        description="The replies of a conversation that are trained on: the last, each in its own row, or "
+        "each that the log marks with `weight: 1`. A reply with `weight: 0` is never trained on.",
     )
     max_tokens: int = Field(1024, ge=8, description="The most tokens of a row; see `overlong`.")
     overlong: Literal["drop", "split_by_turn", "truncate"] = Field(

@@ -256,6 +256,8 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
     if "capture" in values:
         values["capture"] = CaptureOrigin.model_construct(**values["capture"])
+    if "turn_weights" in values:
+        values["turn_weights"] = tuple(values["turn_weights"])
     if "answered" in values:
         values["answered"] = AnswerOrigin.model_construct(**values["answered"])
     # Validated when it was written: validating again would dominate the time.
