@@ -19,7 +19,7 @@ ORDER = {
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
     "< ask, ab, preflight, exchange",
-    "model": "adapter_shape, base, chat, families, generate, headers, nf4, probe, tensor_types, "
+    "model": "adapter_shape, base, chat, families, generate, headers, nf4, probe, "
     "threads < gguf, parts, shape < load, probe_rates < adapters",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "

@@ -112,11 +112,6 @@ class StepSizes:
     def groups(self) -> Iterator[LinearGroup]:
         return iter((self.qkv, self.out, self.gate_up, self.down))
 
-    @property
-    def adapter_parameters(self) -> int:
-        """Of one block."""
-        return sum(g.rank * (g.inputs * len(g.outs) + g.out) for g in self.groups)
-
 
 def sizes_of(
     shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True

@@ -118,7 +118,7 @@ class StepRates(Record):
 
 
 def rates_of(gpu: Gpu) -> StepRates:
-    """What this card is expected to reach, before anybody has probed it."""
+    """What this card is expected to reach, before it is probed."""
     share = _share(gpu)
     old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
     half = gpu.half_tflops * 1e12 * share

@@ -32,7 +32,7 @@ def _require_format(name: str) -> str:
 
 
 class Mapping(Record):
-    """Where a log of another shape keeps things: dotted paths such as `request.text` or `turns.0.say`."""
+    """Where the values are in an unknown format: dotted paths such as `request.text` or `turns.0.say`."""
 
     question: str | None = Field(None, description="The text that was asked; or give `messages`.")
     messages: str | None = Field(None, description="A list of turns with role and content.")

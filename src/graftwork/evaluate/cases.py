@@ -45,7 +45,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
     if not cases:
         raise UserMistake(
             "there are no held-out cases to evaluate on",
-            why="without them nothing can be said about the adapter",
+            why="without them the adapter cannot be evaluated",
             fix="give the split a larger test share, or bring more logs",
         )
     return draw_cases(cases, most=most)
@@ -64,8 +64,8 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
 
     A refusal would teach the base to refuse, and the longest row would eat its context.
     """
-    telling = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
-    ranked = sorted(telling or rows, key=lambda row: (len(row.tokens), row.id))
+    answered = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
+    ranked = sorted(answered or rows, key=lambda row: (len(row.tokens), row.id))
     if not ranked:
         return ()
     chosen = ranked[(len(ranked) - 1) // 2]
@@ -193,7 +193,7 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
         _require_checks(case, named)
         if case.id in cases:
             first = cases[case.id].origin
-            raise _wrong(f"the case {case.id!r} is there twice", f"it stands in line {first.line} too", where)
+            raise _wrong(f"the case {case.id!r} is there twice", f"line {first.line} has the same id", where)
         cases[case.id] = case
     if not cases:
         raise UserMistake(
@@ -214,7 +214,7 @@ def _read_object(line: bytes, where: Origin) -> dict[str, Any]:
         raise _wrong("the line is no JSON object", f"it holds a {type(value).__name__}", where)
     unknown = sorted(set(value) - KNOWN)
     if unknown:
-        raise _wrong(f"nobody reads the key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
+        raise _wrong(f"unknown key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
     return value
 
 

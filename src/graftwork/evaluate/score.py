@@ -43,16 +43,16 @@ LARGEST_LOSS = 700.0
 
 
 def measure(
-    said: Mapping[str, Sequence[Answer]],
+    by_case: Mapping[str, Sequence[Answer]],
     *,
     generation: Generation,
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
 ) -> dict[str, Metric]:
-    """By name; `said` holds the answers to each case."""
+    """By name; `by_case` holds the answers to each case."""
     losses = {
         case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
-        for case, answers in said.items()
+        for case, answers in by_case.items()
     }
     found = [
         _make_seconds(LATENCY, generation.single_latency_seconds, confidence),
@@ -83,7 +83,7 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
 
 
 def _name_method(count: int, confidence: float) -> str:
-    """So few requests cannot bound their median at this confidence, and that is said."""
+    """So few requests cannot bound their median at this confidence, and the report says so."""
     if count >= fewest_for_quantile(0.5, confidence=confidence):
         return "exact (order statistics)"
     return f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
@@ -151,15 +151,15 @@ def score(
     `context` holds what some graders need: a sandbox, a judge, the project's folder. The log's answers are
     the references: what would hold them against themselves is left out.
     """
-    said = _answers_of_each(cases, answers, subject=generation.subject)
+    by_case = _answers_of_each(cases, answers, subject=generation.subject)
     context = replace(_complete(context, settings), is_reference=generation.subject == LOG)
     confidence, sessions = settings.confidence, sessions_of(cases)
     metrics: dict[str, Metric] = {}
     for name in settings.graded_on(cases):
         if context.is_reference and against_reference(name, context):
-            # Perfect by construction. Left out, so that nobody is compared with it by this.
+            # Perfect by construction. Left out, so that no subject is compared with it by this metric.
             continue
-        scores = {case.id: _grade_case(name, case, said[case.id], context) for case in cases}
+        scores = {case.id: _grade_case(name, case, by_case[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
         scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
         metric = make_metric(
@@ -170,9 +170,9 @@ def score(
             metric = metric.model_copy(update={"vacuous": vacuous})
         if metric.n or metric.failed or not context.is_reference:
             metrics[name] = metric
-    cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}
+    cut = {case.id: average([float(a.finish_reason == "length") for a in by_case[case.id]]) for case in cases}
     metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
-    metrics |= measure(said, generation=generation, confidence=confidence, sessions=sessions)
+    metrics |= measure(by_case, generation=generation, confidence=confidence, sessions=sessions)
     return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
 
 
@@ -184,7 +184,7 @@ def make_metric(
     sessions: Mapping[str, str] | None = None,
     scored: bool = False,
 ) -> Metric:
-    """A rate where every grade is 0 or 1, a score where they lie between, a number where they do not.
+    """A rate where every grade is 0 or 1, a score where they are between, a number otherwise.
 
     `scored` says that a mean is meant even if all grades happen to be 0 or 1.
     """
@@ -258,10 +258,10 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
 def _answers_of_each(
     cases: Sequence[Case], answers: Sequence[Answer], *, subject: str
 ) -> Mapping[str, Sequence[Answer]]:
-    said: dict[str, list[Answer]] = {}
+    by_case: dict[str, list[Answer]] = {}
     for answer in answers:
-        said.setdefault(answer.case_id, []).append(answer)
-    missing = [case.id for case in cases if case.id not in said]
+        by_case.setdefault(answer.case_id, []).append(answer)
+    missing = [case.id for case in cases if case.id not in by_case]
     if missing:
         have = "has" if len(missing) == 1 else "have"
         raise UserMistake(
@@ -270,7 +270,7 @@ def _answers_of_each(
             fix="run `graft eval` again: it asks only what is missing",
             where=missing[0],
         )
-    return said
+    return by_case
 
 
 def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:

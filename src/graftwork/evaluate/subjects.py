@@ -8,7 +8,7 @@ not know whether it exists.
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
     model:NAME                           what the last training of another model of the project left
-    release:ID, release:ALIAS            a release; `champion` stands for `release:champion`
+    release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
                                          and `,concurrency=16` asks so many questions at a time
@@ -43,17 +43,17 @@ class NamedSubject(NamedTuple):
 
 
 def parse_subject(text: str) -> NamedSubject:
-    said = text.strip()
-    if said in PLAIN:
-        return NamedSubject(said, PLAIN[said])
-    if said == CHAMPION:
-        return NamedSubject(said, "release", which=CHAMPION)
-    if said.startswith(("http://", "https://")):
-        return _parse_endpoint(said)
-    before, colon, which = said.partition(":")
+    name = text.strip()
+    if name in PLAIN:
+        return NamedSubject(name, PLAIN[name])
+    if name == CHAMPION:
+        return NamedSubject(name, "release", which=CHAMPION)
+    if name.startswith(("http://", "https://")):
+        return _parse_endpoint(name)
+    before, colon, which = name.partition(":")
     kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
-        return NamedSubject(said, kinds[before], which=which)
+        return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
         why="a subject is base, adapter, adapter:FOLDER, run:ID, model:NAME, release:ID, champion, log or "
@@ -68,8 +68,8 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
     return tuple({subject.name: subject for subject in map(parse_subject, texts)}.values())
 
 
-def _parse_endpoint(said: str) -> NamedSubject:
-    address, _, rest = said.partition("#")
+def _parse_endpoint(name: str) -> NamedSubject:
+    address, _, rest = name.partition("#")
     model, *options = rest.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
@@ -87,14 +87,14 @@ def _parse_endpoint(said: str) -> NamedSubject:
             # The option is not repeated: it may be the key itself, which would then be in a log.
             raise _wrong(
                 f"{address}#{model}",
-                f"behind the comma stands key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
+                f"after the comma write key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
             )
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
 
-def _wrong(said: str, why: str) -> UserMistake:
+def _wrong(name: str, why: str) -> UserMistake:
     return UserMistake(
-        f"the endpoint {said} cannot be asked",
+        f"the endpoint {name} cannot be asked",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
         where="--subject",
@@ -185,7 +185,7 @@ def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
     """Gives each subject back with the engine that all models among these are asked with.
 
     Answers of two engines differ a little with the same weights: a comparison of base and adapter would
-    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    take that for what training did. Answers of another engine are not reused.
     """
     engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
 

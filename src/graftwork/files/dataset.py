@@ -1,4 +1,4 @@
-"""The folder in which a dataset lies: `manifest.json`, shards of rows a split, the rows left out.
+"""The folder of a dataset: `manifest.json`, shards of rows per split, dropped rows.
 
 In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
 be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
@@ -82,26 +82,6 @@ def iterate_drops(folder: Path) -> Iterator[Drop]:
         yield Drop(
             origin=origin, step=values["step"], reason=values["reason"], input_hash=values["input_hash"]
         )
-
-
-def rows_table(rows: Sequence[Row]) -> "pa.Table":
-    """Rows as a table, the same bytes for the same rows once it is written."""
-    import pyarrow as pa
-
-    columns: dict[str, list[Any]] = {
-        "id": [row.id for row in rows],
-        "file": [row.origin.file for row in rows],
-        "line": [row.origin.line for row in rows],
-        "input_hash": [row.input_hash for row in rows],
-        "messages": [_encode_messages(row.messages) for row in rows],
-        "reply": [row.reply for row in rows],
-        "tokens": [row.tokens for row in rows],
-        "trained_from": [row.trained_from for row in rows],
-    }
-    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
-        columns[name] = [getattr(row, name) for row in rows]
-    columns |= encode_origins([row.capture for row in rows], [row.answered for row in rows])
-    return pa.table(columns, schema=row_schema(columns))
 
 
 def encode_origins(
@@ -205,10 +185,6 @@ def row_from_values(values: dict[str, Any]) -> Row:
         tokens=tuple(values.pop("tokens")),
         **values,
     )
-
-
-def _encode_messages(messages: Iterable[Message]) -> str:
-    return orjson.dumps([{"role": message.role, "content": message.content} for message in messages]).decode()
 
 
 def _damaged(path: Path, why: str) -> Damaged:

@@ -11,7 +11,7 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.text.messages import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
-"""Protocols whose first name is a bucket that somebody has to make, and which need no folders."""
+"""Protocols whose first name is a bucket, which must exist, and which need no folders."""
 
 
 def open_url(url: str, *, kind: str, setting: str) -> tuple[Any, str]:

@@ -89,7 +89,7 @@ def grade_claims_cited(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_citations_exist(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every source that the answer cites, inline or in its list, stands in the prompt; and it cites one."""
+    """Every source that the answer cites, inline or in its list, is in the prompt; and it cites one."""
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -426,7 +426,7 @@ OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY)
 OF_ANSWERS = (*METRICS, TRUNCATED)
 """What training may look at: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
-"""What lies between 0 and 1."""
+"""Values between 0 and 1."""
 LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY})
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from graftwork.files.safetensors import read_header
 from graftwork.inference.engine import (
     DecodingSettings,
     EngineFacts,
@@ -23,7 +24,7 @@ from graftwork.inference.engine import (
     Timing,
 )
 from graftwork.process.memory import peak_memory_gib
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.units import GIB
 
@@ -64,7 +65,7 @@ SEEDS = 2**63
 
 
 def lora_rank(folder: Path) -> int | None:
-    """The memory that vLLM must lay out for the adapter; None for one that it cannot serve."""
+    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError):
@@ -79,9 +80,8 @@ def lora_rank(folder: Path) -> int | None:
 def adapted_modules(folder: Path) -> tuple[str, ...]:
     """What the layers are called that the adapter has weights for; nothing where they cannot be read."""
     try:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (OSError, ValueError, MemoryError, OverflowError):
+        names = read_header(folder / WEIGHTS_FILE, fix="")
+    except GraftError:
         return ()
     paths = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
     return tuple(sorted({path.rpartition(".")[2] for path in paths}))

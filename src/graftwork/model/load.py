@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 if TYPE_CHECKING:
     import torch
+
+DIGEST_THREADS = 8
 
 
 def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four_bits: bool = False) -> Any:
@@ -68,7 +71,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
     from graftwork.model.parts import block_linears
 
     done = 0
-    # Names, not layers: whoever still held them would keep all weights whole to the end.
+    # Names, not layers: a reference to a layer would keep all its full weights in memory.
     for path in [path for _, path, _ in block_linears(model)]:
         layer = model.get_submodule(path)
         if isinstance(layer, nn.Linear) and can_quantize(layer.weight):
@@ -87,7 +90,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
 def tensors_digest(
     tensors: dict[str, "torch.Tensor"], *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 ) -> str:
-    """One hash over names, types and bytes of tensors; `whole` gathers one that lies in parts."""
+    """One hash over names, types and bytes of tensors; `whole` gathers a sharded one."""
     import torch
 
     outer = hashlib.sha256()
@@ -104,14 +107,19 @@ def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | 
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.
-    return tensors_digest(
-        {
-            name.replace(".base_layer", ""): tensor
-            for name, tensor in (*model.named_parameters(), *buffers.items())
-            if ".lora_" not in name
-        },
-        whole=whole,
-    )
+    tensors = {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in (*model.named_parameters(), *buffers.items())
+        if ".lora_" not in name
+    }
+
+    def digest(name: str) -> str:
+        return tensors_digest({name: tensors[name]}, whole=whole)
+
+    # Gathering a sharded tensor is a collective of the main thread; otherwise threads share the work.
+    with ThreadPoolExecutor(DIGEST_THREADS) as threads:
+        each = map if whole is not None else threads.map
+        return hashlib.sha256("\n".join(each(digest, sorted(tensors))).encode()).hexdigest()
 
 
 def base_files_digest(folder: Path) -> str:
@@ -146,7 +154,7 @@ def eval_mode(model: Any) -> Iterator[Any]:
 
 
 def _eagerly() -> Any:
-    """One more token each time is one more shape each time: compiled layers would compile for ever."""
+    """One more token each time is one more shape each time: compiled layers would always recompile."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.records.fit import DeviceName
 from graftwork.records.plan import DeviceFacts
 from graftwork.records.units import GIB
@@ -138,12 +139,8 @@ def _card() -> tuple[str, str] | None:
         return names[0], read_driver(DRIVER.read_text(errors="replace"))
     if not Path("/dev/nvidiactl").exists():
         return None
-    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    name, _, driver = said.strip().partition(",")
+    listed = (ask_nvidia_smi(("name", "driver_version"), seconds=COLD_DRIVER_SECONDS) or "").splitlines()
+    name, _, driver = (listed or [""])[0].partition(",")
     return (name.strip(), driver.strip()) if name.strip() else None
 
 

@@ -17,14 +17,7 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.judge.judge import (
-    Judge,
-    JudgeBudget,
-    JudgeClient,
-    ReplyStore,
-    first_answers,
-    judge_subjects,
-)
+from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
@@ -106,12 +99,7 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     settings = work.settings.evaluate
     judge = None
     if settings.judge is not None:
-        judge = Judge(
-            settings.judge,
-            speaker=JudgeClient(settings.judge),
-            replies=ReplyStore(work.project.state / JUDGED_FOLDER),
-            budget=JudgeBudget(settings.judge),
-        )
+        judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
     return Grading(work, judge, _open_runner(settings, cases))
 
 
@@ -133,7 +121,7 @@ class TestSetUse(NamedTuple):
 
 
 class Evaluated(Record):
-    """The report, and the folders in which the answers lie."""
+    """The report, and the folders of the answers."""
 
     cases_file: str
     folders: dict[str, str]
@@ -179,7 +167,7 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
 
     Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
     """
-    subjects = sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint)
+    subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)
     for subject in subjects:
         ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
@@ -215,7 +203,7 @@ def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequenc
 def measure_subjects(
     work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
-    """Ask everybody, then grade what they said: a judge that fails costs no answer."""
+    """Query all subjects, then grade the answers: a judge that fails loses no answer."""
     ask_everybody(work, lineup, cases)
     scored = {}
     for subject in lineup.all:

@@ -101,7 +101,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     use = log_look(work, cases, subject=lineup.candidate.identity)
-    # The answers of a user's own file are nobody's log.
+    # The answers in a user's own file are not a log.
     remarks = remark_on_log(scored, prepared=prepared if given is None else None)
     evaluated = Evaluated(
         cases_file=str(asking.cases_file),
@@ -122,7 +122,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
 
 
 def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
-    """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
+    """Generate the answers for the pipeline's evaluation, in several processes or again."""
     made: StepOutputs = run_pipeline(work, upto="train")
     prepared = made.get("prepare", PreparedData)
     cases = held_out(work, prepared)
@@ -174,7 +174,7 @@ Format = Literal["inspect", "lm-eval"]
 
 
 class ImportedEvaluation(Record):
-    """What was read, where its page lies, and whether it is about this project's cases."""
+    """The imported results, their page, and whether they are about this project's cases."""
 
     report: Report
     same_cases: bool
@@ -282,7 +282,7 @@ def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
 
 def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
     """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
-    # No judge: to read a file asks nobody anything.
+    # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
     report = imported.report
 
@@ -314,8 +314,8 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
 def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
     """Log that another candidate was measured on this project's cases."""
     report = imported.report
-    said = imported.answers[report.candidate.subject]
-    subject = f"imported:{fingerprint([answer.text for answer in said])}"
+    imported_answers = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
     looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(
@@ -361,7 +361,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 
 def _remember(work: OpenProject, verdict: Verdict) -> None:
-    """In place of the verdict that did not know of the others: a release goes by this one."""
+    """Replaces the uncorrected verdict: a release uses this one."""
     entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
     last = work.ledger.get(entry)
     if last is None or last.output == verdict.model_dump(mode="json"):

@@ -42,7 +42,7 @@ class Preflight(Record):
 
 
 def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
-    """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
+    """Raise UserMistake where training would be in vain; return a warning where something is doubtful."""
     found = run_preflight(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
@@ -98,7 +98,7 @@ def _with_checks(work: OpenProject, context: GradeContext) -> GradeContext:
 
 def _nothing_held_out(work: OpenProject) -> Problem:
     share = work.settings.data.test
-    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or dealt to another split"
+    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or assigned to another split"
     return Problem(
         severity="error",
         what="there is no held-out row, so no rule of the gate could be judged",

@@ -68,7 +68,9 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     del engine, frozen, parameters, model
     gc.collect()
     torch.cuda.empty_cache()
-    return _step(shape, job, seconds, length=length, tokens=tokens, peak=peak, tuning=tuning)
+    return ProbedStep(
+        tokens=tokens, length=length, peak_bytes=peak, tuning=tuning, **_figures(shape, job, seconds)
+    )
 
 
 def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
@@ -96,14 +98,12 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     logits = None if way is None else way[0].logits
     engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
     seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
-    return _step(
-        shape,
-        job,
-        seconds,
-        length=length,
+    return ProbedStep(
         tokens=rows_count * length,
-        peak=peak_memory_gib() * GIB,
+        length=length,
+        peak_bytes=peak_memory_gib() * GIB,
         trained_share=1 - asked / length,
+        **_figures(shape, job, seconds),
     )
 
 
@@ -204,30 +204,18 @@ def _time(
     return seconds
 
 
-def _step(
-    shape: ModelShape,
-    job: ProbeJob,
-    seconds: list[float],
-    *,
-    length: int,
-    tokens: int,
-    peak: float,
-    tuning: Tuning | None = None,
-    trained_share: float = 1.0,
-) -> ProbedStep:
+def _figures(shape: ModelShape, job: ProbeJob, seconds: list[float]) -> dict[str, Any]:
+    """Fields of a ProbedStep that follow from the model and the timed steps."""
     ordered, middle = sorted(seconds), median(seconds)
     quarter = len(ordered) // 4
-    return ProbedStep(
-        layers=shape.layers,
-        tokens=tokens,
-        length=length,
-        trainable=adapter_parameters(shape, rank=job.rank, targets=linear_names(shape), layers=shape.layers),
-        trained_share=trained_share,
-        seconds=middle,
-        spread=(ordered[-1 - quarter] - ordered[quarter]) / 2 / middle,
-        peak_bytes=peak,
-        tuning=tuning,
-    )
+    return {
+        "layers": shape.layers,
+        "trainable": adapter_parameters(
+            shape, rank=job.rank, targets=linear_names(shape), layers=shape.layers
+        ),
+        "seconds": middle,
+        "spread": (ordered[-1 - quarter] - ordered[quarter]) / 2 / middle,
+    }
 
 
 EXPECTED = {
@@ -276,7 +264,7 @@ class Probing:
         try:
             return work()
         except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
-            # A probe is for machines that nobody knows: one part that fails must not cost the others.
+            # A probe is for unknown machines: one part that fails must not lose the others.
             self.left_out.append(
                 f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )

@@ -28,6 +28,8 @@ QUERY = (
     "power.draw",
 )
 PATIENCE_SECONDS = 5.0
+COLD_DRIVER_SECONDS = 20.0
+"""A driver that nobody has used since the start takes long to answer."""
 FAILURES_BEFORE_REST = 3
 
 

@@ -212,7 +212,7 @@ class _BoundedSocket:
         return io.BufferedReader(self._reader)
 
     def close(self) -> None:
-        """The answer may still be read: then whoever reads closes the connection at its end."""
+        """The answer may still be read: the reader then closes the connection at its end."""
         if self._reader is None or self._reader.closed:
             self._connection.close()
 

@@ -1,6 +1,6 @@
 """Memory of this process and of the machine, or the container, that it runs in.
 
-Out: figures in GiB, None where the system does not tell. Reads /proc and the control groups of both
+Out: figures in GiB, None where the system does not report them. Reads /proc and the control groups of both
 versions; elsewhere only the high-water mark is known.
 """
 
@@ -28,7 +28,7 @@ def peak_memory_gib() -> float:
 
 
 def resident_gib() -> float:
-    """What this process holds now; the high-water mark where the system does not tell."""
+    """What this process holds now; the high-water mark where the system does not report it."""
     pages = _read(PROC / "self" / "statm").split()
     return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
 
@@ -131,7 +131,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 def explain_exhaustion(error: BaseException) -> OutOfMemory:
-    """The error in words, with what this process and its devices had taken."""
+    """The error's text, with the memory of this process and its devices."""
     return OutOfMemory(
         "out of memory",
         why=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
@@ -141,7 +141,7 @@ def explain_exhaustion(error: BaseException) -> OutOfMemory:
 
 
 def requested_gib(message: str) -> dict[str, float]:
-    """How much the allocator was asked for in vain, as its message says."""
+    """The size of the failed allocation, from the error message."""
     match = _ASKED.search(message)
     return {"asked_gib": float(match.group(1)) * _UNITS[match.group(2)]} if match else {}
 

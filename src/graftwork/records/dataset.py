@@ -7,7 +7,7 @@ from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, 
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-"""What every dataset has. Prompts for reinforcement learning, where asked for, stand apart in `rl`."""
+"""Splits of every dataset. Prompts for reinforcement learning, if requested, are in `rl`."""
 
 
 class Row(Record):
@@ -89,7 +89,7 @@ class Dataset(Record):
     """The manifest, written last. `content_hash` covers it, and through its hashes every row.
 
     `model` is the one of the project's models that this dataset is for. `dropped` counts the rows
-    that were left out by step; each stands with its reason in the file `drops`.
+    that were left out by step; each is in the file `drops` with its reason.
     """
 
     content_hash: str

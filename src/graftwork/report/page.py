@@ -263,7 +263,7 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
         "audit": f"{templates.plural(page.audit.rows, 'row')} read",
         "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
         "plan": f"{templates.number(page.plan.minutes.value)} min foreseen",
-        # All of it, loading, checks and restarts too; the section on training tells the time in steps.
+        # All of it, loading, checks and restarts too; the section on training shows the time in steps.
         "train": f"{templates.plural(page.outcome.steps, 'step')}, "
         f"{templates.duration(page.outcome.seconds)} in them",
         "evaluate": templates.plural(page.report.cases, "case"),

@@ -374,7 +374,7 @@ class Connection(asyncio.Protocol):
     def _check_head(self) -> None:
         assert self._parser is not None
         if self._parser.get_http_version() not in ("1.1", "1.0"):
-            raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are supported")
         if self._server.admit is not None:
             self._server.admit(self._make_request(b""))
         length = self._headers.get("content-length", "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.plan import PlainStep, Tuning
@@ -132,7 +133,6 @@ def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logi
     return logits
 
 
-GPU_STEP_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 LEAST_CAPABILITY = 8.0
 """Ampere: bfloat16, and attention over rows of different lengths."""
 
@@ -155,7 +155,7 @@ def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability:
 def why_unsupported(config: Mapping[str, Any]) -> str | None:
     """Why this model's blocks are not those that are written out; None if they are."""
     family = config.get("model_type")
-    if family not in GPU_STEP_FAMILIES:
+    if not family_or_llama(family).card_step:
         return f"its blocks are of the family {family}, which are not written out"
     if config.get("hidden_act", "silu") != "silu":
         return f"its gate is {config['hidden_act']}, not silu"

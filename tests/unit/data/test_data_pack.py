@@ -48,7 +48,7 @@ def fit_slowly(lengths, length):
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS)
-def test_it_is_best_fit_decreasing(lengths):
+def test_packing_is_best_fit_decreasing(lengths):
     sequences = rows_of(pack_rows(lengths, length=64))
     assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
 
@@ -84,7 +84,7 @@ def test_two_hundred_thousand_rows_fill_their_sequences():
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=20))
-def test_positions_begin_anew_at_each_boundary(lengths):
+def test_positions_restart_at_each_boundary(lengths):
     borders = boundaries(lengths).tolist()
     assert borders == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
     assert positions(lengths).tolist() == [place for size in lengths for place in range(size)]

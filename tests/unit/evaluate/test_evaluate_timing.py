@@ -18,7 +18,7 @@ from graftwork.records.report import Endpoint, Generation, TimingJob
 
 
 class BusyMachine:
-    """Requests take 1 s; from the given request on, whoever asks, 5 s."""
+    """Requests take 1 s; from the given request on, 5 s."""
 
     def __init__(self, *, busy_from):
         self.asked = []
@@ -33,12 +33,12 @@ def test_load_that_comes_half_way_falls_on_all_subjects_alike():
     machine = BusyMachine(busy_from=8)
     prompts = {"base": [[1]] * 8, "adapter": [[1]] * 8}
     timings = time_in_turn(prompts, time_one=machine.time_one)
-    base, adapter = ([one.total for one in timings[name]] for name in prompts)
+    base, adapter = ([timing.total for timing in timings[name]] for name in prompts)
     assert median(base) == median(adapter)
     assert base == adapter
 
 
-def test_who_is_asked_first_changes_from_case_to_case():
+def test_the_order_of_timed_subjects_rotates_over_the_cases():
     machine = BusyMachine(busy_from=99)
     rounds = []
     time_in_turn(
@@ -81,10 +81,10 @@ def test_subjects_timed_in_turn_have_the_times_of_the_same_cases(tmp_path, subje
     time_subjects(TimingJob(folder=str(tmp_path / "timing"), jobs=subjects, requests=3, group=group))
     assert is_timed(subjects, group)
     made = [read_generation(job.folder) for job in subjects]
-    for one in made:
-        assert len(one.single_latency_seconds) == len(one.first_token_seconds) == 3
-        assert one.timed_cases == tuple(case.id for case in cases_to_time(cases, most=3))
-        assert one.timed_group == group
+    for report in made:
+        assert len(report.single_latency_seconds) == len(report.first_token_seconds) == 3
+        assert report.timed_cases == tuple(case.id for case in cases_to_time(cases, most=3))
+        assert report.timed_group == group
     assert made[0].answers == made[1].answers == 4
 
 
@@ -117,7 +117,7 @@ def test_own_models_are_timed_together_after_all_have_answered(tmp_path, tiny_ba
         evaluation,
         "time_together",
         lambda _work, subjects, _cases: done.append(
-            tuple((one.name, one.job.latency_cases) for one in subjects)
+            tuple((subject.name, subject.job.latency_cases) for subject in subjects)
         ),
     )
     job = make_job(tmp_path, tiny_base)

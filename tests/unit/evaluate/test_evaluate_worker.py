@@ -169,7 +169,7 @@ def test_cases_survive_the_file_and_their_choice_is_stable(tmp_path):
         read_cases(tmp_path / "absent.jsonl")
 
 
-def test_the_worked_example_answers_and_stands_behind_the_system_turn():
+def test_the_worked_example_answers_and_follows_the_system_turn():
     rows = [
         make_row(0, '{"answer": "", "refused": true}', tokens=12),
         make_row(1, '{"answer": "long", "refused": false}', tokens=90),
@@ -240,7 +240,7 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
     assert texts(broken) == texts(whole)
 
 
-def test_the_worker_speaks_with_the_adapter_it_is_given(tmp_path, tiny_base):
+def test_the_worker_answers_with_the_adapter_it_is_given(tmp_path, tiny_base):
     import torch
 
     from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter

@@ -1,4 +1,4 @@
-"""Weights learned as a whole are a folder like any model's, and act like an adapter beside the base."""
+"""Weights learned as a whole are a folder like any model's, and act like an adapter next to the base."""
 
 import pytest
 import torch

@@ -79,7 +79,7 @@ def test_no_answer_is_longer_than_asked_for(loaded):
     assert [(len(a.tokens), a.finish_reason) for a in answers] == [(5, "length")] * 4
 
 
-def test_a_row_is_drawn_the_same_whoever_stands_beside_it(loaded):
+def test_sampling_a_row_does_not_depend_on_the_rest_of_the_batch(loaded):
     model, template = loaded
     generator = Generator(model, stop_tokens=[template.eos])
     asked = prompts(template)
@@ -96,8 +96,8 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
     model, template = loaded
     same = prompts(template)[:1] * 4
     settings = Sampling(10, temperature=1.5, seed=1)
-    said = Generator(model, stop_tokens=[template.eos]).generate(same, settings)
-    assert len({tuple(answer.tokens) for answer in said}) > 1
+    output = Generator(model, stop_tokens=[template.eos]).generate(same, settings)
+    assert len({tuple(answer.tokens) for answer in output}) > 1
 
 
 def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
@@ -185,6 +185,6 @@ def test_a_flat_choice_among_many_reaches_all_that_top_p_lets_through():
     assert 1750 <= int((found > 0).sum()) <= 1801
 
 
-def test_what_cannot_be_said_is_never_drawn():
+def test_tokens_of_probability_zero_are_never_sampled():
     found = chosen_often([float("-inf"), 0.0, float("-inf"), 0.0], top_p=1.0)
     assert found[0] == found[2] == 0

@@ -6,7 +6,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_house import DEADLINE
+from serve_harness import DEADLINE
 
 from graftwork.records.interaction import Message
 from graftwork.serve.embedded_engine import Batcher, TextStream, Ticket
@@ -35,8 +35,8 @@ class Answers:
         self.entered.set()
         assert self.go.wait(DEADLINE)
         self.batches.append(batch)
-        for one in batch:
-            one.emit(ReplyPiece(text="done", finish_reason="stop"))
+        for ticket in batch:
+            ticket.emit(ReplyPiece(text="done", finish_reason="stop"))
 
 
 def make(answers, **more):
@@ -53,8 +53,8 @@ def test_requests_with_the_same_key_share_a_batch_in_the_order_of_arrival(run):
         batcher.submit(first)
         await asyncio.to_thread(answers.entered.wait, DEADLINE)  # it runs; the rest piles up behind it
         tickets = [ticket(key) for key in "abaabaa"]
-        for one in tickets:
-            batcher.submit(one)
+        for waiting in tickets:
+            batcher.submit(waiting)
         answers.go.set()
         await asyncio.gather(*map(collect, [first, *tickets]))
         a0, b0, a1, a2, b1, a3, a4 = tickets

@@ -59,7 +59,7 @@ def test_the_scale_grows_after_enough_good_steps_and_halves_at_an_overflow():
         assert scaler.factor == expected
     scaler.overflowed()
     assert scaler.factor == 8.0
-    # The count begins anew: two good steps are not three.
+    # The count restarts: two good steps are not three.
     scaler.went_well()
     scaler.went_well()
     assert scaler.factor == 8.0

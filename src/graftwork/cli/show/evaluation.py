@@ -269,15 +269,15 @@ def _table(report: Report, figures: list[SliceFigure], *, intervals: bool) -> Pl
         rows.add_column(quote(name), justify="right" if name == "cases" else "left", overflow="fold")
     for column in rows.columns[1:]:
         column.min_width = min(len(str(column.header)), 12)
-    for one in figures:
-        cut = "role" if one.by == "group" else one.by
+    for figure in figures:
+        cut = "role" if figure.by == "group" else figure.by
         rows.add_row(
-            f"{quote(name_of(one.metric))}, [dim]{cut}[/] {quote(one.part)}",
-            str(one.n),
-            _slice_figure(one.before, one.before_low, one.before_high, intervals=intervals),
-            _slice_figure(one.after, one.after_low, one.after_high, intervals=intervals),
-            f"{one.wins}/{one.losses}",
-            show_p(one.adjusted_p) if one.adjusted_p is not None else "",
+            f"{quote(name_of(figure.metric))}, [dim]{cut}[/] {quote(figure.part)}",
+            str(figure.n),
+            _slice_figure(figure.before, figure.before_low, figure.before_high, intervals=intervals),
+            _slice_figure(figure.after, figure.after_low, figure.after_high, intervals=intervals),
+            f"{figure.wins}/{figure.losses}",
+            show_p(figure.adjusted_p) if figure.adjusted_p is not None else "",
         )
     return rows
 

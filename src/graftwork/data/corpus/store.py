@@ -84,7 +84,7 @@ class Corpus:
     def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
         """Grouping and the leakage check read the same columns: reading every block again would cost more."""
         self._held[name] = column
-        while sum(one.nbytes for one in self._held.values()) > CACHE_BYTES:
+        while sum(block.nbytes for block in self._held.values()) > CACHE_BYTES:
             del self._held[next(iter(self._held))]
 
     def ragged(
@@ -266,7 +266,7 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
 
 def _damaged(path: Path) -> Damaged:
     return Damaged(
-        "a sifted block of the logs is damaged",
+        "a block of row features of the logs is damaged",
         why="it does not read as Arrow",
         fix="delete it and run the same command again",
         where=str(path),

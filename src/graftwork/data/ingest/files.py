@@ -199,7 +199,7 @@ def _cut_stream(
     if stream.head.startswith(MAGIC):
         raise UserMistake(
             "Parquet must be read from a file",
-            why="its table of contents stands at its end",
+            why="its table of contents is at its end",
             fix="save it as a file, not packed, and name that",
             where=file,
         )

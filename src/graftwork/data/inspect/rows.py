@@ -135,7 +135,7 @@ def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list
     """Return the positions of the rows with this id, or with the one id that begins with it."""
     exact: dict[Split, list[int]] = {}
     begun: dict[str, dict[Split, list[int]]] = {}
-    for split, number, found in iterate_ids(folder, dataset, lambda one: one.startswith(row_id)):
+    for split, number, found in iterate_ids(folder, dataset, lambda item: item.startswith(row_id)):
         if found == row_id:
             exact.setdefault(split, []).append(number)
         elif len(begun) < 3:

@@ -153,8 +153,8 @@ class _Desk:
 
 
 def _sum_up(job: EvalJob, cases: Sequence[Case], desk: _Desk) -> AskedEndpoint:
-    said = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
-    timed = [said[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
+    first = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
+    timed = [first[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
     firsts = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
     return AskedEndpoint(
         single_latency_seconds=tuple(answer.seconds for answer in timed),

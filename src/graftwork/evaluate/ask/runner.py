@@ -34,12 +34,12 @@ class Pace:
     def __init__(self, *, left: int, longest: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._left, self._longest, self._clock = left, longest, clock
         self._done, self._spent = 0, 0.0
-        self._rows, self._began, self._first, self._told = 0, 0.0, 0.0, 0.0
+        self._rows, self._began, self._first, self._reported = 0, 0.0, 0.0, 0.0
         self._tokens: dict[int, int] = {}
 
     def begin(self, rows: int) -> None:
         self._rows, self._began = rows, self._clock()
-        self._told, self._tokens = self._began, {}
+        self._reported, self._tokens = self._began, {}
 
     def hear(self, row: int) -> bool:
         """Count one more token of this row; whether it is time to report progress."""
@@ -49,8 +49,8 @@ class Pace:
         if not self._tokens:
             self._first = now
         self._tokens[row] = self._tokens.get(row, 0) + 1
-        due = now - self._told >= BEAT_SECONDS
-        self._told = now if due else self._told
+        due = now - self._reported >= BEAT_SECONDS
+        self._reported = now if due else self._reported
         return due
 
     def end(self) -> None:

@@ -155,11 +155,11 @@ def _what_it_said(folder: Path) -> GraftError | None:
     import json
 
     try:
-        said = json.loads((folder / ERROR_FILE).read_bytes())
+        failure = json.loads((folder / ERROR_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    kind = getattr(errors, said["error"], EnvironmentLacks)
-    error: GraftError = kind(said["what"], why=said["why"], fix=said["fix"], where=said["where"])
+    kind = getattr(errors, failure["error"], EnvironmentLacks)
+    error: GraftError = kind(failure["what"], why=failure["why"], fix=failure["fix"], where=failure["where"])
     return error
 
 

@@ -46,7 +46,7 @@ from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
 
 
 class Stop(NamedTuple):
-    """Why the attempt ends. `rule` is None where the rule that is broken stands in the verdict already."""
+    """Why the attempt ends. `rule` is None where the broken rule is already in the verdict."""
 
     reason: str
     rule: RuleResult | None = None
@@ -113,14 +113,17 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
     found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
     if len(found) < len(declared.worse_on):
         return []
-    said = ", ".join(
+    lost = ", ".join(
         f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in found.items()
     )
     worse = "worse" if declared.by == "interval" else "no better"
-    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {said}"
+    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
     first = next(iter(found))
     return [
-        Stop(reason, _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", said=reason))
+        Stop(
+            reason,
+            _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", sentence=reason),
+        )
     ]
 
 
@@ -135,11 +138,15 @@ def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
     lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
     possessive = f"{who}'s" if against != "log" else f"that of {who}"
     reason = f"{name_of(name)} is worse than {possessive}: {lost}"
-    said = f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
-    return Stop(reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", said=said))
+    sentence = (
+        f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
+    )
+    return Stop(
+        reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", sentence=sentence)
+    )
 
 
-def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
+def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
     sign = -1 if lower_is_better(name) else 1
     return RuleResult(
         metric=name,
@@ -149,7 +156,7 @@ def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
         low=finite(min(sign * pair.low, sign * pair.high)),
         high=finite(max(sign * pair.low, sign * pair.high)),
         limit=0.0,
-        sentence=f"{said[0].upper()}{said[1:]}.",
+        sentence=f"{sentence[0].upper()}{sentence[1:]}.",
         kind="loss",
         against=pair.seen.baseline,
         n=pair.seen.n,
@@ -169,7 +176,7 @@ USUAL_CONFIDENCE = 0.95
 
 
 class GateCandidate(NamedTuple):
-    """One of several adapters that are judged in one go."""
+    """One of several adapters that are judged together."""
 
     report: Report
     settings: GateSettings
@@ -223,7 +230,7 @@ def decide(
 
 
 def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
-    """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
+    """Several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
         for name, one in judged.items()
@@ -253,17 +260,17 @@ def _judge_all(
 
 
 def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tuple[RuleResult, ...]:
-    """The rules that would pass if nobody had looked at these cases before."""
+    """The rules that would pass if these cases had not been used before."""
     pairs = zip(rules, first, strict=True)
     return tuple(now for now, then in pairs if now.outcome == "unknown" and then.outcome == "pass")
 
 
 def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
-    said = (
-        f"{rule.sentence} On fresh cases so much would do; this is look {look} at these, and the best of "
-        "several may be the luckiest."
+    text = (
+        f"{rule.sentence} On fresh cases this would be enough; this is evaluation {look} on these, and "
+        "the best of several may be the luckiest."
     )
-    return rule.model_copy(update={"sentence": said})
+    return rule.model_copy(update={"sentence": text})
 
 
 def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
@@ -284,7 +291,7 @@ def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
 def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
     notes = []
     if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
-        unserved = "Nothing is served yet: what is said of the champion was held against the base."
+        unserved = "Nothing is served yet: rules on the champion were checked against the base."
         notes.append(around.instead or unserved)
     if "log" in settings.subjects_needed():
         notes += report.remarks
@@ -358,7 +365,7 @@ def next_start(
     unclear = (
         _list_names([rule.metric for rule in rules if rule.outcome != "pass"]) or "no metric was compared"
     )
-    return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
+    return _by_loss(f"too few cases to decide: {unclear}", rules, loss_before, loss_after, needed=needed)
 
 
 def asked_otherwise(one: Report, other: Report) -> str:
@@ -367,7 +374,9 @@ def asked_otherwise(one: Report, other: Report) -> str:
         if one.settings.get(name) != other.settings.get(name):
             return f"evaluate.{name}"
     made, made_too = (report.candidate.generation.settings for report in (one, other))
-    return next((said for name, said in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), "")
+    return next(
+        (sentence for name, sentence in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), ""
+    )
 
 
 def _margins(settings: GateSettings, report: Report) -> dict[str, float]:
@@ -417,7 +426,7 @@ def _by_loss(
     seen = (
         f"and the validation loss did not rise ({before:.3f} → {after:.3f})"
         if before is not None and after is not None
-        else "and nothing speaks against it"
+        else "and no rule failed"
     )
     return NextStart(
         start="this",

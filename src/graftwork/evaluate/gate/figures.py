@@ -139,7 +139,7 @@ def percentile(values: Sequence[float], *, confidence: float) -> tuple[float, In
 
 
 def times_for_percentile(confidence: float) -> int:
-    """The fewest requests whose slowest one lies over the 95th percentile for sure."""
+    """The fewest requests whose slowest one is surely above the 95th percentile."""
     return fewest_for_quantile(PERCENTILE, confidence=confidence)
 
 
@@ -235,7 +235,7 @@ def _graded(metric: Metric) -> set[str]:
 
 
 class Needed(NamedTuple):
-    """Fresh cases like these; `sessions` is 0 where every case stands alone.
+    """Fresh cases like these; `sessions` is 0 where every case is independent.
 
     `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
     set that holds these cases too; 0 where that is not known.
@@ -282,7 +282,7 @@ def needed_for_limit(
 def needed_for_mean(
     units: Units | None, *, limit: float, lowest: float = -1.0, tail: float, look: int = 1
 ) -> Needed | None:
-    """What shows that the mean of units like these lies above `limit`; `tail` is that of this look."""
+    """What shows that the mean of units like these is above `limit`; `tail` is that of this look."""
     if units is None or not units.totals:
         return None
     n, count = sum(units.sizes), len(units.sizes)

@@ -29,17 +29,17 @@ BASE = "base"
 
 
 class Surroundings(NamedTuple):
-    """What is known besides the report. `no_champion`: nothing is served yet, so the base stands in."""
+    """What is known besides the report. `no_champion`: nothing is served yet, so the base is used instead."""
 
     no_champion: bool = False
     champion: str = ""
     """The release that is served, where the report does not hold it."""
     instead: str = ""
-    """Why the base stands in for a champion, in a sentence, where it is not that nothing is served."""
+    """Why the base replaces the champion, in a sentence, where the reason is not that nothing is served."""
     look: int = 0
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
-    """Adapters that are judged in one go."""
+    """Adapters that are judged together."""
 
 
 class Pair(NamedTuple):
@@ -62,7 +62,7 @@ class Pair(NamedTuple):
 
     @property
     def too_few(self) -> bool:
-        """So few requests, or sessions, bound nothing, however near they lie to each other."""
+        """So few requests or sessions bound nothing, however close they are to each other."""
         return (self.seen.clusters or self.seen.n) < self.fewest
 
     @property
@@ -73,10 +73,6 @@ class Pair(NamedTuple):
     @property
     def proven_loss(self) -> bool:
         return self.gain < 0 and self._chance_is_small and not self.too_few
-
-    @property
-    def proven_gain(self) -> bool:
-        return self.gain > 0 and self._chance_is_small and not self.too_few
 
     @property
     def _chance_is_small(self) -> bool:
@@ -236,7 +232,7 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     """The subject with this one metric: nothing else is compared."""
     times = tuple(times_of(subject, name)) if name in TIMED else ()
     kept = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
-    # Where nothing of its own is paired, what else is timed may not stand in.
+    # Where it has no pairs of its own, other timings may not replace them.
     alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
     return subject.model_copy(update={"metrics": kept, "generation": alone})
 

@@ -57,9 +57,9 @@ class GateRule(Record):
 
     metric: str
     over: float | None = None
-    """The metric must lie over this. Rates are written as 0.95, not 95."""
+    """The metric must be above this. Rates are written as 0.95, not 95."""
     under: float | None = None
-    """The metric must lie under this."""
+    """The metric must be below this."""
     at_least: float | None = None
     """As `over`, and just this much is enough."""
     at_most: float | None = None
@@ -90,7 +90,7 @@ class GateRule(Record):
                 f"{self.metric} says which of two answers is better, and has no figure of one: give it a "
                 "`margin`, or make it the `primary` metric"
             )
-        # Every grade lies between 0 and 1, a project's own too: beyond that a limit always holds, or never.
+        # Every grade is between 0 and 1, a custom metric's too: a limit outside always holds or never.
         if self.metric not in FIGURES and not 0 <= self.limit <= 1:
             raise ValueError(
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
@@ -163,7 +163,7 @@ class Primary(Record):
 
     metric: str
     against: Against = "base"
-    """Better than whom."""
+    """The subject to beat."""
 
     @field_validator("metric")
     @classmethod
@@ -179,7 +179,7 @@ class Win(Record):
 
     metric: str
     against: Against = "base"
-    """Cheaper than whom."""
+    """The subject to compare costs with."""
     by: float = Field(default=0.0, ge=0, lt=1)
     """By at least this share of what it is now: 0.4 is two fifths less."""
 
@@ -196,12 +196,12 @@ class Win(Record):
 
 
 class Abort(Record):
-    """Worse on all of these at once ends the attempt."""
+    """Abort if the adapter is worse on all of these."""
 
     worse_on: tuple[str, ...] = Field(min_length=1)
     """Metrics; worse on only some of them asks for another try."""
     against: Against = "base"
-    """Worse than whom."""
+    """The subject to compare with."""
     by: Evidence = "interval"
     """`interval`: each loss is proven. `value`: no metric shows a gain, proven or not."""
 
@@ -224,9 +224,9 @@ class GateSettings(Record):
     """All of them must hold."""
     primary: str | Primary | None = None
     """A metric, named beforehand, on which the adapter must beat the base or another subject. Without it (and
-    without a `win`) a project takes the first metric that tells right from wrong; `none` asks for no gain."""
+    without a `win`) it is the first metric that separates right from wrong; `none` requires no gain."""
     win: str | Win | None = None
-    """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
+    """A saving (`latency_seconds`, `peak_memory_gib`) that replaces a better primary metric."""
     abort_when: Abort | None = None
     """What ends the attempt, besides a broken invariant; any proven loss on a rate with a rule without it."""
     session_margin: float = Field(default=0.05, gt=0, lt=1)

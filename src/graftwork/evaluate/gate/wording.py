@@ -73,14 +73,14 @@ def _say_too_few(rule: GateRule, metric: Metric) -> str:
 
 def say_unmeasured(rule: GateRule, ungraded: int) -> str:
     """Why there is no figure at all, as far as that is known."""
-    said = f"{called(rule)} was not measured on any case, so nothing can be promised"
+    sentence = f"{called(rule)} was not measured on any case, so nothing can be promised"
     if rule.metric == TASK_SUCCESS and not ungraded:
-        said += ": no check is about these cases; write what a right answer is under evaluate.checks"
-    return f"{said}.{say_ungraded(ungraded)}"
+        sentence += ": no check is about these cases; write what a right answer is under evaluate.checks"
+    return f"{sentence}.{say_ungraded(ungraded)}"
 
 
 def show_range(metric: str, low: float, high: float) -> str:
-    """An interval in words, whichever of its ends are there."""
+    """An interval as text; it may be open at either end."""
     if math.isfinite(low) and math.isfinite(high):
         return f"{show(metric, low)} to {show(metric, high)}"
     if math.isfinite(low):
@@ -172,8 +172,8 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     named = ", ".join(dict.fromkeys(map(name_of, metrics)))
     fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
     return (
-        f"Look {look} at the same questions, so what they show may be luck: {named}. Confirm it on {fresh}, "
-        "such as captures that were not trained on."
+        f"Evaluation {look} on the same questions, so the result may be luck: {named}. Confirm it on "
+        f"{fresh}, such as captures that were not trained on."
     )
 
 
@@ -210,31 +210,31 @@ def describe_change(before: GateSettings, after: GateSettings) -> str:
 def describe_outcomes(before: Verdict, after: Verdict) -> str:
     """Why the same report is judged otherwise: which rule came out how, and by which test."""
     was = {(rule.kind, rule.metric, rule.rule): rule for rule in before.rules}
-    said = []
+    changes = []
     for rule in after.rules:
         old = was.pop((rule.kind, rule.metric, rule.rule), None)
         if old is None or old.outcome != rule.outcome:
             then = (
                 f"{OUTCOMES[old.outcome]} ({old.test or 'no test'})" if old is not None else "not looked at"
             )
-            said.append(
+            changes.append(
                 f"{rule.rule}: {then} before, {OUTCOMES[rule.outcome]} now ({rule.test or 'no test'})"
             )
-    said += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
-    return "; ".join(said)
+    changes += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
+    return "; ".join(changes)
 
 
 def _list_rules(settings: GateSettings) -> list[str]:
-    said = []
+    lines = []
     for rule in settings.rules:
         invariant = "invariant: " if rule.severity == "invariant" else ""
         counted = f" by its {rule.bound}" if rule.bound else ""
-        said.append(f"{invariant}{write_rule(rule)}{counted}")
+        lines.append(f"{invariant}{write_rule(rule)}{counted}")
     if (primary := settings.primary_rule) is not None:
-        said.append(f"{name_of(primary.metric)} better than {SUBJECTS[primary.against]}")
+        lines.append(f"{name_of(primary.metric)} better than {SUBJECTS[primary.against]}")
     if (win := settings.win_rule) is not None:
-        said.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
+        lines.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
     if (stop := settings.abort_when) is not None:
         named = ", ".join(map(name_of, stop.worse_on))
-        said.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
-    return said
+        lines.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
+    return lines

@@ -1,4 +1,4 @@
-"""A frozen linear layer with low-rank adapters beside it, and for DoRA with magnitudes.
+"""A frozen linear layer with low-rank adapters, and for DoRA with magnitudes.
 
 In: the layer, of any kind that multiplies by a weight. Out: the same layer, of which one adapter or
 none acts. Adapters are kept in float32 and work in the type of what flows through. Knows no files.
@@ -42,7 +42,7 @@ class LoraLinear(nn.Module):
         self.scales[name] = scale
 
     def _own(self, tensor: Tensor) -> nn.Parameter:
-        # Where a tensor lies can change the last bit of a product: one of a file is copied like any other.
+        # The alignment of a tensor can change the last bit of a product, so all tensors are copied.
         return nn.Parameter(tensor.detach().to(self.device, torch.float32, copy=True))
 
     def forward(self, x: Tensor) -> Tensor:

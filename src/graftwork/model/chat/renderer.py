@@ -139,7 +139,7 @@ class ChatRenderer:
             raise CannotProve(
                 "a message holds half a character (a lone surrogate)",
                 why="no tokenizer can read it",
-                fix="mend the encoding of the log, or drop the row",
+                fix="fix the encoding of the log, or drop the row",
             )
         return [(m.role, self._disarmed(m.content)) for m in messages]
 
@@ -195,7 +195,7 @@ def _guard(found: re.Match[str]) -> str:
     if len(text) == 1 and not found.lastindex:
         raise CannotProve(
             "a message holds a control token of one character",
-            why="it cannot be told apart from the ones that the template writes",
+            why="it cannot be distinguished from the ones that the template writes",
             fix=f"remove the character U+{ord(text):04X} from the row",
         )
     return text[0] + GUARD + text[1:]

@@ -168,7 +168,7 @@ def _is_key(node: nodes.Node) -> bool:
 def _speaks_of_content(node: nodes.Node) -> bool:
     """Whether an expression names a content, or a variable that is called after it.
 
-    A part of what `split` gives is no part of the content unless the separator stands in it, and
+    A part of what `split` gives is no part of the content unless the separator occurs in it, and
     then the content has caught the eye already.
     """
     if isinstance(node, nodes.Call) and getattr(node.node, "attr", "") == "split" and node.args:

@@ -76,7 +76,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise UserMistake(
                 "the base model has no chat template",
-                why="without it nobody knows how turns are written for this model",
+                why="without it the format of turns is unknown for this model",
                 fix="use an instruct model, or put a chat_template.jinja into its folder",
                 where=str(folder),
             )
@@ -88,7 +88,7 @@ class ChatTemplate:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process it is made anew there, from the texts that it was made of here."""
+        """Another process rebuilds it from the same texts."""
         return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
 
     @property
@@ -161,7 +161,7 @@ class ChatTemplate:
         return len(row.tokens)
 
     def count_text(self, text: str) -> int:
-        """How many tokens a text has where it stands alone between control tokens."""
+        """How many tokens a text has on its own between control tokens."""
         return len(self._segments.encode([text]).tokens[text]) // array("i").itemsize
 
     def decode(self, tokens: list[int]) -> str:

@@ -42,7 +42,7 @@ class TokenSampler:
             self._lots = torch.stack([_lots_of(sampling, row) for row in range(rows)])
 
     def choose(self, scores: Tensor, *, rows: list[int], step: int) -> Tensor:
-        """A token for each of `rows`, whose scores these are; `step` counts the tokens that each has said."""
+        """A token for each of `rows`, whose scores these are; `step` counts the tokens generated so far."""
         if self._lots is None:
             return scores.argmax(dim=-1)
         kept, tokens = torch.softmax(scores.float() / self._sampling.temperature, dim=-1), None
@@ -50,7 +50,7 @@ class TokenSampler:
             kept, tokens = _likeliest(kept, self._sampling.top_p)
         reached = kept.cumsum(dim=-1)
         lots = self._lots[rows, step : step + 1].to(kept.device)
-        # The first whose sum is beyond the lot: what cannot be said adds nothing and is never the first.
+        # The first whose sum exceeds the draw: a token of probability zero is never the first.
         place = torch.searchsorted(reached, lots * reached[:, -1:], right=True).clamp(max=kept.shape[1] - 1)
         return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
 
@@ -94,7 +94,7 @@ class _Prefilled(NamedTuple):
 
 
 class _Answers:
-    """What each row has said so far, and which rows go on."""
+    """The tokens of each row so far, and which rows continue."""
 
     def __init__(self, rows: int, longest: int, *, stop: frozenset[int], on_token: OnToken | None) -> None:
         self.results = [Generated() for _ in range(rows)]
@@ -102,7 +102,7 @@ class _Answers:
         self._longest, self._stop, self._on_token = longest, stop, on_token
 
     def take(self, rows: list[int], tokens: list[int]) -> None:
-        """The newest token of each of these rows; what a finished row says is not heard."""
+        """The newest token of each of these rows; output of finished rows is ignored."""
         for row, token in zip(rows, tokens, strict=True):
             if row in self.alive and not self._goes_on(row, token):
                 self.alive.discard(row)

@@ -160,6 +160,6 @@ def _number(config: Any, name: str) -> int | None:
         found = getattr(config, name, None)
     except Exception:  # some configurations refuse a name that differs from layer to layer
         return None
-    if isinstance(found, list | tuple) and found and all(isinstance(one, int) for one in found):
+    if isinstance(found, list | tuple) and found and all(isinstance(item, int) for item in found):
         found = max(found)
     return found if isinstance(found, int) and found > 0 else None

@@ -172,7 +172,7 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
         return False
     if not evaluated.adapter_hash:
         return True
-    # Promoted, the candidate is the champion itself: then nothing is to be compared anew.
+    # Promoted, the candidate is the champion itself: then there is nothing to compare.
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 

@@ -48,7 +48,7 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
 
 
 def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
-    """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
+    """The verdict about the report as it was evaluated, with a note where the rules changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")
@@ -71,11 +71,11 @@ def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
         return verdict
     if before.statistics == verdict.statistics:
         return verdict
-    said = (
+    note = (
         f"An earlier version judged this report {before.decision.replace('_', ' ')}. What changed is how "
         f"rules are tested: {describe_outcomes(before, verdict)}."
     )
-    return verdict.model_copy(update={"notes": (said, *verdict.notes)})
+    return verdict.model_copy(update={"notes": (note, *verdict.notes)})
 
 
 def _asks_champion(work: OpenProject) -> bool:

@@ -67,7 +67,7 @@ def _read(path: Path) -> str:
 
 _HEAD = struct.Struct("!I")
 _LONGEST_REPLY = 256
-"""What the far side may say over the channel: a word or a nonce."""
+"""What the sandbox may send over the channel: a keyword or a nonce."""
 _MOST_MESSAGES = 8
 """The protocol has two. A far side that sends more than these floods us, and is ended."""
 _LONGEST_STATUS = 65536
@@ -76,7 +76,7 @@ _LOOK_EVERY = 0.05
 
 @dataclass
 class Talk:
-    """What was heard so far. `asked` is called with each message of the far side and may give an answer."""
+    """The messages so far. `asked` is called with each message of the sandbox and may return an answer."""
 
     channel: socket.socket
     asked: Callable[[bytes], bytes | None]

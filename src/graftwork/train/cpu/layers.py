@@ -1,4 +1,4 @@
-"""Products with frozen weights on a processor, and the adapters beside them, with a backward of their own.
+"""Products with frozen weights on a CPU, and their adapters, with a custom backward.
 
 In: a linear layer, with or without an adapter. Out: a function of [tokens, width]. The weight never
 changes, so it is laid out once as oneDNN's kernels want it: at the few dozen tokens of a row that is
@@ -113,7 +113,6 @@ class _LoraProduct(torch.autograd.Function):
         return for_x, thin.t() @ x, (low.t() @ g).t().mul(ctx.scale), None, None, None
 
 
-KNOWN_LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer")
 SMALL_MASK = 2**16
 """Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
 
@@ -358,7 +357,7 @@ def shared_prefix(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def number_rows(rows: Sequence[Row]) -> dict[tuple[int, ...], int]:
-    """A number for each distinct row, in the order in which they first stand."""
+    """A number for each distinct row, in the order of first occurrence."""
     numbers: dict[tuple[int, ...], int] = {}
     for row in rows:
         numbers.setdefault(row.tokens, len(numbers))

@@ -162,7 +162,7 @@ class EightBitLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as numbers, made anew each time."""
+        """The dequantized weight, computed each time."""
         return (self.codes.float() * self.scale).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
