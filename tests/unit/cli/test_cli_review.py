@@ -51,7 +51,7 @@ def work(tmp_path):
         yield opened
 
 
-def tell(work, number, score, **more):
+def rate(work, number, score, **more):
     store = FeedbackStore(work.database, project="p")
     assert store.add(Feedback(capture=f"{number:032x}", at=f"2026-11-1{number}", score=score, **more))
 
@@ -81,8 +81,8 @@ def test_the_queue_begins_with_what_helps_most(work):
     work.captures.add(
         [captured(4, question="Who owns it?", reply="Ada."), captured(5, question="Who owns it?")]
     )
-    tell(work, 1, 0.1)
-    tell(work, 2, 1.0)
+    rate(work, 1, 0.1)
+    rate(work, 2, 1.0)
     items = list_items(work)
     assert [sorted(item.reasons) for item in items] == [
         ["disagreement", "unrated"],
@@ -195,11 +195,11 @@ def test_an_edited_row_replaces_the_logged_one_and_a_rejected_one_removes_it(tmp
 
 def test_corrections_that_differ_are_listed_as_conflicts(work):
     work.captures.add([captured(1), captured(2, question="Where is house 1?", reply="Here."), captured(3)])
-    tell(work, 1, 0.0, correction="In Oak Road.", who="ada")
-    tell(work, 2, 0.0, correction="in oak road", who="bob")
-    tell(work, 3, 0.0, correction="Gone.", who="ada")
+    rate(work, 1, 0.0, correction="In Oak Road.", who="ada")
+    rate(work, 2, 0.0, correction="in oak road", who="bob")
+    rate(work, 3, 0.0, correction="Gone.", who="ada")
     assert list_corrections(work).conflicts == ()
-    tell(work, 2, 0.0, correction="In Elm Road.", who="bob")
+    rate(work, 2, 0.0, correction="In Elm Road.", who="bob")
     found = list_corrections(work)
     assert len(found.corrections) == 3
     (conflict,) = found.conflicts
@@ -213,9 +213,9 @@ def test_corrections_that_differ_are_listed_as_conflicts(work):
 
 def test_a_correction_labels_the_served_answer_bad_and_itself_good(work):
     work.captures.add([captured(1), captured(2), captured(3)])
-    tell(work, 1, 0.0, correction="In Oak Road.", who="ada")
-    tell(work, 2, 1.0, correction="In street 2.", who="ada")
-    tell(work, 3, 0.75, who="bob")
+    rate(work, 1, 0.0, correction="In Oak Road.", who="ada")
+    rate(work, 2, 1.0, correction="In street 2.", who="ada")
+    rate(work, 3, 0.75, who="bob")
     labels = [(label.answer, label.score, label.reviewer) for label in list_judge_labels(work)]
     assert labels == [
         ("In street 1.", 0.0, "ada"),
@@ -233,7 +233,7 @@ def invoke(work, *arguments, **more):
 
 def test_the_commands_print_the_queue_and_the_corrections(work, tmp_path):
     work.captures.add([captured(1), captured(2)])
-    tell(work, 1, 0.0, correction="In Oak Road.", who="ada")
+    rate(work, 1, 0.0, correction="In Oak Road.", who="ada")
     assert json.loads(invoke(work, "review", "--json"))["waiting"] == 1
     labels = tmp_path / "labels.jsonl"
     assert json.loads(invoke(work, "corrections", "--json", "--labels", str(labels)))["conflicts"] == []

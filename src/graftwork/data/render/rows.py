@@ -505,7 +505,9 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
-    columns |= encode_origins([entry.row.capture for entry in chosen], [one.row.answered for one in chosen])
+    columns |= encode_origins(
+        [entry.row.capture for entry in chosen], [entry.row.answered for entry in chosen]
+    )
     schema = row_schema(columns)
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
