@@ -25,10 +25,11 @@ def show_plan(console: Console, plan: RepairPlan) -> None:
     listed = table(
         "row", "fault", "role", "state", "tokens in", "tokens out", "cost", right=("tokens in", "tokens out")
     )
+    single = len({row.origin.file for row in plan.rows}) == 1
     for row in plan.rows[:MOST_ROWS]:
         cost = "" if row.cost is None else f"${row.cost:.4f}"
         listed.add_row(
-            quote(str(row.origin)),
+            f"line {row.origin.line}" if single else quote(str(row.origin)),
             row.fault,
             quote(row.group or ""),
             row.state,
