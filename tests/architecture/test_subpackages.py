@@ -14,7 +14,8 @@ ORDER = {
     "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, run_time, "
     "plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time < card_tuning, "
     "distributed, probed_rates < plain_memory",
-    "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
+    "data": "settings < ingest < audit < dedup < corpus < split < render "
+    "< prepare, export, inspect, repair, drift",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
@@ -26,8 +27,8 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
-    "release_exchange, run, serve, train < plan, release < main",
+    "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, gate, plan_cost, "
+    "plan_fit, project, release_exchange, run, serve, train < plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

@@ -19,7 +19,7 @@ import orjson
 from graftwork.data.audit.report import (
     audit_corpus,
 )
-from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.audit.row_checks import TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
@@ -54,7 +54,6 @@ from graftwork.files.dataset import DROPS
 from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
-from graftwork.text.redact import publishable
 
 FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
@@ -198,7 +197,7 @@ def _write(
         for subset in kept.subsets:
             placed = [shard for block in rendering for shard in block.placed(subset.name, assignment)]
             _require_rows(placed, job, model=subset.name, after=head.kept_after, unconfirmed=unconfirmed)
-            settings = {**head.settings, "model": publishable(job.models[subset.name])}
+            settings = {**head.settings, "model": job.models[subset.name].to_manifest()}
             own = head.model_copy(update={"model": subset.name, "settings": settings})
             length = job.context.settings.pack_tokens or job.context.settings.max_tokens
             made.append(
@@ -227,6 +226,7 @@ def _choose(
         # By content: the position of a group's first row varies, what it asks does not.
         group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
+        taught=corpus.column("unconfirmed")[places] == TAUGHT,
     )
     return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 

@@ -10,6 +10,7 @@ not know whether it exists.
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
+    model:NAME                           what the last training of another model of the project left
     release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
@@ -31,7 +32,9 @@ from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "prompt", "logged_prompt", "adapter", "folder", "run", "release", "log", "endpoint"]
+Kind = Literal[
+    "base", "prompt", "logged_prompt", "adapter", "folder", "run", "model", "release", "log", "endpoint"
+]
 PROMPTED = "base+prompt"
 LOGGED_PROMPT = "base+logged_prompt"
 PLAIN: dict[str, Kind] = {
@@ -63,13 +66,13 @@ def parse_subject(text: str) -> NamedSubject:
     if name.startswith(("http://", "https://")):
         return _parse_endpoint(name)
     before, colon, which = name.partition(":")
-    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
+    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
         why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
-        "release:ID, champion, log, or URL#model",
+        "model:NAME, release:ID, champion, log or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )

@@ -122,6 +122,8 @@ def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcom
         return _Weights(folder, folder_digest(folder))
     if subject.kind == "run":
         return _of_run(work, subject.which)
+    if subject.kind == "model":
+        return _of_model(work, subject.which)
     return _of_release(work, subject.which)
 
 
@@ -137,6 +139,38 @@ def _of_run(work: OpenProject, run_id: str) -> _Weights:
     done = TrainOutcome.model_validate(entry.outcome)
     _require_adapter(Path(done.adapter_folder))
     return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def _of_model(work: OpenProject, name: str) -> _Weights:
+    done = find_trained(work, name)
+    if done is None:
+        raise UserMistake(
+            f"the model {name!r} is not trained",
+            why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
+            fix=f"`graft train --model {name}` trains it",
+            where="--subject",
+        )
+    return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
+    """What the last training of a model of this project left; None where it is gone or never was."""
+    settings = work.project.settings
+    if name not in settings.all_models:
+        return None
+    entry = work.ledger.get("train" if name == settings.main_model else f"train@{name}")
+    done = TrainOutcome.model_validate(entry.output) if entry is not None else None
+    return done if done is not None and Path(done.adapter_folder).is_dir() else None
+
+
+def find_without_repaired(work: OpenProject) -> str | None:
+    """The model that is trained as this one is, but without the rows that a teacher answered."""
+    models = work.project.settings.models
+    own = models.get(work.model)
+    if own is None or not own.repaired:
+        return None
+    alike = own.model_copy(update={"repaired": False})
+    return next((name for name, model in models.items() if model == alike), None)
 
 
 def _of_release(work: OpenProject, name: str) -> _Weights:

@@ -32,7 +32,7 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
 from graftwork.version import __version__
 
-FEATURES_FORM = 7
+FEATURES_FORM = 8
 """Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
@@ -52,6 +52,8 @@ LATER_SETTINGS = frozenset(
         "pack_tokens",
         "train_on",
         "seed",
+        "repair",
+        "drift",
     }
 )
 """Settings that do not affect row features."""
