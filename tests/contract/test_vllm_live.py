@@ -106,7 +106,8 @@ def adapter(embedded_base, tmp_path_factory):
     """One of another strength in one layer than in the others, as strong as a trained one."""
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(Path(embedded_base.folder))

@@ -13,10 +13,10 @@ import pytest
 from measured import each, measure
 
 from graftwork.data.ingest import parquet_child as child
-from graftwork.data.ingest.blocks import MOST_LINES, Entry
+from graftwork.data.ingest.blocks import MOST_LINES, Entry, ReadFault
 from graftwork.data.ingest.containers import _read_frames
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.read import ReadFault, read_file
+from graftwork.data.ingest.read import read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
 from graftwork.plan.lint.facts import read_written
 from graftwork.project.load import load_settings
@@ -104,7 +104,7 @@ def test_a_yaml_bomb_takes_no_memory(tmp_path):
         from graftwork.records.errors import UserMistake
         """,
     )
-    assert measured.output == "this stands for more than 100,000 values\n" * 2
+    assert measured.output == "this expands to more than 100,000 values\n" * 2
     assert measured.grown < 16, measured
 
 

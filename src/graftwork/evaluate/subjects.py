@@ -4,6 +4,9 @@ In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject i
 not know whether it exists.
 
     base                                 the base model alone
+    base+prompt                          the base with worked examples, and an optimised instruction where
+                                         graft.yaml asks for one
+    base+logged_prompt                   the base with the system prompt that the log has
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
@@ -21,14 +24,26 @@ from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.evaluate.cases import cases_to_time
+from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "adapter", "folder", "run", "model", "release", "log", "endpoint"]
-PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
+Kind = Literal[
+    "base", "prompt", "logged_prompt", "adapter", "folder", "run", "model", "release", "log", "endpoint"
+]
+PROMPTED = "base+prompt"
+LOGGED_PROMPT = "base+logged_prompt"
+PLAIN: dict[str, Kind] = {
+    "base": "base",
+    PROMPTED: "prompt",
+    LOGGED_PROMPT: "logged_prompt",
+    "adapter": "adapter",
+    "log": "log",
+}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
 
@@ -56,8 +71,8 @@ def parse_subject(text: str) -> NamedSubject:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
-        why="a subject is base, adapter, adapter:FOLDER, run:ID, model:NAME, release:ID, champion, log or "
-        "URL#model",
+        why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
+        "model:NAME, release:ID, champion, log, or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )
@@ -144,6 +159,8 @@ class Asking:
     cases_file: Path
     example: tuple[Message, ...] = ()
     """Shown to subjects that were not trained on these tasks."""
+    prompt: PromptVariant | None = None
+    """What the prompted base is asked with; None where it is not asked."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""
@@ -207,6 +224,18 @@ def with_one_engine(lineup: Lineup) -> Lineup:
         others=tuple(settled(subject) for subject in lineup.others),
         references=tuple(settled(subject) for subject in lineup.references),
     )
+
+
+def share_engine(subjects: Sequence[Subject]) -> bool:
+    """Whether one process answers for all of these before it times them.
+
+    On a card opening it, loading the base and recording passes take longer than most evaluations. On a
+    processor each has its own, whose memory is then the subject's.
+    """
+    jobs = [subject.job for subject in subjects if subject.job is not None]
+    embedded = all(job.engine.partition(" ")[0] == EMBEDDED for job in jobs)
+    on_card = all(job.device.startswith("cuda") and job.shards == 1 for job in jobs)
+    return embedded and on_card and len({(job.base_folder, job.reasoning) for job in jobs}) == 1
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:

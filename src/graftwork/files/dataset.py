@@ -13,7 +13,8 @@ import orjson
 from pydantic import ValidationError
 
 from graftwork.files.disk import explain_os_error, require_digest, write_atomic
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CORRECTED_FIELDS, AnswerOrigin, CaptureOrigin, Message, Origin
@@ -84,29 +85,31 @@ def iterate_drops(folder: Path) -> Iterator[Drop]:
         )
 
 
-def encode_origins(
-    captures: Sequence[CaptureOrigin | None], answered: Sequence[AnswerOrigin | None]
-) -> dict[str, list[str | None]]:
-    """The columns that say which rows were captured or answered again; none where no row was."""
-    given: dict[str, Sequence[CaptureOrigin | AnswerOrigin | None]] = {
-        "capture": captures,
-        "answered": answered,
-    }
+OPTIONAL: dict[str, type[Record]] = {
+    "capture": CaptureOrigin,
+    "usage": CallUsage,
+    "answered": AnswerOrigin,
+}
+"""Columns that a shard has only where one of its rows has a value, as JSON."""
+
+
+def encode_optional(values: Mapping[str, Sequence[Record | None]]) -> dict[str, list[str | None]]:
+    """The optional columns that hold anything."""
     return {
-        name: [None if origin is None else _encode_origin(origin) for origin in origins]
-        for name, origins in given.items()
-        if any(origins)
+        name: [None if value is None else _encode(value) for value in values[name]]
+        for name in OPTIONAL
+        if any(value is not None for value in values[name])
     }
 
 
-def _encode_origin(origin: CaptureOrigin | AnswerOrigin) -> str:
+def _encode(value: Record) -> str:
     """Shards with captures that nobody corrected keep their bytes."""
-    unknown = {name for name in CORRECTED_FIELDS if getattr(origin, name, "") is None}
-    return origin.model_dump_json(exclude=unknown)
+    unknown = {name for name in CORRECTED_FIELDS if getattr(value, name, "") is None}
+    return value.model_dump_json(exclude=unknown)
 
 
-def row_schema(columns: Collection[str] = ()) -> "pa.Schema":
-    """The columns of a shard. Only shards with such rows have the last: others keep their bytes."""
+def row_schema(*, optional: Sequence[str] = ()) -> "pa.Schema":
+    """The columns of a shard. Shards of logs without what is `optional` keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()
@@ -128,7 +131,7 @@ def row_schema(columns: Collection[str] = ()) -> "pa.Schema":
             ("duration_ms", pa.float64()),
             ("rejected", text),
             ("reward", pa.float64()),
-            *((name, text) for name in ("capture", "answered") if name in columns),
+            *((name, text) for name in optional),
         ]
     )
 
@@ -176,14 +179,15 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
-    capture, answered = values.pop("capture", None), values.pop("answered", None)
-    return Row(
-        capture=None if capture is None else CaptureOrigin.from_json(capture),
-        answered=None if answered is None else AnswerOrigin.from_json(answered),
-        origin=Origin(file=values.pop("file"), line=values.pop("line")),
-        messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
-        tokens=tuple(values.pop("tokens")),
-        **values,
+    given = {name: values.pop(name, None) for name in OPTIONAL}
+    return Row.model_validate(
+        {name: None if text is None else OPTIONAL[name].from_json(text) for name, text in given.items()}
+        | {
+            "origin": Origin(file=values.pop("file"), line=values.pop("line")),
+            "messages": tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
+            "tokens": tuple(values.pop("tokens")),
+            **values,
+        }
     )
 
 

@@ -160,6 +160,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_or_empty(path: Path) -> str:
+    """The text of a file that may be missing or forbidden, as those below /proc."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def explain_os_error(error: OSError, path: Path) -> GraftError:
     """An operating system error as what, why and fix."""
     where = str(path)

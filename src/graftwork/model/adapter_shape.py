@@ -14,6 +14,9 @@ from typing import Any, Literal
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
 
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+
 Kind = Literal["lora", "dora", "full"]
 _LARGEST_RANK = 2**20
 _REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]|(?<!\()\?"), re.compile(r"\)[*+{?]")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -31,16 +31,10 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
     it is read.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
+    with needs_extra("train", why="a model is to be loaded"):
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise EnvironmentLacks(
-            f"the package {error.name} is not installed",
-            why="a model is to be loaded",
-            fix=pip_install("train"),
-        ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(

@@ -7,6 +7,7 @@ from pydantic import Field
 from graftwork.records.base import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
+RewardLevel = Literal["call", "trace"]
 
 
 class Origin(Record):
@@ -68,7 +69,8 @@ class Interaction(Record):
     that already divided data puts the row on, `capture` the served exchange that it was captured from,
     `answered` who wrote the reply afterwards. `turn_weights` has a weight for each assistant turn, the reply
     last: 0 is not trained on, None is not stated.
-    What the log does not state is None, never guessed.
+    `trace` ties the calls of one task; `reward_level` says whether the reward is of this call or of its
+    whole trace. What the log does not state is None, never guessed.
     """
 
     id: str
@@ -83,9 +85,19 @@ class Interaction(Record):
     stage: int | None = None
     model: str | None = None
     duration_ms: float | None = None
+    first_token_ms: float | None = None
+    prompt_tokens: int | None = None
+    """Tokens that the model read, including cached ones."""
+    cached_tokens: int | None = None
+    reply_tokens: int | None = None
+    """Tokens that the model wrote, including reasoning."""
+    cost: float | None = None
+    """US dollars, as the log states them."""
     max_tokens: int | None = None
     rejected: str | None = None
     reward: float | None = None
+    reward_level: RewardLevel | None = None
+    trace: str | None = None
     split: str | None = None
     capture: CaptureOrigin | None = None
     answered: AnswerOrigin | None = None

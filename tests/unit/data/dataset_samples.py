@@ -4,12 +4,13 @@ import codecs
 import json
 from pathlib import Path
 
-from graftwork.data.inspect.trace import hash_line
+from graftwork.data.ingest.read import hash_line
 from graftwork.files.dataset import (
     DROPS,
     MANIFEST,
+    OPTIONAL,
     drops_table,
-    encode_origins,
+    encode_optional,
     hash_manifest,
     row_schema,
     write_table,
@@ -67,8 +68,8 @@ def rows_table(rows):
     }
     for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
         columns[name] = [getattr(row, name) for row in rows]
-    columns |= encode_origins([row.capture for row in rows], [row.answered for row in rows])
-    return pa.table(columns, schema=row_schema(columns))
+    optional = encode_optional({name: [getattr(row, name) for row in rows] for name in OPTIONAL})
+    return pa.table(columns | optional, schema=row_schema(optional=tuple(optional)))
 
 
 def row(

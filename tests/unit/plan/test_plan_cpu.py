@@ -217,7 +217,8 @@ def test_the_plan_uses_the_cpu_step_where_training_does():
         Qwen3Config,
     )
 
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import shape_of
     from graftwork.train.cpu import step
 

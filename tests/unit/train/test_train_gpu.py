@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest
 from graftwork.model.nf4 import dequantize as dequantise_nf4
 from graftwork.model.nf4 import quantize

@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_train_gpu import make_tuning
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin

@@ -202,11 +202,66 @@ def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
         "stage": take_stage(row.get("stage")),
         "model": take_fact(first_of(row, "model", "model_name")),
         "duration_ms": take_duration(first_of(row, "duration_ms", "latency_ms")),
+        **take_usage(row),
         "max_tokens": take_count(row.get("max_tokens")),
         "reward": take_reward(row),
         "split": _take_name(row.get("split")),
         "extra": take_extra(row),
     }
+
+
+_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input")
+_REPLY_TOKENS = ("completion_tokens", "output_tokens", "reply_tokens", "completionTokens", "outputTokens")
+_COSTS = ("cost_usd", "total_cost", "cost")
+
+
+def take_usage(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens and the cost of a call, from the row or from its `usage`."""
+    found: dict[str, Any] = {}
+    usage = row.get("usage")
+    for source in (usage, row) if isinstance(usage, dict) else (row,):
+        # Only inside of `usage` is `input` a count.
+        prompt = _PROMPT_TOKENS if source is usage else _PROMPT_TOKENS[:-1]
+        counts = {
+            "prompt_tokens": _add_cache(take_tokens(first_of(source, *prompt)), source),
+            "reply_tokens": take_tokens(first_of(source, *_REPLY_TOKENS)),
+            "cached_tokens": _take_cached(source),
+            "cost": take_cost(first_of(source, *_COSTS)),
+        }
+        for key, value in counts.items():
+            if value is not None:
+                found.setdefault(key, value)
+    return found
+
+
+def take_tokens(value: Any) -> int | None:
+    """Return a number of tokens: a count that is not negative."""
+    count = take_count(value)
+    return count if count is not None and count >= 0 else None
+
+
+def take_cost(value: Any) -> float | None:
+    """Return an amount of dollars that is not negative; of an object its total."""
+    if isinstance(value, dict):
+        value = first_of(value, "total", "total_cost")
+    figure = take_figure(value)
+    return figure if figure is not None and figure >= 0 else None
+
+
+def _add_cache(prompt: int | None, usage: dict[str, Any]) -> int | None:
+    """Anthropic counts what it reads from the cache and writes to it apart from the input."""
+    if prompt is None:
+        return None
+    apart = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return prompt + sum(take_tokens(usage.get(name)) or 0 for name in apart)
+
+
+def _take_cached(usage: dict[str, Any]) -> int | None:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict):
+            return take_tokens(details.get("cached_tokens"))
+    return take_tokens(first_of(usage, "cached_tokens", "cache_read_input_tokens"))
 
 
 def take_status(row: dict[str, Any]) -> str | None:

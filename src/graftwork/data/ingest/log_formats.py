@@ -39,6 +39,7 @@ from graftwork.data.ingest.fields import (
     take_stage,
     take_status,
     take_text,
+    take_usage,
 )
 from graftwork.data.ingest.turns import (
     LogTurn,
@@ -94,7 +95,8 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     facts["max_tokens"] = take_count(limit)
     if failed:
         facts["status"] = "failed"
-    facts["extra"] = {**_take_usage(response), **facts["extra"]}
+    facts |= take_usage(response)
+    facts["extra"] = {**_keep_usage(response), **facts["extra"]}
     facts["extra"].pop("custom_id", None)
     tools = first_of(request, "tools", "functions")
     return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
@@ -195,7 +197,7 @@ def _take_output(response: dict[str, Any]) -> _Answer:
     return _Answer(turn, _FINISHED.get(reason, reason) if reason else finished)
 
 
-def _take_usage(response: dict[str, Any]) -> dict[str, Any]:
+def _keep_usage(response: dict[str, Any]) -> dict[str, Any]:
     usage = response.get("usage")
     if not isinstance(usage, dict):
         return {}
@@ -238,6 +240,9 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         session=capture.session,
         model=capture.release,
         duration_ms=capture.total_ms,
+        first_token_ms=capture.first_token_ms,
+        prompt_tokens=capture.prompt_tokens,
+        reply_tokens=None if was_wrong else capture.reply_tokens,
         max_tokens=None if was_wrong else take_count(limit),
         rejected=served if was_wrong and served.strip() else None,
         reward=None if was_wrong else capture.feedback,
@@ -304,6 +309,8 @@ def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
     facts["model"] = take_fact(first_of(llm, "model", "provider"))
     facts["duration_ms"] = take_duration(execution.get("duration_ms"))
     facts["max_tokens"] = take_count(config.get("max_tokens")) if isinstance(config, dict) else None
+    for source in (llm, execution):
+        facts |= take_usage(source)
     turns = _take_prompt(row, execution)
     tools = first_of(execution, "tools", "functions")
     return Interaction(

@@ -184,7 +184,7 @@ def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:
 def _count_keys(row: dict[str, Any]) -> int:
     count = len(row)
     inside: list[Any] = [row.values()]
-    for values in inside:  # grows during the loop
+    for values in inside:  # grows as it is walked
         for value in values:
             if type(value) is dict:
                 count += len(value)

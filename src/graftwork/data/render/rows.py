@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from graftwork.data.corpus.store import read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_origins, row_schema, write_table
+from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
@@ -154,13 +155,14 @@ def apply_system_prompt(
 ) -> tuple[Message, ...]:
     """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt removes the logged one.
+    An empty prompt removes the logged one, and so does `drop`.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
-    if given is None:
+    if given is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
+    given = given or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
@@ -505,11 +507,34 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
-    columns |= encode_origins(
-        [entry.row.capture for entry in chosen], [entry.row.answered for entry in chosen]
+    optional = encode_optional(
+        {
+            "capture": [entry.row.capture for entry in chosen],
+            "usage": [_usage_of(entry) for entry in chosen],
+            "answered": [entry.row.answered for entry in chosen],
+        }
     )
-    schema = row_schema(columns)
+    columns |= optional
+    schema = row_schema(optional=tuple(optional))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _usage_of(one: _RenderedPart) -> CallUsage | None:
+    """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
+
+    Captured calls were answered here, not by a model that is paid for by the token.
+    """
+    row = one.row
+    stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
+    if one.reply != row.reply or row.capture is not None or not stated:
+        return None
+    return CallUsage(
+        model=row.model,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        reply_tokens=row.reply_tokens,
+        cost=row.cost,
+    )
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:
