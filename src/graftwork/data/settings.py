@@ -10,6 +10,15 @@ from graftwork.records.base import Record
 from graftwork.text.redact import publishable
 
 FormatName = Literal[
+    "otlp",
+    "mlflow",
+    "langsmith",
+    "langfuse",
+    "litellm",
+    "helicone",
+    "openai_stored",
+    "claude_code",
+    "codex",
     "captured",
     "execution",
     "openai_log",
