@@ -79,7 +79,7 @@ def engine_job(work: OpenProject, lease: Lease) -> EngineJob:
     lease.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
-        base_folder=work.base.folder,
+        base_folder=work.weights.folder,
         template_fingerprint=template,
         reasoning=work.settings.data.reasoning == "keep",
         adapters={release.id: str(open_store(work).get(release.id)) for release in live},
