@@ -116,6 +116,11 @@ class Capture(Record):
     """What users said of it last, from 0 (bad) to 1 (good). Filled in when captures are exported."""
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
+    trace: str | None = None
+    """The trace that another program sent: `release` is the model that it asked, `model` its agent."""
+    cost: float | None = None
+    """US dollars, as the trace states them."""
+    cached_tokens: int | None = None
 
 
 class Feedback(Record):

@@ -217,6 +217,30 @@ def make_sdk(url: str) -> None:
         ask_all(make_client(url), wrap=in_agent_span(provider))
 
 
+def make_exporter(url: str) -> None:
+    """The body that the OTLP exporter sends over HTTP: protobuf in gzip."""
+    os.environ["OTEL_SEMCONV_STABILITY_OPT_IN"] = "gen_ai_latest_experimental"
+    os.environ["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = "span_only"
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.instrumentation.openai_v2 import OpenAIInstrumentor
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "guide"}))
+    exporter = OTLPSpanExporter(endpoint=f"{url}/v1/traces", compression=Compression.Gzip)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    OpenAIInstrumentor().instrument(tracer_provider=provider)
+    ask_all(make_client(url), wrap=in_agent_span(provider))
+    provider.shutdown()
+
+
+def save_exporter(server: Any) -> None:
+    [body] = [raw for path, _, raw in server.received if path.endswith("/v1/traces")]
+    (HERE / "exporter.pb.gz").write_bytes(body)
+
+
 def make_langfuse(url: str) -> None:
     """What Langfuse's SDK sends to its server, which is OTLP."""
     os.environ |= {
@@ -385,6 +409,7 @@ KINDS: dict[str, Callable[[str], None]] = {
     "genai_events": make_genai_events,
     "openinference": make_openinference,
     "sdk": make_sdk,
+    "exporter": make_exporter,
     "langfuse": make_langfuse,
     "mlflow": make_mlflow,
     "langsmith": make_langsmith,
@@ -424,6 +449,8 @@ def main() -> None:
         return
     with stand_in.running() as server:
         KINDS[chosen[0]](server.url)
+        if chosen[0] == "exporter":
+            save_exporter(server)
         if chosen[0] == "langfuse":
             save_langfuse(server)
     scrub_files()

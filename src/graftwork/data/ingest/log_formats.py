@@ -116,6 +116,8 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
     served = take_text(capture.reply, "reply")
     reply = capture.correction if capture.correction is not None else served
     was_wrong = reply != served
+    # A call that another program made and sent as a trace is a log, not an answer of ours.
+    is_traced = capture.trace is not None and capture.feedback is None and capture.correction is None
     return Interaction(
         id=capture.id,
         origin=origin,
@@ -134,7 +136,12 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         max_tokens=None if was_wrong else take_count(limit),
         rejected=served if was_wrong and served.strip() else None,
         reward=None if was_wrong else capture.feedback,
-        capture=CaptureOrigin(
+        cost=capture.cost,
+        cached_tokens=capture.cached_tokens,
+        trace=capture.trace,
+        capture=None
+        if is_traced
+        else CaptureOrigin(
             id=capture.id,
             release=capture.release,
             at=capture.at,
