@@ -21,6 +21,7 @@ _RULES = {
     "not_text": "replies after pictures or files",
 }
 _CONTENT = "no_content"
+_MOST_NAMED = 4
 
 
 def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
@@ -46,13 +47,15 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
         )
     if counts:
         total = sum(counts.values())
+        reasons = {_RULES.get(rule, rule): count for rule, count in counts.most_common()}
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in list(reasons.items())[:_MOST_NAMED])
         yield Finding(
             code="left_out",
             severity="info",
             count=total,
             rows=tuple(rows[False]),
-            reasons={_RULES.get(rule, rule): count for rule, count in counts.most_common()},
-            title=f"{total:,} parts of the traces are no rows",
+            reasons=reasons,
+            title=f"{total:,} parts of the traces are no rows: {listed}",
             effect="only calls of models with a reply become rows: one for each reply",
             fix="nothing needs to be done",
         )

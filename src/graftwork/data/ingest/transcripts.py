@@ -417,7 +417,10 @@ def _count_left_out(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     ]
 
 
-_TEXT_PARTS = ("text", "input_text", "output_text", "thinking", "redacted_thinking", "reasoning", "tool_use")
+_TEXT_PARTS = (
+    *("text", "input_text", "output_text", "reasoning_text", "summary_text"),
+    *("thinking", "redacted_thinking", "reasoning", "tool_use"),
+)
 
 
 def _has_other_parts(message: dict[str, Any]) -> bool:
