@@ -73,6 +73,8 @@ def take_fact(value: Any) -> str | None:
 
 def take_figure(value: Any) -> float | None:
     """Return a number, also from text (tables only have text); None for anything else."""
+    if value is None:
+        return None
     if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -225,11 +227,19 @@ _REPLY_TOKENS = (
     "output",
 )
 _COSTS = ("cost_usd", "total_cost", "cost")
+_USAGE_KEYS = frozenset(
+    (
+        *("usage", "prompt_tokens_details", "input_tokens_details", "input_token_details", "cached_tokens"),
+        *("cache_read_input_tokens", *_PROMPT_TOKENS[:-1], *_REPLY_TOKENS[:-1], *_COSTS),
+    )
+)
 
 
 def take_usage(row: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens and the cost of a call, from the row or from its `usage`."""
     found: dict[str, Any] = {}
+    if _USAGE_KEYS.isdisjoint(row):
+        return found
     usage = row.get("usage")
     for source in (usage, row) if isinstance(usage, dict) else (row,):
         # Only inside of `usage` are `input` and `output` counts.

@@ -151,20 +151,20 @@ def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
     facts = span.attributes
     reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
     reason = reasons[0] if isinstance(reasons, list) and reasons else None
-    usage = take_usage({"usage": open_json(facts.get("langfuse.observation.usage_details"))})
-    usage |= take_usage({"usage": open_json(facts.get("mlflow.chat.tokenUsage"))})
+    stated = first_of(facts, "langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
+    usage = {} if stated is None else take_usage({"usage": open_json(stated)})
     return {
         "id": span.id or str(origin),
         "origin": origin,
         "trace": span.trace or span.id or str(origin),
         "status": None,
         "finish_reason": take_fact(reason) or take_fact(facts.get("llm.finish_reason")),
-        "group": take_fact(_first(facts, "gen_ai.agent.name", "agent.name")),
+        "group": take_fact(first_of(facts, "gen_ai.agent.name", "agent.name")),
         "session": take_fact(
-            _first(facts, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+            first_of(facts, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
         ),
         "model": take_fact(
-            _first(
+            first_of(
                 facts,
                 *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
                 *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
@@ -174,17 +174,19 @@ def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
         "duration_ms": span.duration_ms,
         "first_token_ms": _take_first_token(span),
         "prompt_tokens": take_tokens(
-            _first(facts, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+            first_of(
+                facts, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"
+            )
         ),
         "reply_tokens": take_tokens(
-            _first(
+            first_of(
                 facts,
                 *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
                 "llm.token_count.completion",
             )
         ),
         "cached_tokens": take_tokens(
-            _first(
+            first_of(
                 facts,
                 *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
                 "llm.token_count.prompt_details.cache_read",
@@ -208,22 +210,22 @@ def _take_extra(span: Span) -> dict[str, Any]:
 
 
 def _take_cost(facts: dict[str, Any]) -> float | None:
-    stated = take_cost(_first(facts, "gen_ai.usage.cost", "llm.cost.total"))
+    stated = take_cost(first_of(facts, "gen_ai.usage.cost", "llm.cost.total"))
     if stated is not None:
         return stated
-    details = open_json(_first(facts, "langfuse.observation.cost_details", "mlflow.llm.cost"))
+    details = open_json(first_of(facts, "langfuse.observation.cost_details", "mlflow.llm.cost"))
     return take_cost(details) or None if isinstance(details, dict) else None
 
 
 def _take_limit(facts: dict[str, Any]) -> int | None:
     return take_limit(
-        open_json(_first(facts, "llm.invocation_parameters", "langfuse.observation.model.parameters"))
+        open_json(first_of(facts, "llm.invocation_parameters", "langfuse.observation.model.parameters"))
     )
 
 
 def _take_first_token(span: Span) -> float | None:
     seconds = take_figure(
-        _first(span.attributes, "gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
+        first_of(span.attributes, "gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
     )
     if seconds is not None and seconds >= 0:
         return seconds * 1000
@@ -244,10 +246,6 @@ def _take_score(span: Span) -> dict[str, Any]:
     return {"reward": sum(stated) / len(stated), "reward_level": "call"} if stated else {}
 
 
-def _first(facts: dict[str, Any], *keys: str) -> Any:
-    return first_of(facts, *keys)
-
-
 def _read_genai(span: Span) -> _Call | None:
     """Read the current conventions: messages with parts, on the span or on an event of it."""
     facts = span.attributes
@@ -259,10 +257,11 @@ def _read_genai(span: Span) -> _Call | None:
     system = _take_instructions(facts.get("gen_ai.system_instructions"))
     if system and (not turns or turns[0].role != "system"):
         turns.insert(0, LogTurn("system", system))
-    replies = _take_part_messages(facts.get("gen_ai.output.messages") or [], "gen_ai.output.messages")
+    said = open_json(facts.get("gen_ai.output.messages") or [])
+    replies = _take_part_messages(said, "gen_ai.output.messages")
     reply = next((turn for turn in replies if turn.role == "assistant"), None)
-    said = open_json(facts.get("gen_ai.output.messages"))
-    stated = said[0].get("finish_reason") if isinstance(said, list) and said else None
+    first = said[0] if isinstance(said, list) and said else None
+    stated = first.get("finish_reason") if isinstance(first, dict) else None
     tools = take_tool_definitions(facts.get("gen_ai.tool.definitions"))
     return _Call(turns, reply, tools, {"finish_reason": take_fact(stated)})
 
@@ -300,7 +299,11 @@ def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(listed)}")
     turns: list[LogTurn] = []
     for place, item in enumerate(listed):
-        message = open_json(item)
+        message = item if type(item) is dict else open_json(item)
+        plain = _take_plain(message) if type(message) is dict else None
+        if plain is not None:
+            turns.append(plain)
+            continue
         name = f"{key}[{place}]"
         if not isinstance(message, dict):
             raise BadRow(f"`{name}` must be an object with role and parts, and is {name_type(message)}")
@@ -313,6 +316,19 @@ def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
             role = "user"  # results in parts become turns of a tool
         turns += take_message({"role": role, "content": parts}, name)
     return turns
+
+
+def _take_plain(message: dict[str, Any]) -> LogTurn | None:
+    """Read a message of one text, as nearly all are: spares the search for calls and reasoning."""
+    parts, named = message.get("parts"), message.get("role", "assistant")
+    role = ROLES.get(named) if type(named) is str else None
+    if type(parts) is not list or len(parts) != 1 or role is None or type(parts[0]) is not dict:
+        return None
+    part = parts[0]
+    content = part.get("content")
+    if part.get("type") != "text" or type(content) is not str or "\0" in content or role == "tool":
+        return None
+    return LogTurn(role, content)
 
 
 def _to_parts(value: Any, key: str) -> list[Any]:
@@ -340,17 +356,33 @@ def _to_parts(value: Any, key: str) -> list[Any]:
 
 
 def _read_openinference(span: Span) -> _Call | None:
-    asked = [_to_message(item) for item in unflatten(span.attributes, "llm.input_messages")]
+    asked = _take_numbered(span.attributes, "llm.input_messages")
     if not asked:
         return None
-    replies = [_to_message(item) for item in unflatten(span.attributes, "llm.output_messages")]
+    replies = _take_numbered(span.attributes, "llm.output_messages")
     turns = take_turns(asked, "llm.input_messages")
     reply = None
     if replies:
         [reply] = take_message({**replies[0], "role": "assistant"}, "llm.output_messages.0")
-    schemas = [item.get("tool") for item in unflatten(span.attributes, "llm.tools")]
-    tools = [open_json(item.get("json_schema")) for item in schemas if isinstance(item, dict)]
+    tools = []
+    if "llm.tools.0.tool.json_schema" in span.attributes:
+        schemas = [item.get("tool") for item in unflatten(span.attributes, "llm.tools")]
+        tools = [open_json(item.get("json_schema")) for item in schemas if isinstance(item, dict)]
     return _Call(turns, reply, tools, _find_finish(span))
+
+
+def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Return the messages under numbered keys; those with role and content alone by a shorter way."""
+    start = f"{prefix}."
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if not key.startswith(start):
+            continue
+        number, _, name = key[len(start) :].partition(".")
+        if name not in ("message.role", "message.content") or not number.isdecimal() or len(number) > 9:
+            return [_to_message(item) for item in unflatten(attributes, prefix)]
+        found.setdefault(number, {"role": "assistant"})[name[8:]] = value
+    return [found[number] for number in sorted(found, key=int)]
 
 
 def _find_finish(span: Span) -> dict[str, Any]:

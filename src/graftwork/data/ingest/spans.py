@@ -151,7 +151,9 @@ def to_attributes(value: Any, key: str, *, depth: int = 0) -> dict[str, Any]:
         name = pair.get("key") if isinstance(pair, dict) else None
         if not isinstance(name, str):
             raise BadRow(f"`{key}[{place}].key` must be text")
-        found[name] = to_plain(pair.get("value"), depth=depth)
+        held = pair.get("value")
+        is_text = type(held) is dict and "stringValue" in held  # as nearly all are
+        found[name] = held["stringValue"] if is_text else to_plain(held, depth=depth)
     return found
 
 

@@ -52,6 +52,7 @@ OTHER_LINE = "other_line"
 API_ERROR = "api_error"
 NOT_TEXT = "not_text"
 _TYPES = ("user", "assistant", "system", "summary", "queue-operation", "file-history-snapshot", "ai-title")
+_CODEX_TYPES = ("session_meta", "response_item", "turn_context", "compacted")
 _LOOKED_AT = 20
 _FINISHED = {**FINISH_REASONS, "tool_use": "tool_calls", "stop_sequence": "stop"}
 
@@ -66,7 +67,7 @@ def find_transcript(head: bytes) -> str | None:
         if not isinstance(row, dict):
             return None
         kind = row.get("type")
-        if kind in ("session_meta", "response_item", "turn_context") and isinstance(row.get("payload"), dict):
+        if kind in _CODEX_TYPES and isinstance(row.get("payload"), dict):
             return "codex"
         if kind in ("user", "assistant") and "uuid" in row and isinstance(row.get("message"), dict):
             return "claude_code"
