@@ -2,13 +2,14 @@
 
 Run on a machine with a GPU: `python benchmarks/train_short_rows.py [--base smollm2 1.4b 6.9b]`.
 Measures what a user gets: the real command line, with the time between the ends of two steps, so that
-the journal, the heartbeat and checkpoints are in it. Beside it, in the same run, plain transformers +
-PEFT in bf16 on eight rows of the mean length: eager, and with the whole step recorded as a CUDA graph.
+the journal, the heartbeat and checkpoints are in it. In the same run, on eight rows of the mean length: plain
+transformers + PEFT in bf16, eager and with the whole step recorded as a CUDA graph, and Unsloth if installed.
 `1.4b` (Llama's shape) and `6.9b` (Qwen2's) have random weights and the tokenizer of SmolLM2. Each runs in a
 process and a project of its own.
 """
 
 import argparse
+import importlib.util
 import itertools
 import json
 import re
@@ -91,7 +92,9 @@ def measure(name: str, scratch: Path) -> dict[str, Any]:
     tokens = statistics.median(step.tokens for step in steps)
     return {
         "steps": len(steps),
-        "median_step_ms": round(statistics.median(gaps), 1),
+        "median_step_ms": round(statistics.median(gaps), 2),
+        "median_bare_step_ms": round(1000 * statistics.median(step.seconds for step in steps[1:]), 2),
+        "total_ms_per_step": round(sum(gaps) / len(gaps), 2),
         "median_tokens_a_step": tokens,
         "tokens_per_second": round(1000 * tokens / statistics.median(gaps)),
         "first_loss": round(steps[0].loss, 4),
@@ -106,8 +109,7 @@ def _read_steps(folder: Path) -> list[Any]:
     return list(read_steps(folder))
 
 
-def measure_peer(folder: Path, *, length: int, recorded: bool) -> float:
-    """Milliseconds of a step of plain transformers + PEFT: the median of 20 after 5."""
+def load_peft(folder: Path) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -115,7 +117,23 @@ def measure_peer(folder: Path, *, length: int, recorded: bool) -> float:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation="sdpa"
     ).cuda()
-    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+
+
+def load_unsloth(folder: Path) -> Any:
+    from peers.load import load_peer
+    from peers.variants import Variant
+
+    return load_peer(Variant("unsloth", 8), folder)
+
+
+def measure_peer(folder: Path, *, length: int, kind: str) -> float:
+    """Milliseconds of a step of a peer (`eager`, `recorded` or `unsloth`): the median of 20 after 5."""
+    model = load_unsloth(folder) if kind == "unsloth" else load_peft(folder)
+    import torch
+
+    model.train()
+    recorded = kind == "recorded"
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=2e-4, fused=True, capturable=recorded)
     tokens = torch.randint(3, 1000, (8, length), device="cuda")
@@ -123,7 +141,8 @@ def measure_peer(folder: Path, *, length: int, recorded: bool) -> float:
     labels[:, : length * 3 // 4] = -100
 
     def step() -> torch.Tensor:
-        loss = model(input_ids=tokens, labels=labels).loss
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=kind == "unsloth"):
+            loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
@@ -163,17 +182,17 @@ def _record(step: Callable[[], Any], learned: list[Any]) -> Callable[[], Any]:
     return replay
 
 
-def in_child(*arguments: str) -> float:
-    """A figure measured in a process of its own."""
+def in_child(*arguments: str) -> float | None:
+    """A figure measured in a process of its own; None if the peer cannot run here."""
     command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    return round(float(done.stdout.split()[-1]), 1) if done.returncode == 0 else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--base", nargs="*", default=["smollm2", *SHAPES])
-    parser.add_argument("--peer", nargs=3, metavar=("FOLDER", "LENGTH", "RECORDED"), help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=3, metavar=("FOLDER", "LENGTH", "KIND"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     import torch
 
@@ -181,8 +200,8 @@ def main() -> None:
         print("passed over: this needs a GPU")
         return
     if arguments.peer:
-        folder, length, recorded = arguments.peer
-        print(measure_peer(Path(folder), length=int(length), recorded=recorded == "1"))
+        folder, length, kind = arguments.peer
+        print(measure_peer(Path(folder), length=int(length), kind=kind))
         return
     figures = {}
     with tempfile.TemporaryDirectory(prefix="graft-") as scratch:
@@ -199,8 +218,10 @@ def compare(name: str, scratch: Path) -> dict[str, Any]:
     base = scratch / f"base-{name}"
     folder = base if base.exists() else Path(find_base(EMBEDDED, project_folder=Path()).folder)
     length = str(round(found["median_tokens_a_step"] / 8))
-    found["hf_peft_eager_ms"] = round(in_child("--peer", str(folder), length, "0"), 1)
-    found["hf_peft_recorded_ms"] = round(in_child("--peer", str(folder), length, "1"), 1)
+    found["hf_peft_eager_ms"] = in_child("--peer", str(folder), length, "eager")
+    found["hf_peft_recorded_ms"] = in_child("--peer", str(folder), length, "recorded")
+    if importlib.util.find_spec("unsloth"):
+        found["unsloth_ms"] = in_child("--peer", str(folder), length, "unsloth")
     return found
 
 

@@ -78,6 +78,7 @@ class Starter:
         self._package = package
         self._at_start = _part_read_at_start(dict(os.environ))
         self._process = os.getpid()
+        self._interpreter = sys.executable  # A test may put another program in its place.
 
     def install(self) -> None:
         subprocess._fork_exec = self.fork_exec  # type: ignore[attr-defined]
@@ -109,7 +110,9 @@ class Starter:
         return int(_start_program(args, executables, *more)) if pid is None else pid
 
     def _takes(self, command: list[str], environment: dict[str, str]) -> bool:
-        ours = command[:2] == [sys.executable, "-m"] and "".join(command[2:3]).startswith(f"{self._package}.")
+        ours = command[:2] == [self._interpreter, "-m"] and "".join(command[2:3]).startswith(
+            f"{self._package}."
+        )
         return ours and _part_read_at_start(environment) == self._at_start
 
 

@@ -67,13 +67,13 @@ def test_every_room_has_a_rule():
 
 
 @pytest.mark.parametrize("room", rooms())
-def test_a_room_imports_only_what_lies_below_it(room):
+def test_a_package_imports_only_packages_below_it(room):
     for path in (SOURCE / room).rglob("*.py"):
         beyond = imports_of(path) - {room} - MAY_IMPORT[room]
         assert not beyond, f"{path.relative_to(SOURCE)} imports {sorted(beyond)}"
 
 
-def test_only_the_store_speaks_sql():
+def test_only_the_store_uses_sql():
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] != "store":
             assert "sqlalchemy" not in path.read_text(), path

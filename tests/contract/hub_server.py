@@ -152,10 +152,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def batch(self, body: bytes, _repository: str) -> None:
         objects = []
-        for one in json.loads(body)["objects"]:
-            answer = {"oid": one["oid"], "size": one["size"]}
-            if one["oid"] not in self.hub.large:
-                answer["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{one['oid']}"}}
+        for found in json.loads(body)["objects"]:
+            answer = {"oid": found["oid"], "size": found["size"]}
+            if found["oid"] not in self.hub.large:
+                answer["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{found['oid']}"}}
             objects.append(answer)
         self._say({"transfer": "basic", "objects": objects})
 

@@ -67,9 +67,9 @@ def test_a_release_that_we_signed_verifies_with_minisign_and_a_changed_one_does_
     folder = store.folder(release)
     store.sign(release, sign_manifest(folder, key=load_secret_key(pair.secret), comment=f"release:{release}"))
     for key in (("-P", pair.text), ("-p", pair.public)):
-        told = minisign("-V", "-H", "-m", folder / "manifest.json", *key)
-        assert told.returncode == 0, told.stderr
-        assert f"release:{release}" in told.stdout
+        reported = minisign("-V", "-H", "-m", folder / "manifest.json", *key)
+        assert reported.returncode == 0, reported.stderr
+        assert f"release:{release}" in reported.stdout
     other = tmp_path / "manifest.json"
     other.write_bytes((folder / "manifest.json").read_bytes() + b" ")
     shutil.copy(folder / "manifest.json.minisig", tmp_path)

@@ -36,8 +36,8 @@ def mirror_of(url, *, keep=2):
 
 
 def save(store, *checkpoints):
-    for one in checkpoints:
-        store.save(one)
+    for checkpoint in checkpoints:
+        store.save(checkpoint)
     store.settle()
 
 
@@ -77,14 +77,14 @@ def deaf(mirror, monkeypatch, *, times, error=PermissionError):
 
 
 @pytest.mark.parametrize("error", [PermissionError, ConnectionError, RuntimeError])
-def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_path, monkeypatch, error):
+def test_a_mirror_that_cannot_be_read_does_not_let_the_run_start_over(url, tmp_path, monkeypatch, error):
     save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
     mirror = mirror_of(url)
     asked = deaf(mirror, monkeypatch, times=10**6, error=error)
     with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
         CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open()
     assert len(asked) == 3
-    assert "begin anew" in caught.value.why
+    assert "start over" in caught.value.why
     assert "train.run.mirror" in caught.value.fix
     assert "hunter2" not in str(caught.value.as_json())
 
@@ -111,7 +111,7 @@ def test_what_is_good_here_is_not_fetched(url, tmp_path):
 
 
 @pytest.mark.parametrize("victim", [TENSORS, MANIFEST])
-def test_a_damaged_copy_is_passed_over_and_sent_anew_later(url, tmp_path, victim):
+def test_a_damaged_copy_is_passed_over_and_sent_again_later(url, tmp_path, victim):
     mirror = mirror_of(url)
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step in (10, 20):
@@ -143,26 +143,26 @@ def test_the_same_policy_holds_there(url, tmp_path):
     for step, score in ((10, None), (20, 0.1), (30, 0.5), (40, None), (50, None)):
         save(store, checkpoint(step, score))
     assert names(mirror) == {"step-000020", "step-000040", "step-000050"}
-    assert {one.step for one in list_saved(tmp_path / "here")} == {20, 40, 50}
+    assert {saved.step for saved in list_saved(tmp_path / "here")} == {20, 40, 50}
     # And the best comes along into a new place.
     there = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
     assert there.open().step == 50
     assert there.best().step == 20
 
 
-def test_what_lies_beyond_is_never_removed(url, tmp_path):
-    """The run began anew, without what lies at its mirror: the copies are still good."""
+def test_what_is_beyond_is_never_removed(url, tmp_path):
+    """The run restarted, without what is at its mirror: the copies are still good."""
     mirror = mirror_of(url)
     save(CheckpointStore(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
-    anew = mirror_of(url, keep=1)
-    store = CheckpointStore(tmp_path / "anew", keep=1, mirror=anew)
+    restarted = mirror_of(url, keep=1)
+    store = CheckpointStore(tmp_path / "restarted", keep=1, mirror=restarted)
     for step in (10, 20):
         save(store, checkpoint(step))
-    assert names(anew) == {"step-000020", "step-000040"}
+    assert names(restarted) == {"step-000020", "step-000040"}
 
 
 class Wire:
-    """Counts what is sent, and breaks when told to."""
+    """Counts what is sent, and breaks when asked to."""
 
     def __init__(self, mirror, *, fails=0, partial=False):
         self.sent = []
@@ -180,7 +180,9 @@ class Wire:
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_a_broken_wire_is_a_word_and_only_what_is_missing_is_sent_again(url, tmp_path, monkeypatch, partial):
+def test_a_broken_wire_is_a_warning_and_only_what_is_missing_is_sent_again(
+    url, tmp_path, monkeypatch, partial
+):
     mirror = mirror_of(url)
     wire = Wire(mirror, fails=1, partial=partial)
     monkeypatch.setattr(mirror._files, "put_file", wire.put_file)
@@ -206,7 +208,7 @@ def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     assert latest_good(tmp_path / "here")[0].step == 20
 
 
-def test_an_address_that_cannot_be_used_is_said_at_once():
+def test_an_address_that_cannot_be_used_is_reported_at_once():
     with pytest.raises((UserMistake, EnvironmentLacks)) as caught:
         FsspecMirror("nosuch://someone:hunter2@host/copies", run_id="run", keep=1)
     assert "hunter2" not in str(caught.value.as_json())
@@ -221,5 +223,5 @@ def test_an_address_that_cannot_be_used_is_said_at_once():
         PermissionError("530 hunter2 is not the password of me"),
     ],
 )
-def test_no_secret_is_said(text):
+def test_no_secret_is_shown(text):
     assert "hunter2" not in redact_login(text, "ftp://me:hunter2@host/copies")

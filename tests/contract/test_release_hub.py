@@ -69,15 +69,15 @@ def test_what_the_hub_has_is_not_sent_again(hub, store):
     assert len(hub.uploads) == 1
     open_hub(hub).push(store, second.id)
     assert len(hub.uploads) == 2
-    assert hub.tags.keys() == {(REPOSITORY, one.id[:12]) for one in (first, second)}
+    assert hub.tags.keys() == {(REPOSITORY, release.id[:12]) for release in (first, second)}
 
 
 def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
     release = make(store)
     hub.broken = "/commit/"
-    with pytest.raises(EnvironmentLacks) as told:
+    with pytest.raises(EnvironmentLacks) as reported:
         open_hub(hub).push(store, release.id)
-    assert told.value.fix
+    assert reported.value.fix
     assert hub.uploads == [next(f.sha256 for f in release.files if f.path.endswith("safetensors"))]
     hub.broken = None
     open_hub(hub).push(store, release.id)
@@ -122,22 +122,22 @@ def test_a_file_that_changed_on_its_way_is_found_out(hub, store, monkeypatch):
     assert not hub.tags
 
 
-def test_the_token_is_needed_and_never_said(hub, store, monkeypatch, caplog, capfd):
+def test_the_token_is_needed_and_never_shown(hub, store, monkeypatch, caplog, capfd):
     release = make(store)
     caplog.set_level(logging.DEBUG)
     open_hub(hub).push(store, release.id)
     hub.broken = "/"
-    with pytest.raises(EnvironmentLacks) as told:
+    with pytest.raises(EnvironmentLacks) as reported:
         open_hub(hub).push(store, release.id)
-    said = capfd.readouterr()
-    heard = [str(told.value.as_json()), caplog.text, said.out, said.err]
+    output = capfd.readouterr()
+    heard = [str(reported.value.as_json()), caplog.text, output.out, output.err]
     assert not [text for text in heard if TOKEN in text]
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(EnvironmentLacks, match="no token"):
         open_hub(hub).push(store, release.id)
 
 
-def test_without_rights_it_is_said(hub, store, monkeypatch):
+def test_without_rights_it_is_reported(hub, store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(EnvironmentLacks, match="the request to the Hub failed"):
         open_hub(hub).push(store, make(store).id)
@@ -243,7 +243,7 @@ def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, s
     assert hub.tags == {(REPOSITORY, done.tag): done.commit}
 
 
-def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
+def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     address = "http://joe:pass%2Dword@hub.example.org"
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -253,29 +253,29 @@ def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
         raise RuntimeError(f"{address}/api?key=1 of joe:pass-word refused {TOKEN}; tried pass%2Dword")
 
     client._api.create_repo = fail
-    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as told:
+    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as reported:
         client.push(store, make(store).id)
-    said = str(told.value.as_json())
-    assert "refused" in said
-    assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in said]
+    output = str(reported.value.as_json())
+    assert "refused" in output
+    assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in output]
 
 
-def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tmp_path):
+def test_bytes_done_of_bytes_total_are_reported_on_the_way_out_and_in(hub, store, tmp_path):
     release = make(store, weights=bytes(3 * 2**20))
     total = sum(file.size for file in release.files)
     heard: list[tuple[str, int, int]] = []
 
-    def tell(*told):
-        heard.append(told)
+    def report(*reported):
+        heard.append(reported)
 
-    open_hub(hub).push(store, release.id, progress=tell)
+    open_hub(hub).push(store, release.id, progress=report)
     far = ReleaseStore.open(tmp_path / "far")
-    open_hub(hub).pull(far, allow=anything, progress=tell)
+    open_hub(hub).pull(far, allow=anything, progress=report)
     for phase in ("check", "send", "fetch", "store"):
-        done = [one[1] for one in heard if one[0] == phase]
-        assert {one[2] for one in heard if one[0] == phase} == {total}
+        done = [event[1] for event in heard if event[0] == phase]
+        assert {event[2] for event in heard if event[0] == phase} == {total}
         assert done[-1] == total, phase
         assert len(set(done)) > 3, phase
-    assert [one[1] for one in heard if one[0] == "send"] == sorted(
-        one[1] for one in heard if one[0] == "send"
+    assert [event[1] for event in heard if event[0] == "send"] == sorted(
+        event[1] for event in heard if event[0] == "send"
     )

@@ -47,8 +47,8 @@ def test_a_release_is_entered_once_and_keeps_its_first_time(index: ReleaseIndex)
 
 
 def test_releases_are_listed_newest_first(index: ReleaseIndex):
-    for one in (B, A, C):
-        index.add(one)
+    for entry in (B, A, C):
+        index.add(entry)
     assert index.list() == (C, A, B)
 
 
@@ -85,8 +85,8 @@ def test_a_release_of_another_project_is_refused(index: ReleaseIndex):
 
 
 def test_an_alias_moves_and_leaves_a_log(index: ReleaseIndex):
-    for one in (A, B):
-        index.add(one)
+    for entry in (A, B):
+        index.add(entry)
     first = move(index, A, since=None)
     second = move(index, B, since=A, forced=True)
     third = move(index, A, since=B, rollback=True)
@@ -101,9 +101,9 @@ def test_an_alias_moves_and_leaves_a_log(index: ReleaseIndex):
 
 
 def test_a_rollback_goes_to_what_the_log_has_before_or_nowhere(index: ReleaseIndex):
-    """The alias may point where it did with another history: then the log would tell a wrong way back."""
-    for one in (A, B, C):
-        index.add(one)
+    """The alias may point where it did with another history: then the log would show a wrong way back."""
+    for entry in (A, B, C):
+        index.add(entry)
     for to, since in ((A, None), (B, A), (C, B), (B, C)):
         move(index, to, since=since)
     with pytest.raises(Busy):
@@ -125,11 +125,9 @@ def test_an_alias_cannot_point_at_a_release_that_is_not_there(index: ReleaseInde
 
 
 @pytest.mark.parametrize("believed", [None, B])
-def test_who_is_wrong_about_where_the_alias_points_moves_nothing(
-    index: ReleaseIndex, believed: Release | None
-):
-    for one in (A, B, C):
-        index.add(one)
+def test_moving_an_alias_fails_if_it_points_elsewhere(index: ReleaseIndex, believed: Release | None):
+    for entry in (A, B, C):
+        index.add(entry)
     move(index, A, since=None)
     with pytest.raises(Busy, match="moved by another process") as refused:
         move(index, C, since=believed)
@@ -138,9 +136,9 @@ def test_who_is_wrong_about_where_the_alias_points_moves_nothing(
     assert len(index.alias_log("champion")) == 1
 
 
-def test_who_expects_an_alias_that_is_not_there_moves_nothing(index: ReleaseIndex):
-    for one in (A, B):
-        index.add(one)
+def test_moving_an_alias_fails_if_the_expected_one_does_not_exist(index: ReleaseIndex):
+    for entry in (A, B):
+        index.add(entry)
     with pytest.raises(Busy):
         move(index, B, since=A)
     assert index.aliases() == {}
@@ -149,8 +147,8 @@ def test_who_expects_an_alias_that_is_not_there_moves_nothing(index: ReleaseInde
 @pytest.mark.parametrize("already", [None, A])
 def test_of_many_threads_that_move_at_once_exactly_one_wins(index: ReleaseIndex, already: Release | None):
     rivals = [release(f"rival {n}") for n in range(8)]
-    for one in (A, *rivals):
-        index.add(one)
+    for entry in (A, *rivals):
+        index.add(entry)
     if already:
         move(index, already, since=None)
     gate = Barrier(len(rivals))

@@ -91,7 +91,7 @@ def spoil(place, file, data):
     place._files.pipe_file(place._blob(file.sha256), data)
 
 
-def test_a_damaged_blob_is_not_taken_in_and_is_mended_by_the_next_push(url, store, tmp_path):
+def test_a_damaged_blob_is_not_taken_in_and_is_repaired_by_the_next_push(url, store, tmp_path):
     release = make(store)
     place = RemoteStore(url)
     push_release(store, place, release.id)
@@ -99,9 +99,9 @@ def test_a_damaged_blob_is_not_taken_in_and_is_mended_by_the_next_push(url, stor
     far = ReleaseStore.open(tmp_path / "far")
     for data in (bytes(victim.size), b"short"):
         spoil(place, victim, data)
-        with pytest.raises(GraftError) as told:
+        with pytest.raises(GraftError) as reported:
             pull_release(far, RemoteStore(url), release.id)
-        assert told.value.fix
+        assert reported.value.fix
         assert far.ids() == ()
     assert push_release(store, place, release.id).sent == (victim.path,)
     assert pull_release(far, RemoteStore(url), release.id).release == release
@@ -119,9 +119,9 @@ def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(ur
         return real(*arguments, **more)
 
     monkeypatch.setattr(place._files, "put_file", put_file)
-    with pytest.raises(EnvironmentLacks, match="the wire broke") as told:
+    with pytest.raises(EnvironmentLacks, match="the wire broke") as reported:
         push_release(store, place, release.id)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(reported.value)
     assert RemoteStore(url).ids() == ()
     monkeypatch.undo()
     assert len(push_release(store, RemoteStore(url), release.id).sent) == len(release.files) - 3
@@ -145,7 +145,7 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
     assert far.ids() == ()
 
 
-def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, tmp_path):
+def test_a_damaged_manifest_is_refused_and_repaired_by_the_next_push(url, store, tmp_path):
     release = make(store)
     push_release(store, RemoteStore(url), release.id)
     far = ReleaseStore.open(tmp_path / "far")
@@ -156,18 +156,18 @@ def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, t
     assert pull_release(far, RemoteStore(url), release.id).release == release
 
 
-def test_a_bucket_that_does_not_exist_is_said(s3_server):
-    with pytest.raises(UserMistake, match="no bucket 'nowhere'") as told:
+def test_a_bucket_that_does_not_exist_is_reported(s3_server):
+    with pytest.raises(UserMistake, match="no bucket 'nowhere'") as reported:
         RemoteStore("s3://nowhere/folder")
-    assert told.value.fix
+    assert reported.value.fix
 
 
 @pytest.mark.parametrize("url", ["not a url", "nosuchkind://somewhere/x"])
-def test_an_address_that_cannot_be_used_is_said(url):
-    with pytest.raises(GraftError) as told:
+def test_an_address_that_cannot_be_used_is_reported(url):
+    with pytest.raises(GraftError) as reported:
         RemoteStore(url)
-    assert told.value.fix
+    assert reported.value.fix
 
 
-def test_no_secret_of_an_address_is_said():
+def test_no_secret_of_an_address_is_shown():
     assert RemoteStore("memory://key:secret@host/x?sig=abc").address == "memory://…@host/x?…"

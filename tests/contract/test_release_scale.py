@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_nursery import make_release, open_work
+from registry_workers import make_release, open_work
 from sqlalchemy import event
 from store_samples import release
 

@@ -74,7 +74,7 @@ def test_without_an_alias_only_the_files_travel(far, store):
     assert not (far / ".aliases").exists()
 
 
-def test_what_was_damaged_there_is_mended_before_the_alias_moves(far, store):
+def test_what_was_damaged_there_is_repaired_before_the_alias_moves(far, store):
     release = make(store)
     push_over_ssh(store, release.id, target=target(far))
     victim = far / release.id / "plan.json"
@@ -128,11 +128,11 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
     assert ReleaseStore.open(far).ids() == ()
 
 
-def test_a_machine_that_does_not_answer_is_said(store, monkeypatch):
+def test_a_machine_that_does_not_answer_is_reported(store, monkeypatch):
     monkeypatch.setenv("GRAFT_SSH", "ssh -p 1")
-    with pytest.raises(EnvironmentLacks, match="cannot be reached") as told:
+    with pytest.raises(EnvironmentLacks, match="cannot be reached") as reported:
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
-    assert told.value.fix
+    assert reported.value.fix
     monkeypatch.setenv("GRAFT_SSH", "no-such-ssh")
     with pytest.raises(EnvironmentLacks, match="cannot be started"):
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
@@ -163,7 +163,7 @@ def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_l
     signature = "manifest.json.minisig"
     assert (far / release.id / signature).read_bytes() == (store.folder(release.id) / signature).read_bytes()
     (store.folder(release.id) / signature).unlink()
-    # Whoever pushes a copy that is not signed does not take the signature away.
+    # Pushing an unsigned copy does not remove the signature.
     assert not push_over_ssh(store, release.id, target=target(far), alias="champion").sent
     assert (far / release.id / signature).is_file()
     assert (far / release.id).stat().st_ino == place
@@ -209,12 +209,12 @@ def test_what_a_killed_signer_left_here_does_not_travel(far, store):
     assert not push_over_ssh(store, release.id, target=target(far)).sent
 
 
-def test_bytes_sent_are_told_while_they_go(far, store, monkeypatch):
+def test_bytes_sent_are_reported_while_they_go(far, store, monkeypatch):
     release = make(store, weights=bytes(64 * 2**20))
     monkeypatch.setattr(ssh, "POLL_SECONDS", 0.002)
     heard: list[tuple[str, int, int]] = []
-    push_over_ssh(store, release.id, target=target(far), progress=lambda *told: heard.append(told))
-    sent = [told for told in heard if told[0] == "send"]
+    push_over_ssh(store, release.id, target=target(far), progress=lambda *reported: heard.append(reported))
+    sent = [reported for reported in heard if reported[0] == "send"]
     assert sent[-1][1] == sent[-1][2] > 64 * 2**20
     assert len({done for _, done, _ in sent}) > 3
     assert [done for _, done, _ in sent] == sorted(done for _, done, _ in sent)

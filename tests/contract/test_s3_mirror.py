@@ -35,6 +35,6 @@ def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_p
 
 def test_a_bucket_that_does_not_exist_is_no_empty_mirror(s3_server, tmp_path):
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
-    with pytest.raises(EnvironmentLacks, match="no bucket 'nowhere'") as told:
+    with pytest.raises(EnvironmentLacks, match="no bucket 'nowhere'") as reported:
         store.open()
-    assert told.value.fix
+    assert reported.value.fix

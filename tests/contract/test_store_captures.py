@@ -50,9 +50,8 @@ def test_upper_and_lower_case_differ_and_the_reply_is_searched_too(captures: Cap
     assert captures.find("paris") == ()
 
 
-def test_the_captures_of_a_release_can_be_told(captures: CaptureStore):
+def test_the_captures_of_a_release_can_be_selected(captures: CaptureStore):
     captures.add([capture("c1", by="r1"), capture("c2", by="r2"), capture("c3", by="r1")])
-    assert [c.id for c in captures.of_release("r1")] == ["c3", "c1"]
     assert (captures.count(release="r1"), captures.count(release="r9")) == (2, 0)
     assert [c.id for c in captures.export(release="r1")] == ["c1", "c3"]
 
@@ -83,22 +82,22 @@ def test_projects_do_not_see_each_others_captures(database: Database, captures: 
     assert other.add([capture("c1")]) == 1
 
 
-def test_an_exchange_that_was_dealt_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
-    dealt = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
-    captures.add([capture("c1", by="r1"), dealt, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
+def test_an_exchange_that_was_assigned_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
+    assigned = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
+    captures.add([capture("c1", by="r1"), assigned, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
     captures.add([capture("c4", by="r1", dealt="r1.r3.0", arm="champion"), capture("c5", by="r3")])
-    assert captures.get("c2") == dealt
+    assert captures.get("c2") == assigned
     read = list(captures.read_on(releases=("r1", "r2"), dealt="r1.r2.0"))
     assert [found.id for _, found in read] == ["c2", "c3"]
     assert [found.id for _, found in captures.read_on(releases=("r1", "r2"))] == ["c1", "c2", "c3", "c4"]
     later = captures.read_on(after=read[0][0], releases=("r1", "r2"), dealt="r1.r2.0")
     assert [found.id for _, found in later] == ["c3"]
-    assert [(one.experiment, one.exchanges) for one in captures.experiments()] == [
+    assert [(experiment.experiment, experiment.exchanges) for experiment in captures.experiments()] == [
         ("r1.r2.0", 2),
         ("r1.r3.0", 1),
     ]
     captures.add([capture("c6", by="r1", dealt="r1.r2.0", arm="champion")])
-    assert [one.experiment for one in captures.experiments()] == ["r1.r3.0", "r1.r2.0"]
+    assert [experiment.experiment for experiment in captures.experiments()] == ["r1.r3.0", "r1.r2.0"]
 
 
 def test_reading_on_gives_each_capture_once_over_many_pages(captures: CaptureStore):
@@ -111,7 +110,7 @@ def test_reading_on_gives_each_capture_once_over_many_pages(captures: CaptureSto
     assert read == [*names, "late"]
 
 
-def test_experiments_of_another_project_are_not_told(database: Database, captures: CaptureStore):
+def test_experiments_of_another_project_are_not_reported(database: Database, captures: CaptureStore):
     captures.add([capture("c1", dealt="x.y.0", arm="champion")])
     other = CaptureStore(database, project="two")
     assert other.experiments() == ()

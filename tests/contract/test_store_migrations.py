@@ -124,7 +124,9 @@ def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_ne
         )
     upgraded = open_database(database_url)
     index = ReleaseTable(upgraded, project=PROJECT)
-    assert [(one.model, one.version, one.base, one.decision) for one in reversed(index.entries())] == [
+    assert [
+        (entry.model, entry.version, entry.base, entry.decision) for entry in reversed(index.entries())
+    ] == [
         ("main", "1.0.0", "small", "deploy"),
         ("main", "1.0.1", "small", "deploy"),
         ("tagger", "1.0.0", "small", "deploy"),
@@ -136,7 +138,7 @@ def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_ne
     upgraded.close()
 
 
-def test_captures_from_before_experiments_stay_and_are_dealt_by_nobody(database_url: str):
+def test_captures_from_before_experiments_stay_and_belong_to_none(database_url: str):
     body = capture("old").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
     with first_schema(database_url) as database, database.write() as connection:
         connection.execute(
@@ -151,7 +153,7 @@ def test_captures_from_before_experiments_stay_and_are_dealt_by_nobody(database_
     assert captures.get("old") == capture("old")
     assert captures.experiments() == ()
     assert FeedbackStore(upgraded, project=PROJECT).add(Feedback(capture="old", at=WHEN, score=1.0))
-    assert [one.feedback for one in captures.export()] == [1.0]
+    assert [capture.feedback for capture in captures.export()] == [1.0]
     upgraded.close()
 
 

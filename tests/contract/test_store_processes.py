@@ -58,9 +58,9 @@ def test_of_two_processes_that_promote_at_once_exactly_one_wins(database: Databa
     ):
         begin(one)
         begin(two)
-        said = [process.stdout.readline().strip() for process in (one, two)]
-    assert sorted(said) == ["lost", "won"]
-    assert index.aliases() == {"champion": rivals[said.index("won")].id}
+        output = [process.stdout.readline().strip() for process in (one, two)]
+    assert sorted(output) == ["lost", "won"]
+    assert index.aliases() == {"champion": rivals[output.index("won")].id}
     assert len(index.alias_log("champion")) == 1
 
 
@@ -92,14 +92,14 @@ def assert_whole(database: Database, *, acknowledged: list[str]) -> None:
     assert len(moved_to) <= len(acknowledged) + 1
     assert [move.previous for move in log] == [None, *moved_to[:-1]]
     assert index.aliases() == {"champion": moved_to[-1]}
-    assert set(moved_to) <= {one.id for one in index.list()}
+    assert set(moved_to) <= {release.id for release in index.list()}
     if database.engine.dialect.name == "sqlite":
         with database.read() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
             assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
 
 
-def test_a_writer_that_waits_too_long_is_told_that_the_database_is_busy(
+def test_a_writer_that_waits_too_long_gets_an_error_that_the_database_is_busy(
     database: Database, database_url: str
 ):
     impatient = open_database(database_url, wait_seconds=0.05)

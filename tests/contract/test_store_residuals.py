@@ -29,7 +29,7 @@ def test_another_machine_or_base_is_not_learned_from(residuals: ResidualStore):
     assert residuals.recent(device="cpu", base="large") == ()
 
 
-def test_a_run_that_is_told_twice_counts_once(residuals: ResidualStore):
+def test_a_run_that_is_recorded_twice_counts_once(residuals: ResidualStore):
     for actual in (90, 95):
         residuals.add("run-1", device="cpu", base="small", found=[speed(actual)], when=WHEN)
     assert residuals.recent(device="cpu", base="small") == (speed(95),)

@@ -56,7 +56,7 @@ def test_a_run_that_nobody_entered_cannot_change(runs: RunStore):
         runs.update("run-9", state="done", when=WHEN)
 
 
-def test_the_newest_run_comes_first_whatever_the_clock_said(runs: RunStore):
+def test_the_newest_run_comes_first_whatever_the_clock_shows(runs: RunStore):
     for name, when in (("a", LATER), ("b", WHEN), ("c", WHEN)):
         runs.create(name, folder=name, plan={}, when=when)
     runs.update("a", state="done", when=LATER)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_nursery import make_release, open_work
+from registry_workers import make_release, open_work
 from tracker_servers import mlflow_server, running, trackio_server, whole_python_path, wire_to
 
 from graftwork.files.disk import file_digest
@@ -29,19 +29,19 @@ needs_trackio = pytest.mark.skipif(
 PASSWORD, TOKEN = "s3cr@t-pass-of-many-words", "write-token-that-nobody-hears"
 GUARD = """
 import os, socket
-said = os.open(os.environ["SOCKET_GUARD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-os.write(said, b"on\\n")
+log = os.open(os.environ["SOCKET_GUARD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(log, b"on\\n")
 look_up = socket.getaddrinfo
 def guarded(host, *words, **more):
     if host not in (None, "127.0.0.1", "localhost", b"127.0.0.1", b"localhost"):
-        os.write(said, f"{host}\\n".encode())
+        os.write(log, f"{host}\\n".encode())
         raise OSError("no network here")
     return look_up(host, *words, **more)
 socket.getaddrinfo = guarded
 connect = socket.socket.connect
 def guarded_connect(self, address):
     if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "localhost"):
-        os.write(said, f"{address[0]}\\n".encode())
+        os.write(log, f"{address[0]}\\n".encode())
         raise OSError("no network here")
     return connect(self, address)
 socket.socket.connect = guarded_connect
@@ -53,16 +53,16 @@ from mlflow.artifacts import download_artifacts
 client = MlflowClient()
 name, folder = sys.argv[1:]
 model = client.get_registered_model(name)
-told = {"aliases": {key: str(value) for key, value in model.aliases.items()}, "versions": {}, "runs": 0}
-for one in client.search_model_versions():
-    if one.name == name:
-        run = client.get_run(one.run_id)
-        facts = [one.tags["graftwork.release"], run.info.status, run.data.metrics]
-        told["versions"][str(one.version)] = facts
-told["runs"] = len(client.search_runs(client.get_experiment_by_name("cited-answers").experiment_id))
-if "champion" in told["aliases"] and not ("'" in name or "/" in name):
+reported = {"aliases": {key: str(value) for key, value in model.aliases.items()}, "versions": {}, "runs": 0}
+for version in client.search_model_versions():
+    if version.name == name:
+        run = client.get_run(version.run_id)
+        facts = [version.tags["graftwork.release"], run.info.status, run.data.metrics]
+        reported["versions"][str(version.version)] = facts
+reported["runs"] = len(client.search_runs(client.get_experiment_by_name("cited-answers").experiment_id))
+if "champion" in reported["aliases"] and not ("'" in name or "/" in name):
     download_artifacts(f"models:/{name}@champion", dst_path=folder)
-print(json.dumps(told))
+print(json.dumps(reported))
 """
 READ_TRACKIO = """
 import contextlib, json, os, sys
@@ -87,7 +87,7 @@ for steps in ([1, 2], [3]):
 
 
 class Project:
-    """A project with two releases, of which the first is the champion; and a shell beside it."""
+    """A project with two releases, of which the first is the champion; and a shell next to it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.network = root / "project", root / "network"
@@ -108,7 +108,7 @@ class Project:
         return {path.name: file_digest(path) for path in folder.iterdir()}
 
     def shell(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        # Under a test MLflow keeps quiet by itself, and nothing would be seen of what it tells to whom.
+        # Under a test MLflow keeps quiet by itself, and nothing would be seen of what it sends to whom.
         kept = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("PYTEST_")}
         kept |= {"PYTHONPATH": f"{self.root.parent / 'guard'}{os.pathsep}{whole_python_path()}"}
         kept |= {"SOCKET_GUARD": str(self.network), "HF_HOME": str(self.root.parent / "hf"), **environment}
@@ -142,8 +142,8 @@ def project(tmp_path):
     made.work.database.close()
 
 
-def told(done):
-    """What a push said. The libraries' own words stand neither amid it nor beside it."""
+def reported(done):
+    """What a push said. The libraries' own words are not mixed with it."""
     assert done.returncode == 0, done.stderr[-2000:]
     assert not [word for word in ("View run", "Waiting up to", "* ", "Warning") if word in done.stderr]
     return json.loads(done.stdout)
@@ -190,12 +190,12 @@ def shared(tmp_path_factory):
 def test_mlflow_has_every_byte_once_and_its_aliases_follow(kind, project, request, tmp_path):
     server = request.getfixturevalue(kind)
     where = {"MLFLOW_TRACKING_URI": server.url}
-    assert told(project.push("champion", "--mlflow", "answers", **where)) == {
+    assert reported(project.push("champion", "--mlflow", "answers", **where)) == {
         "mlflow": "answers",
         "version": "1",
         "new": True,
     }
-    assert told(project.push("champion", "--mlflow", "answers", **where))["new"] is False
+    assert reported(project.push("champion", "--mlflow", "answers", **where))["new"] is False
     found = read_mlflow(project, server, "answers", tmp_path / "a")
     figures = {"json_valid": 0.99, "latency": 0.5}
     assert found["versions"] == {"1": [project.first, "FINISHED", figures]}
@@ -203,30 +203,30 @@ def test_mlflow_has_every_byte_once_and_its_aliases_follow(kind, project, reques
     assert digests(tmp_path / "a") == project.files(project.first)
 
     promote_release(project.work, project.second)
-    assert told(project.push(project.second[:12], "--mlflow", "answers", **where))["version"] == "2"
+    assert reported(project.push(project.second[:12], "--mlflow", "answers", **where))["version"] == "2"
     found = read_mlflow(project, server, "answers", tmp_path / "b")
     assert (set(found["versions"]), found["aliases"], found["runs"]) == ({"1", "2"}, {"champion": "2"}, 2)
     assert digests(tmp_path / "b") == project.files(project.second)
 
     rollback_alias(project.work)
-    assert told(project.push("champion", "--mlflow", "answers", **where))["version"] == "1"
+    assert reported(project.push("champion", "--mlflow", "answers", **where))["version"] == "1"
     found = read_mlflow(project, server, "answers", tmp_path / "c")
     assert (set(found["versions"]), found["aliases"]) == ({"1", "2"}, {"champion": "1"})
     project.assert_nobody_else_was_called()
 
 
 @needs_mlflow
-def test_the_guard_would_see_what_mlflow_tells_its_makers(project, proxied):
+def test_the_guard_would_see_mlflows_telemetry(project, proxied):
     where = {"MLFLOW_TRACKING_URI": proxied.url, "MLFLOW_DISABLE_TELEMETRY": "false"}
-    told(project.push("champion", "--mlflow", "guarded", **where))
+    reported(project.push("champion", "--mlflow", "guarded", **where))
     assert "telemetry" in project.network.read_text()
 
 
 @needs_mlflow
 def test_mlflow_knows_a_name_of_odd_characters_again(project, proxied, tmp_path):
     name, where = 'it\'s a \\ "täglich" 100 % ☃', {"MLFLOW_TRACKING_URI": proxied.url}
-    assert told(project.push("champion", "--mlflow", name, **where))["new"] is True
-    assert told(project.push("champion", "--mlflow", name, **where))["new"] is False
+    assert reported(project.push("champion", "--mlflow", name, **where))["new"] is True
+    assert reported(project.push("champion", "--mlflow", name, **where))["new"] is False
     assert set(read_mlflow(project, proxied, name, tmp_path / "a")["versions"]) == {"1"}
 
 
@@ -234,7 +234,7 @@ def test_mlflow_knows_a_name_of_odd_characters_again(project, proxied, tmp_path)
 def test_aliases_and_figures_that_mlflow_forbids_get_names_that_it_takes(project, proxied, tmp_path):
     for alias in ("eu.west", "latest", "v2"):
         promote_release(project.work, project.first, alias=alias)
-    told(project.push(project.first[:12], "--mlflow", "aliased", MLFLOW_TRACKING_URI=proxied.url))
+    reported(project.push(project.first[:12], "--mlflow", "aliased", MLFLOW_TRACKING_URI=proxied.url))
     found = read_mlflow(project, proxied, "aliased", tmp_path / "a")
     assert set(found["aliases"]) == {"champion", "eu-west", "alias-latest", "alias-v2"}
 
@@ -248,7 +248,7 @@ def test_a_name_that_mlflow_does_not_take_is_a_mistake(name, project, proxied):
 
 
 @needs_mlflow
-def test_an_address_that_leads_nowhere_is_said_without_its_password(project):
+def test_an_address_that_leads_nowhere_is_reported_without_its_password(project):
     for address, code in (
         (f"http://joe:{PASSWORD.replace('@', '%40')}@127.0.0.1:9/", 3),
         (f"nonsense://joe:{PASSWORD.replace('@', '%40')}@here", 2),
@@ -275,12 +275,12 @@ def test_a_login_opens_the_registry_and_is_heard_nowhere(project, tmp_path):
     with running(mlflow_server(folder, *words, **more)) as server:
         login = f"http://joe:{PASSWORD.replace('@', '%40')}@127.0.0.1:{server.port}"
         done = project.push("champion", "--mlflow", "answers", MLFLOW_TRACKING_URI=login)
-        assert told(done)["new"] is True
+        assert reported(done)["new"] is True
         heard = [done.stdout]
         for wrong in (login.replace(PASSWORD[-5:], "wrong"), server.url):
-            said = refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=wrong), code=3)
-            assert "401" in said
-            heard.append(said)
+            output = refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=wrong), code=3)
+            assert "401" in output
+            heard.append(output)
     heard.append(refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=login), code=3))
     assert not [text for text in heard if "s3cr" in text]
     for path in (*project.root.rglob("*"), *folder.rglob("*")):
@@ -296,7 +296,7 @@ def test_an_mlflow_that_dies_over_a_file_has_no_half_version_and_the_next_push_e
     def is_cut(command, path):
         return command == "PUT" and path.endswith("adapter_model.safetensors")
 
-    told(project.push(project.second[:12], "--mlflow", "broken", MLFLOW_TRACKING_URI=proxied.url))
+    reported(project.push(project.second[:12], "--mlflow", "broken", MLFLOW_TRACKING_URI=proxied.url))
     before = read_mlflow(project, proxied, "broken", tmp_path / "a")
     with wire_to(proxied, is_cut=is_cut) as address:
         try:
@@ -309,7 +309,8 @@ def test_an_mlflow_that_dies_over_a_file_has_no_half_version_and_the_next_push_e
     between = read_mlflow(project, proxied, "broken", tmp_path / "a")
     assert between["versions"] == before["versions"]
     assert (
-        told(project.push("champion", "--mlflow", "broken", MLFLOW_TRACKING_URI=proxied.url))["new"] is True
+        reported(project.push("champion", "--mlflow", "broken", MLFLOW_TRACKING_URI=proxied.url))["new"]
+        is True
     )
     after = read_mlflow(project, proxied, "broken", tmp_path / "b")
     assert after["aliases"] == {"champion": "2"}
@@ -321,7 +322,7 @@ def test_an_mlflow_that_dies_over_a_file_has_no_half_version_and_the_next_push_e
 def test_a_training_run_goes_on_in_one_run_of_a_real_mlflow(project, proxied, tmp_path):
     where = {"MLFLOW_TRACKING_URI": proxied.url, "MLFLOW_EXPERIMENT_NAME": "cited-answers"}
     # A release of the same run lies in the same experiment, and is not taken for it.
-    told(project.push("champion", "--mlflow", "trained", **where))
+    reported(project.push("champion", "--mlflow", "trained", **where))
     assert project.run(TRAIN, "mlflow", str(tmp_path / "run"), **where) == ""
     read = """
 import json
@@ -330,8 +331,8 @@ client = MlflowClient()
 experiment = client.get_experiment_by_name("cited-answers").experiment_id
 runs = client.search_runs([experiment], "attributes.run_name = 'run-1'")
 curve = client.get_metric_history(runs[0].info.run_id, "train/loss")
-told = [[run.info.run_name, run.info.status, run.data.params] for run in runs]
-print(json.dumps([told, [[one.step, one.value] for one in curve]]))
+reported = [[run.info.run_name, run.info.status, run.data.params] for run in runs]
+print(json.dumps([reported, [[point.step, point.value] for point in curve]]))
 """
     runs, curve = json.loads(project.run(read, **where))
     assert runs == [["run-1", "FINISHED", {"rank": "8", "examine.every": "5"}]]
@@ -365,10 +366,10 @@ def assert_once_in_trackio(project, folder):
 def test_trackio_keeps_a_release_once_in_a_folder_and_calls_nobody(project, tmp_path):
     where = {"TRACKIO_DIR": str(tmp_path / "trackio")}
     for _ in range(2):
-        done = told(project.push("champion", "--trackio", "answers", **where))
+        done = reported(project.push("champion", "--trackio", "answers", **where))
         assert done["artifact"] == "cited-answers-main"
     assert_once_in_trackio(project, tmp_path / "trackio")
-    told(project.push(project.second[:12], "--trackio", "answers", **where))
+    reported(project.push(project.second[:12], "--trackio", "answers", **where))
     for version, release in (("v0", project.first), ("v1", project.second), ("latest", project.second)):
         project.run(READ_TRACKIO, "answers", version, str(tmp_path / version), **where)
         assert digests(tmp_path / version) == project.files(release)
@@ -382,7 +383,7 @@ def test_a_trackio_server_keeps_a_release_once_and_gives_it_back(project, tracki
         done = project.push(
             "champion", "--trackio", "answers", TRACKIO_DIR=str(tmp_path / f"here-{number}"), **where
         )
-        told(done)
+        reported(done)
         assert TOKEN not in done.stdout
     assert_once_in_trackio(project, trackio_at.folder)
     # A reader with an empty folder has it from the server alone.
@@ -394,7 +395,7 @@ def test_a_trackio_server_keeps_a_release_once_and_gives_it_back(project, tracki
 
 
 @needs_trackio
-def test_what_trackio_does_not_take_is_said_without_the_token(project, trackio_at, tmp_path):
+def test_what_trackio_does_not_take_is_reported_without_the_token(project, trackio_at, tmp_path):
     here, good = {"TRACKIO_DIR": str(tmp_path / "here")}, f"{trackio_at.url}?write_token={TOKEN}"
     trials = [
         ("answers", f"http://127.0.0.1:9/?write_token={TOKEN}", 3),
@@ -427,7 +428,7 @@ def test_a_trackio_that_dies_over_a_file_has_no_half_artifact_and_the_next_push_
     trackio_at.start()
     if (trackio_at.folder / "answers.db").exists():
         assert rows(trackio_at.folder, "select * from artifact_versions") == []
-    told(project.push("champion", "--trackio", "answers", TRACKIO_SERVER_URL=trackio_at.url, **where))
+    reported(project.push("champion", "--trackio", "answers", TRACKIO_SERVER_URL=trackio_at.url, **where))
     assert_once_in_trackio(project, trackio_at.folder)
 
 

@@ -84,7 +84,7 @@ class Server:
 def whole_python_path() -> str:
     """The same where a process stands in another folder."""
     found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(str(Path(one).absolute()) for one in found if one)
+    return os.pathsep.join(str(Path(item).absolute()) for item in found if item)
 
 
 @contextmanager

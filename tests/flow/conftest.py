@@ -31,7 +31,7 @@ PLACES = ["pond", "gate", "wall", "court", "terrace", "orchard", "glasshouse", "
 
 
 class Listener(NullReporter):
-    """Remembers what it was told."""
+    """Remembers what it was reported."""
 
     def __init__(self):
         self.done: list[str] = []

@@ -22,7 +22,7 @@ def write_peft(base, folder, *, seed):
     return folder
 
 
-def test_imported_adapters_answer_the_same_cases_and_are_not_told_apart_by_nonsense(tiny_base, tmp_path):
+def test_imported_adapters_answer_the_same_cases_and_noise_does_not_decide(tiny_base, tmp_path):
     settings = {
         "project": "ab",
         "base": str(tiny_base),

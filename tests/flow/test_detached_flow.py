@@ -27,7 +27,7 @@ def graft(folder, *arguments):
     )
 
 
-def said(done):
+def output_of(done):
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
@@ -46,12 +46,12 @@ def detached(small_project, change_settings):
         text=True,
         start_new_session=True,
     )
-    told, _ = terminal.communicate()
-    assert terminal.returncode == 0, told
-    # Whoever still is in the terminal's session gets what a closed window sends.
+    reported, _ = terminal.communicate()
+    assert terminal.returncode == 0, reported
+    # Processes still in the terminal's session get the signal of a closed window.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(terminal.pid, signal.SIGHUP)
-    yield small_project, json.loads(told)
+    yield small_project, json.loads(reported)
     graft(small_project, "stop", "--now")
 
 
@@ -67,16 +67,16 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
         assert follower.poll() is None
         events.append(json.loads(follower.stdout.readline()))
 
-    (run,) = said(graft(folder, "status", "--json"))["runs"]
+    (run,) = output_of(graft(folder, "status", "--json"))["runs"]
     assert (run["id"], run["state"]) == (started["run"], "running")
     assert run["health"] in ("working", "slow")
     assert run["reason"]
     assert run["expected_step_seconds"] > 0
     assert run["measured_step_seconds"] > 0
-    again = said(graft(folder, "train", "--detach", "--json"))
+    again = output_of(graft(folder, "train", "--detach", "--json"))
     assert (again["state"], again["run"], again["pid"]) == ("already running", run["id"], started["pid"])
 
-    stopped = said(graft(folder, "stop", "--json"))
+    stopped = output_of(graft(folder, "stop", "--json"))
     assert (stopped["state"], stopped["run_state"], stopped["run"]) == ("stopped", "stopped", run["id"])
     assert stopped["done"] >= 3
     rest, _ = follower.communicate(timeout=60)
@@ -104,10 +104,10 @@ def test_a_run_is_killed_at_once_when_asked_so(detached):
     while lock_holder(run_folder) is None:
         assert lock_holder(folder / ".graft" / "pipeline") is not None
         pause()
-    assert said(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
+    assert output_of(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
     assert lock_holder(run_folder) is None
     assert lock_holder(folder / ".graft" / "pipeline") is None
-    assert said(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
+    assert output_of(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
     follower = graft(folder, "logs", "-f")
     assert follower.returncode == 75
 
@@ -116,7 +116,7 @@ def test_without_a_run_logs_and_stop_say_so(small_project):
     none = graft(small_project, "logs", "-f", "--json")
     assert none.returncode == 2
     assert "no run yet" in json.loads(none.stdout)["what"]
-    assert said(graft(small_project, "stop", "--json")) == {
+    assert output_of(graft(small_project, "stop", "--json")) == {
         "state": "not running",
         "run": None,
         "run_state": None,
@@ -144,9 +144,7 @@ runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 
 
-def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
-    small_project, listener, tmp_path, monkeypatch
-):
+def test_a_run_that_is_out_of_memory_is_replanned_and_goes_on(small_project, listener, tmp_path, monkeypatch):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     start = local.start_child
@@ -163,7 +161,7 @@ def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
     assert outcome.settings["micro_rows"] == 2
     assert outcome.restarts == 1
     assert outcome.replay_identical is None
-    assert any("going on with 2 row(s) at a time" in word for word in listener.words)
+    assert any("continuing with 2 row(s) at a time" in word for word in listener.words)
     kept = json.loads((folder / "replanned.json").read_text())
     assert kept["measured"]["asked_gib"] == 1.0
     assert [json.loads(line)["kind"] for line in (folder / "alerts.jsonl").read_text().splitlines()] == [

@@ -19,9 +19,9 @@ def prepared(small_project, change_settings, listener):
     return prepare
 
 
-def test_rows_that_were_left_out_for_their_length_are_told(prepared):
+def test_rows_that_were_left_out_for_their_length_are_reported(prepared):
     linted, dataset = prepared(data={"max_tokens": 87})
-    found = {one.rule: one for one in linted.findings}
+    found = {finding.rule: finding for finding in linted.findings}
     assert dataset.splits["train"].rows > 0
     assert "left out" in found["rows-are-cut"].what
     assert "87" in found["rows-are-cut"].what
@@ -30,12 +30,12 @@ def test_rows_that_were_left_out_for_their_length_are_told(prepared):
 def test_steps_are_counted_from_the_prepared_rows(prepared):
     linted, dataset = prepared(train={"checkpoint_every": 500, "epochs": 1})
     steps = -(-dataset.splits["train"].rows // 4)
-    found = {one.rule: one for one in linted.findings}
+    found = {finding.rule: finding for finding in linted.findings}
     assert f"but the run has {steps}" in found["checkpoint-never-comes"].what
     assert not any("--rows" in gap or "--lengths" in gap for gap in linted.unknown)
 
 
-def test_a_rate_that_the_held_out_rows_cannot_prove_is_told(prepared):
+def test_a_rate_that_the_held_out_rows_cannot_prove_is_reported(prepared):
     linted, dataset = prepared(gate={"rules": [{"metric": "json_valid", "over": 0.99}]})
-    found = {one.rule: one for one in linted.findings}
+    found = {finding.rule: finding for finding in linted.findings}
     assert found["rate-cannot-be-proven"].what.startswith(f"{dataset.splits['test'].rows} held-out rows")

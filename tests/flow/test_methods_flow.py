@@ -55,4 +55,4 @@ def test_what_a_method_learned_is_released_and_answers(small_project, listener, 
     release = made.get("release", Release)
     weights = "model.safetensors" if method == "full" else "adapter_model.safetensors"
     assert weights in {file.path for file in release.files}
-    assert {one.answered_by for one in made.get("try", TryOut).tried} == {release.id}
+    assert {attempt.answered_by for attempt in made.get("try", TryOut).tried} == {release.id}

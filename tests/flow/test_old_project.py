@@ -108,7 +108,7 @@ def test_an_old_project_lists_its_releases_runs_and_steps_as_before(graft, facts
     assert states.pop("report") == "stale"  # The archive does not hold the page.
     assert set(states.values()) == {"fresh"}
     assert states.keys() < {step["step"] for step in facts["status"]["steps"]}
-    runs = [{run["id"]: run["state"] for run in said["runs"]} for said in (status, facts["status"])]
+    runs = [{run["id"]: run["state"] for run in message["runs"]} for message in (status, facts["status"])]
     assert runs[0] == runs[1]
     assert sorted(runs[0].values()) == ["done", "stopped"]
 
@@ -126,7 +126,7 @@ def test_an_old_release_and_its_dataset_verify(graft, facts, old_project):
     assert (code, verdict["decision"]) == (0, facts["gate"]["decision"])
 
 
-def test_a_dataset_prepared_anew_from_an_old_project_has_the_same_id(graft, old_project, tmp_path):
+def test_a_dataset_prepared_again_from_an_old_project_has_the_same_id(graft, old_project, tmp_path):
     again = tmp_path / "again"
     unpack(again)
     shutil.rmtree(again / ".graft")

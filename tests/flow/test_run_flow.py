@@ -78,9 +78,9 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
     assert listener.done == ALL
     release = made.get("release", Release)
     assert made.get("gate", Verdict).decision == "deploy"
-    assert {one.answered_by for one in made.get("try", TryOut).tried} == {release.id}
-    for one in made.get("try", TryOut).tried:
-        assert one.captured_reply == one.release_answer
+    assert {attempt.answered_by for attempt in made.get("try", TryOut).tried} == {release.id}
+    for attempt in made.get("try", TryOut).tried:
+        assert attempt.captured_reply == attempt.release_answer
     assert (small_project / "report.html").stat().st_size > 10_000
     for path in [small_project / ".graft", *(small_project / ".graft").rglob("*")]:
         assert not path.stat().st_mode & 0o077, path
@@ -113,10 +113,10 @@ def test_the_gate_in_ci_names_what_a_new_setting_makes_stale_and_starts_no_train
     assert f"train.rank was {rank} and is {rank * 2}" in json.loads(done.stdout)["why"]
     assert len(list((small_project / ".graft" / "runs").iterdir())) == 1
     assert not (small_project / "gate.xml").exists()
-    said = json.loads(graft(small_project, "status", "--json").stdout)
-    states = {step["step"]: step["state"] for step in said["steps"]}
+    message = json.loads(graft(small_project, "status", "--json").stdout)
+    states = {step["step"]: step["state"] for step in message["steps"]}
     assert (states["prepare"], states["plan"], states["train"]) == ("fresh", "stale", "stale")
-    assert {"plan", "train"} <= set(said["next"]["steps"])
+    assert {"plan", "train"} <= set(message["next"]["steps"])
 
 
 def test_only_what_depends_on_a_change_is_done_again(small_project, listener, change_settings):
@@ -126,14 +126,14 @@ def test_only_what_depends_on_a_change_is_done_again(small_project, listener, ch
     first = run_outputs(small_project)["release"]["id"]
     run(small_project, listener)
     assert listener.done == ["gate", "release", "try", "report"]
-    # And the way back, by the commands that whoever is on call at night would use.
+    # And the way back, by the commands that an engineer on call at night would use.
     second = run_outputs(small_project)["release"]
     assert second["parent"] == first
     assert json.loads(graft(small_project, "release", "rollback", "--json").stdout)["release_id"] == first
     assert live(small_project) == first
     assert graft(small_project, "release", "rollback", "--json").returncode == 2
-    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "mended", "--json")
-    assert json.loads(done.stdout)["why"] == "mended"
+    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "fixed", "--json")
+    assert json.loads(done.stdout)["why"] == "fixed"
     assert live(small_project) == second["id"]
     # A release whose bytes changed is not promoted again.
     damaged = small_project / ".graft" / "releases" / first / "adapter_config.json"
@@ -219,7 +219,7 @@ def finished_hash(folder) -> str:
     return json.loads(done.stdout)["adapter_hash"]
 
 
-def test_whoever_is_killed_the_run_goes_on_to_the_same_bytes(long_project, tmp_path, tiny_base):
+def test_a_killed_process_resumes_the_run_to_the_same_bytes(long_project, tmp_path, tiny_base):
     import shutil
 
     twin = tmp_path / "twin"
@@ -263,7 +263,7 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
 
 
 class Impatient(NullReporter):
-    """Presses Ctrl-C once, in the middle of a step where that step tells its progress."""
+    """Presses Ctrl-C once, in the middle of a step where that step reports its progress."""
 
     def __init__(self, step):
         self.step = step
@@ -301,7 +301,7 @@ def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_
     assert listener.done == ["report"]
 
 
-def test_a_second_run_beside_the_first_is_refused(long_project):
+def test_a_second_run_next_to_the_first_is_refused(long_project):
     process = start(long_project, "train", "--json")
     wait_for_steps(long_project, process, steps=2)
     second = graft(long_project, "train", "--json")
@@ -311,7 +311,7 @@ def test_a_second_run_beside_the_first_is_refused(long_project):
     assert process.returncode == 0
 
 
-def test_a_crashing_worker_is_given_up_with_its_last_words(
+def test_a_crashing_worker_is_given_up_with_its_last_messages(
     small_project, change_settings, tiny_base, tmp_path
 ):
     import shutil

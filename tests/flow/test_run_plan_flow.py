@@ -18,15 +18,15 @@ def opened(small_project, listener):
 
 def test_before_anything_is_done_every_stage_has_a_time(opened):
     planned = plan_whole_run(opened)
-    assert [one.stage for one in planned.stages] == [step.name for step in STEPS]
-    assert all(one.seconds.value > 0 for one in planned.stages)
-    states = {one.stage: one.state for one in planned.stages}
+    assert [stage.stage for stage in planned.stages] == [step.name for step in STEPS]
+    assert all(stage.seconds.value > 0 for stage in planned.stages)
+    states = {stage.stage: stage.state for stage in planned.stages}
     assert states["audit"] == states["train"] == "to do"
     assert states["release"] == states["try"] == "if the gate says deploy"
     assert planned.rough
     assert planned.minutes.low < planned.minutes.value < planned.minutes.high
     assert planned.minutes.value == pytest.approx(
-        sum(one.seconds.value for one in planned.stages) / 60, rel=1e-6
+        sum(stage.seconds.value for stage in planned.stages) / 60, rel=1e-6
     )
     assert opened.ledger.get("audit") is None
 
@@ -34,7 +34,7 @@ def test_before_anything_is_done_every_stage_has_a_time(opened):
 def test_steps_that_are_up_to_date_take_no_time_and_training_has_its_plan(opened):
     made = run_pipeline(opened, upto="plan")
     planned = plan_whole_run(opened)
-    stages = {one.stage: one for one in planned.stages}
+    stages = {stage.stage: stage for stage in planned.stages}
     assert {name for name, one in stages.items() if one.state == "up to date"} == {"prepare", "plan"}
     assert stages["prepare"].seconds.value == 0
     assert stages["train"].seconds.value == pytest.approx(60 * made.outputs["plan"].minutes.value)
@@ -44,7 +44,7 @@ def test_steps_that_are_up_to_date_take_no_time_and_training_has_its_plan(opened
 def test_a_stage_that_ran_is_remembered_and_is_no_training_run(opened):
     run_pipeline(opened, upto="plan")
     opened.ledger.forget("prepare")
-    stages = {one.stage: one for one in plan_whole_run(opened).stages}
+    stages = {stage.stage: stage for stage in plan_whole_run(opened).stages}
     assert (stages["prepare"].state, stages["prepare"].runs) == ("to do", 1)
     assert stages["evaluate"].runs == 0
     assert opened.residuals.past() == ()
@@ -61,4 +61,4 @@ def test_graft_plan_shows_the_whole_run(small_project):
     found = json.loads(asked.stdout)
     assert found["minutes"]["value"] > 0
     assert found["run"]["minutes"]["value"] > found["minutes"]["value"]
-    assert [one["stage"] for one in found["run"]["stages"]] == [step.name for step in STEPS]
+    assert [stage["stage"] for stage in found["run"]["stages"]] == [step.name for step in STEPS]

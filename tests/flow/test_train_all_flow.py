@@ -74,8 +74,11 @@ def test_all_models_in_one_go_have_the_bytes_of_each_trained_alone(small_project
 
     trained = run_all(small_project)
 
-    assert [(one.model, one.state) for one in trained.models] == [("main", "trained"), ("special", "trained")]
-    main, special = (one.outcome for one in trained.models)
+    assert [(model.model, model.state) for model in trained.models] == [
+        ("main", "trained"),
+        ("special", "trained"),
+    ]
+    main, special = (model.outcome for model in trained.models)
     assert main.restarts == 1  # killed once with -9, and the batch went on
     assert special.started_from == main.adapter_hash
     runs = small_project / ".graft" / "runs"
@@ -89,11 +92,11 @@ def test_all_models_in_one_go_have_the_bytes_of_each_trained_alone(small_project
         assert tensors_of(here) == tensors_of(there)
 
     again = run_all(small_project)
-    assert {one.state for one in again.models} == {"unchanged"}
-    assert [one.outcome for one in again.models] == [one.outcome for one in trained.models]
+    assert {model.state for model in again.models} == {"unchanged"}
+    assert [model.outcome for model in again.models] == [model.outcome for model in trained.models]
 
 
-def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(small_project):
+def test_a_model_that_fails_is_reported_with_its_reason_and_the_others_are_trained(small_project):
     write_models(
         small_project,
         {
@@ -110,7 +113,7 @@ def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(s
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    models = {one["model"]: one for one in json.loads(done.stdout)["models"]}
+    models = {model["model"]: model for model in json.loads(done.stdout)["models"]}
     assert {name: one["state"] for name, one in models.items()} == {
         "main": "trained",
         "lost": "failed",
@@ -129,8 +132,11 @@ def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(s
 
     # Mended, only what failed is trained.
     write_models(small_project, {"main": {}, "unlike": {"train": {"start_from": "main"}}})
-    mended = run_all(small_project)
-    assert [(one.model, one.state) for one in mended.models] == [("main", "unchanged"), ("unlike", "trained")]
+    fixed = run_all(small_project)
+    assert [(model.model, model.state) for model in fixed.models] == [
+        ("main", "unchanged"),
+        ("unlike", "trained"),
+    ]
 
 
 @pytest.fixture
@@ -163,8 +169,8 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert found.positions > found.rows > 0
     assert merged.merged.merged_weights == 14
     for exported in (merged, adapter):
-        said = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
-        for name, digest in said["files"].items():
+        message = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
+        for name, digest in message["files"].items():
             assert file_digest(Path(exported.folder) / name) == digest
     assert find_base(str(tiny_base), project_folder=tmp_path) == before
     # The merged folder is a base like any other.

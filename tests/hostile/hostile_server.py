@@ -58,7 +58,7 @@ class HostileServer:
             self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        # Whoever hangs up on a hostile server does what it should.
+        # A client that hangs up on a hostile server is right.
         with connection, contextlib.suppress(OSError):
             connection.settimeout(20)
             self.requests.append(read_request(connection))

@@ -1,4 +1,4 @@
-"""Secrets of many kinds, made up anew each time: none was ever valid, and none stands in this file.
+"""Secrets of many kinds, made up each time: none was ever valid, and none is in this file.
 
 A kind has a value that must be found nowhere, and the words that it is met in. Values are drawn from the
 alphabet and the length of the real ones, from a fixed seed.
@@ -57,7 +57,7 @@ def _in(kind: str, secret: str, text: str) -> Planted:
 
 
 def _of_models(draw: Draw) -> Iterator[Planted]:
-    """Whoever serves models."""
+    """Model providers."""
     yield _in("openai", "sk-" + draw(WORD, 48), "I use @@ for the API.")
     yield _in("openai project", "sk-proj-" + draw(URL_SAFE, 74), "Set OPENAI_API_KEY=@@ first.")
     yield _in("anthropic", "sk-ant-api03-" + draw(URL_SAFE, 93) + "AA", 'client = Anthropic(api_key="@@")')
@@ -209,7 +209,7 @@ def _of_addresses(draw: Draw) -> Iterator[Planted]:
 
 
 def _by_context(draw: Draw) -> Iterator[Planted]:
-    """Values without a form of their own: what stands before them tells."""
+    """Values without a form of their own: what precedes them decides."""
     yield _in("bearer header", draw(URL_SAFE, 43), "curl -H 'Authorization: Bearer @@' https://api.example")
     login = base64.b64encode(f"joe:{draw(WORD, 12)}".encode()).decode()
     yield _in("basic header", login, "Authorization: Basic @@")

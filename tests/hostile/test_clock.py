@@ -55,9 +55,9 @@ def clocks(monkeypatch):
 @pytest.fixture
 def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
-    told = []
-    alarm.send = lambda kind, *_what, **_more: told.append(kind)
-    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
+    reported = []
+    alarm.send = lambda kind, *_what, **_more: reported.append(kind)
+    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), reported
 
 
 def look(watcher, clocks, seconds=10.0):
@@ -67,33 +67,33 @@ def look(watcher, clocks, seconds=10.0):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_jump_of_the_clock_is_no_stall(tmp_path, clocks, watched, jump):
-    watcher, told = watched
+    watcher, reported = watched
     heart = Heart(tmp_path)
     for _ in range(5):
         heart.beat("training", 1, 9)
         clocks.set_by(jump)
         look(watcher, clocks)
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_worker_that_freezes_while_the_clock_jumps_is_told_of(tmp_path, clocks, watched, jump):
-    watcher, told = watched
+def test_a_worker_that_freezes_while_the_clock_jumps_is_reported(tmp_path, clocks, watched, jump):
+    watcher, reported = watched
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
     look(watcher, clocks)
     clocks.set_by(jump)
     look(watcher, clocks)
     look(watcher, clocks)
-    assert told == ["stalled"]
+    assert reported == ["stalled"]
     clocks.set_by(-jump)
     heart.beat("training", 2, 9)
     look(watcher, clocks)
-    assert told == ["stalled", "recovered"]
+    assert reported == ["stalled", "recovered"]
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_how_long_the_work_stands_still_is_not_what_the_clock_says(tmp_path, clocks, jump):
+def test_how_long_the_work_stalls_is_not_what_the_clock_says(tmp_path, clocks, jump):
     heart = Heart(tmp_path)
     heart.beat("training", 1, 9)
     clocks.pass_(7)
@@ -268,7 +268,7 @@ def test_a_moment_after_a_restart_of_the_machine_goes_by_the_clock(clocks):
     assert clock.seconds_since(earlier) == pytest.approx(50)
 
 
-def test_a_heart_beats_while_the_clock_stands(tmp_path, monkeypatch):
+def test_the_heartbeat_continues_while_the_clock_stands_still(tmp_path, monkeypatch):
     """The thread that beats waits by the steady clock of the system."""
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
     written = threading.Event()

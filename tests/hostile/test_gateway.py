@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from serve_house import DEADLINE, RELEASE, ListSink, open_house, raw
+from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from graftwork.records.interaction import Message
 from graftwork.serve.embedded_engine import EmbeddedBackend

@@ -57,7 +57,9 @@ def always_the_commonest(rows, _chance):
 
 def commonest_of_each_field(rows, _chance):
     documents = [json.loads(row.reply) for row in rows]
-    best = {key: Counter(one[key] for one in documents).most_common(1)[0][0] for key in documents[0]}
+    best = {
+        key: Counter(document[key] for document in documents).most_common(1)[0][0] for key in documents[0]
+    }
     return lambda _question: json.dumps(best)
 
 
@@ -66,14 +68,16 @@ def at_random_as_often_as_logged(rows, chance):
 
 
 def as_the_most_similar_row(rows, _chance):
-    """The strongest: whatever words tell about labels, it finds."""
+    """The strongest: whatever words say about labels, it finds."""
     known = [(words_of(row.question), row.reply) for row in rows]
 
     def answer(question):
         asked = words_of(question)
         near = sorted(known, key=lambda pair: -shared_words(asked, pair[0]))[:9]
         documents = [json.loads(reply) for _, reply in near]
-        voted = {key: Counter(one[key] for one in documents).most_common(1)[0][0] for key in documents[0]}
+        voted = {
+            key: Counter(document[key] for document in documents).most_common(1)[0][0] for key in documents[0]
+        }
         return json.dumps(voted)
 
     return answer
@@ -101,7 +105,7 @@ def project_of(tmp_path_factory):
 
 
 def judge(project, *, seed, learner):
-    """The verdict of init's own rules on what a learner says, beside a base that is never right."""
+    """The verdict of init's own rules on what a learner says, next to a base that is never right."""
     settings, rows, cases = project
     learned = learner(rows, random.Random(seed))
     reports = []

@@ -16,7 +16,7 @@ import pytest
 from measured import SOURCE, each, measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "process"))
-from sandbox_ways import PATIENT, each_way, require_way, run_in
+from sandbox_kinds import PATIENT, each_way, require_way, run_in
 
 from graftwork.process.sandbox import Sandbox, SandboxKind
 from graftwork.process.sandbox.run import WAYS

@@ -42,7 +42,7 @@ def found_in(data: bytes, secret: str) -> bool:
     return any(form in data for form in forms_of(secret))
 
 
-def test_every_form_of_a_secret_is_looked_for():
+def test_every_form_of_a_secret_is_searched_for():
     import base64
 
     secret = "a-Secret/with+signs=0123456789"
@@ -105,7 +105,7 @@ def test_a_secret_in_an_exchange_does_not_reach_the_captures(planted):
 @pytest.mark.parametrize(
     "name", ["password", "api_key", "client_secret", "X-Api-Key", "db_passwd", "Authorization"]
 )
-def test_what_stands_under_the_name_of_a_secret_does_not_reach_the_captures(name):
+def test_what_is_under_the_name_of_a_secret_does_not_reach_the_captures(name):
     request = {
         "messages": [],
         "tools": [{"headers": {name: "Zk7pQ2mw9xT4"}, "list": {name: ["Zk7pQ2mw9xT4"]}}],
@@ -232,8 +232,8 @@ def secret_of(kind: str) -> str:
 
 def repeat_the_request(server, connection):
     """An endpoint that answers with all that it was sent, the key too."""
-    said = server.requests[-1].decode(errors="replace")
-    body = {"choices": [{"message": {"content": f"You sent: {said}"}, "finish_reason": "stop"}]}
+    output = server.requests[-1].decode(errors="replace")
+    body = {"choices": [{"message": {"content": f"You sent: {output}"}, "finish_reason": "stop"}]}
     server.write(connection, reply(json.dumps(body).encode()))
 
 
@@ -344,7 +344,7 @@ def below(process: int) -> Iterator[int]:
 def read_all(folder: Path, *, but: set[Path]) -> Iterator[tuple[str, bytes]]:
     """Every file, archives unpacked."""
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or any(path == one or one in path.parents for one in but):
+        if not path.is_file() or any(path == excluded or excluded in path.parents for excluded in but):
             continue
         data = path.read_bytes()
         yield str(path.relative_to(folder)), data

@@ -137,7 +137,7 @@ def test_no_failure_of_postgresql_quotes_the_row_that_it_is_about(postgres):
     database.close()
 
 
-def test_a_postgresql_that_goes_and_comes_back_is_said_and_needs_no_restart(postgres):
+def test_a_postgresql_that_goes_and_comes_back_is_reported_and_needs_no_restart(postgres):
     database = open_database(postgres.url, wait_seconds=SHORT)
     captures = CaptureStore(database, project="goes-and-comes")
     captures.add([capture("before")])
@@ -181,7 +181,7 @@ def file(tmp_path) -> Iterator[tuple[Path, CaptureStore]]:
     database.close()
 
 
-def test_a_file_that_is_moved_away_and_back_is_said_and_loses_nothing(file):
+def test_a_file_that_is_moved_away_and_back_is_reported_and_loses_nothing(file):
     path, captures = file
     away = path.parent.rename(path.parent.with_name("away"))
     for ask in (captures.count, lambda: captures.add([capture("while it was gone")])):

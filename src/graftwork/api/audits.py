@@ -19,14 +19,14 @@ from graftwork.records.errors import Busy
 def audit_files(files: Sequence[str], *, reporter: Reporter | None = None) -> Audit:
     """Audit files, folders or globs with the default settings; no project is needed."""
     settings = DataSettings(logs=tuple(files))
-    return _audit_aside(AuditContext(settings=settings), reporter or NullReporter())
+    return _audit_in_scratch_folder(AuditContext(settings=settings), reporter or NullReporter())
 
 
 def audit_with_settings(folder: ProjectFolder, files: Sequence[str], *, reporter: Reporter) -> Audit:
     """Audit other files than the project's logs, with the project's data settings."""
-    sight = audit_context_here(folder)
-    settings = sight.settings.model_copy(update={"logs": tuple(files)})
-    return _audit_aside(replace(sight, settings=settings), reporter)
+    context = audit_context_here(folder)
+    settings = context.settings.model_copy(update={"logs": tuple(files)})
+    return _audit_in_scratch_folder(replace(context, settings=settings), reporter)
 
 
 def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
@@ -42,11 +42,11 @@ def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
         )
 
 
-def _audit_aside(sight: AuditContext, reporter: Reporter) -> Audit:
+def _audit_in_scratch_folder(context: AuditContext, reporter: Reporter) -> Audit:
     from graftwork.data.prepare import audit_logs
 
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=progress_listener(reporter))
+        return audit_logs(context, folder=Path(folder), on_progress=progress_listener(reporter))
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def compare(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.cost.compare import compare_places
+    from graftwork.plan.cost.compare import OfferFilter, compare_places
     from graftwork.plan.cost.types import Terms
 
     question = run_asked(
@@ -137,6 +137,7 @@ def compare(
     )  # fmt: skip
     found = compare_places(
         question,
+        OfferFilter(tuple(place or ()), gpu, cards, [cards_of(text, "--own") for text in own or ()]),
         terms=Terms(
             today=today.date() if today else date.today(),
             goal=goal,
@@ -150,10 +151,6 @@ def compare(
             preemptions_per_hour=preemptions,
         ),
         overlay=catalog,
-        gpu=gpu,
-        cards=cards,
-        places=tuple(place or ()),
-        own=[cards_of(text, "--own") for text in own or ()],
         measured=_measured(hours, on),
     )
     if json:
@@ -179,8 +176,8 @@ def run_asked(
 def cards_of(text: str, option: str) -> tuple[str, int]:
     from graftwork.plan.purchase.types import read_purchase_option
 
-    wish = read_purchase_option(text, option=option)
-    return wish.name, wish.cards
+    purchase = read_purchase_option(text, option=option)
+    return purchase.name, purchase.cards
 
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
@@ -198,9 +195,6 @@ def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
         )
     name, count = cards_of(on, "--on")
     return MeasuredRun(gpu=name, gpus=count, hours=hours)
-
-
-WEEKS_A_MONTH = 365.25 / 7 / 12
 
 
 def buy(
@@ -250,8 +244,9 @@ def buy(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
+    from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost.types import Terms
-    from graftwork.plan.purchase.decide import Use, weigh_purchase
+    from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
     from graftwork.plan.purchase.types import read_purchase_option
 
     question = run_asked(
@@ -269,6 +264,7 @@ def buy(
             residual_share=residual,
             host_watts=host_watts,
             waiting_usd_per_hour=waiting,
+            ram_gib=USUAL_RAM_GIB if ram is None else ram,
         ),
         terms=Terms(
             today=today.date() if today else date.today(),
@@ -276,7 +272,6 @@ def buy(
             waiting_usd_per_hour=waiting,
             electricity_usd_kwh=electricity,
         ),
-        ram_gib=ram,
         overlay=catalog,
         places=tuple(place or ()),
     )

@@ -41,7 +41,9 @@ def fit(
     rows: Annotated[
         int | None, typer.Option("--rows", min=1, help="Rows per epoch.", rich_help_panel=RUN)
     ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", min=0.001, rich_help_panel=RUN)] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", min=0.001, help="Number of epochs.", rich_help_panel=RUN)
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Rows per optimizer step.", rich_help_panel=RUN)
     ] = None,
@@ -99,8 +101,7 @@ def fit(
         bool | None,
         typer.Option(
             "--trace/--no-trace",
-            help="Trace the step without weights. Default: only for families without a step recipe. "
-            "By default only for families without a step recipe.",
+            help="Trace the step without weights. Default: only for families without a step recipe.",
         ),
     ] = None,
     claim: Annotated[
@@ -220,11 +221,10 @@ def serve(
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
+    from graftwork.plan.serving.question import ServeLoad
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
-    question = make_question(
-        find_model(model, overlay=catalog),
-        machine=named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog),
+    load = ServeLoad(
         engine=engine,
         weights=weights,
         adapters=adapters,
@@ -237,6 +237,8 @@ def serve(
         limit_seconds=limit,
         memory_limit_gib=memory,
     )
+    machine = named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog)
+    question = make_question(find_model(model, overlay=catalog), load, machine=machine)
     answered = answer_question(question, cards=list_gpus(overlay=catalog))
     if json:
         print_json(answered)

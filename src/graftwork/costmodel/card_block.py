@@ -429,7 +429,7 @@ def _in_chunks(
             found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
             continue
         if again:
-            # The last chunk's is let go only when the name is bound anew.
+            # The last chunk's is freed only when the name is rebound.
             kept = kept_again(memory, s, some)
             if last is not None:
                 free_all(memory, last.blocks())

@@ -59,12 +59,6 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
     return lean if level == "lean" else lean + WIDTH * 2 * i
 
 
-def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int | None = None) -> float:
-    """Weights and everything about what is learned."""
-    layers = shape.layers if adapted is None else adapted
-    return float(_standing(step_recipe(shape, tuning, trainable=trainable, adapted=layers)))
-
-
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
     """All of it, as the allocator holds it. Blocks below the first adapted one keep nothing."""
     count = count_by_levels(shape, tuning, trainable=trainable, adapted=adapted)

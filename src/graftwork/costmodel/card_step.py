@@ -36,7 +36,7 @@ def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_toke
     dx = memory.alloc(HALF * tokens * s.hidden)
     last: list[Any] = []
     for some in chunks(places, head_tokens)[:SHOWN]:
-        # Each name holds what the last chunk left until it is bound anew.
+        # Each name holds what the last chunk left until it is rebound.
         wide = some * s.hidden
         hidden = memory.alloc(HALF * wide)
         free_all(memory, last[:1])
@@ -113,8 +113,8 @@ def load(
 
 def _load_blocks(memory: TensorMemory, s: StepSizes, layers: int) -> None:
     """The products of all blocks. A tally counts one of them: they are alike."""
-    walked = min(layers, 1) if isinstance(memory, ByteTally) else layers
-    for _ in range(walked):
+    computed = min(layers, 1) if isinstance(memory, ByteTally) else layers
+    for _ in range(computed):
         before = memory.now if isinstance(memory, ByteTally) else 0
         for group in s.groups:
             load_group(memory, group, form=s.form, turned=s.turned)

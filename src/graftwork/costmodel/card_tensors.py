@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from graftwork.costmodel.allocator import BLOCK
 from graftwork.model.shape import layer_parameters, linear_sizes
 from graftwork.records.plan import ModelShape, Tuning
 
-BLOCK = 512
 """Bytes that the allocator rounds up to."""
 
 GROUPS = {
@@ -111,11 +111,6 @@ class StepSizes:
     @property
     def groups(self) -> Iterator[LinearGroup]:
         return iter((self.qkv, self.out, self.gate_up, self.down))
-
-    @property
-    def adapter_parameters(self) -> int:
-        """Of one block."""
-        return sum(g.rank * (g.inputs * len(g.outs) + g.out) for g in self.groups)
 
 
 def sizes_of(

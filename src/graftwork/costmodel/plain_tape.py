@@ -181,9 +181,6 @@ class Weight:
         return ()
 
 
-FLOAT = 4
-
-
 def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
     if x.width == width:
         return x
@@ -235,7 +232,7 @@ def halves(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(tape: Tape, parts: list[Tensor]) -> Tensor:
-    """Beside each other; the gradients are views of the whole's."""
+    """Concatenated; the gradients are views of the whole's."""
     result = tape.new(sum(part.count for part in parts), max(part.width for part in parts))
     counts = [part.count for part in parts]
 

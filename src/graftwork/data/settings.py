@@ -40,7 +40,7 @@ def _require_format(name: str) -> str:
 
 
 class Mapping(Record):
-    """Where a log of another shape keeps things: dotted paths such as `request.text` or `turns.0.say`."""
+    """Where the values are in an unknown format: dotted paths such as `request.text` or `turns.0.say`."""
 
     question: str | None = Field(None, description="The text that was asked; or give `messages`.")
     messages: str | None = Field(None, description="A list of turns with role and content.")
@@ -133,8 +133,10 @@ class DataSettings(Record):
         None, description="The system prompt of every row that has none under `system_prompts`."
     )
     system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
-    logged_system_prompt: Literal["replace", "keep_behind"] = Field(
-        "replace", description="What happens to the logged system prompt if another is given."
+    logged_system_prompt: Literal["replace", "keep_behind", "drop"] = Field(
+        "replace",
+        description="What happens to the logged system prompt: if another is given, that replaces it or goes "
+        "before it; `drop` leaves it out in any case, so that it is trained away. Tool definitions stay.",
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."

@@ -27,7 +27,7 @@ FIRST_BLOCK = 16
 
 
 class ReplayUnit(NamedTuple):
-    """What counts once: the cases of a session, or a case that stands alone."""
+    """What counts once: the cases of a session, or an independent case."""
 
     cases: tuple[Case, ...]
 
@@ -182,7 +182,7 @@ class ArmFacts(Record):
     hung_up: int
     """Callers who left before the answer was whole."""
     feedback: int
-    """Exchanges that somebody said something about."""
+    """Exchanges with feedback."""
     median_ms: float | None
     p95_ms: float | None
     first_token_ms: float | None
@@ -348,13 +348,13 @@ def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
 
 
 def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
-    """Users of one arm who speak more often than those of the other: who speaks may be who is unhappy."""
+    """Feedback that is more frequent in one arm: users with feedback may be the unhappy ones."""
     if not (a.units and b.units):
         return []
-    heard = [min(said, arm.units) for said, arm in zip(spoken, (a, b), strict=True)]
+    heard = [min(count, arm.units) for count, arm in zip(spoken, (a, b), strict=True)]
     first, second = (
-        PairedTest(wins=said, losses=arm.units - said).interval(SURE)
-        for said, arm in zip(heard, (a, b), strict=True)
+        PairedTest(wins=count, losses=arm.units - count).interval(SURE)
+        for count, arm in zip(heard, (a, b), strict=True)
     )
     if first.low <= second.high and second.low <= first.high:
         return []

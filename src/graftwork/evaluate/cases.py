@@ -21,7 +21,8 @@ from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
-from graftwork.records.report import Case
+from graftwork.records.prompt import PromptVariant, replace_system
+from graftwork.records.report import Case, EvalJob
 from graftwork.text.similarity import normalise
 
 
@@ -39,13 +40,14 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             duration_ms=row.duration_ms,
             rejected=row.rejected,
             reward=row.reward,
+            usage=row.usage,
         )
         for row in rows
     ]
     if not cases:
         raise UserMistake(
             "there are no held-out cases to evaluate on",
-            why="without them nothing can be said about the adapter",
+            why="without them the adapter cannot be evaluated",
             fix="give the split a larger test share, or bring more logs",
         )
     return draw_cases(cases, most=most)
@@ -64,8 +66,8 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
 
     A refusal would teach the base to refuse, and the longest row would eat its context.
     """
-    telling = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
-    ranked = sorted(telling or rows, key=lambda row: (len(row.tokens), row.id))
+    answered = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
+    ranked = sorted(answered or rows, key=lambda row: (len(row.tokens), row.id))
     if not ranked:
         return ()
     chosen = ranked[(len(ranked) - 1) // 2]
@@ -73,12 +75,12 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
     return (*shown, Message(role="assistant", content=chosen.reply))
 
 
-def insert_example(messages: Sequence[Message], *, example: Sequence[Message]) -> tuple[Message, ...]:
-    """The worked example, right behind the opening system turns."""
-    opening = 0
-    while opening < len(messages) and messages[opening].role == "system":
-        opening += 1
-    return (*messages[:opening], *example, *messages[opening:])
+def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
+    """What the subject of a job is asked: the case with the job's prompt and worked examples."""
+    messages = case.messages
+    if job.logged_system and case.logged_system is not None:
+        messages = replace_system(messages, case.logged_system)
+    return PromptVariant(instruction=job.instruction, examples=job.worked_example).apply(messages)
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
@@ -126,7 +128,14 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_atomic(path, "".join(case.model_dump_json() + "\n" for case in cases))
+    write_atomic(path, "".join(_write_case(case) + "\n" for case in cases))
+
+
+def _write_case(case: Case) -> str:
+    # Files of cases without usage keep the bytes by which their answers are found again.
+    return case.model_dump_json(
+        exclude={name for name in ("usage", "logged_system") if getattr(case, name) is None}
+    )
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
@@ -193,7 +202,7 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
         _require_checks(case, named)
         if case.id in cases:
             first = cases[case.id].origin
-            raise _wrong(f"the case {case.id!r} is there twice", f"it stands in line {first.line} too", where)
+            raise _wrong(f"the case {case.id!r} is there twice", f"line {first.line} has the same id", where)
         cases[case.id] = case
     if not cases:
         raise UserMistake(
@@ -214,7 +223,7 @@ def _read_object(line: bytes, where: Origin) -> dict[str, Any]:
         raise _wrong("the line is no JSON object", f"it holds a {type(value).__name__}", where)
     unknown = sorted(set(value) - KNOWN)
     if unknown:
-        raise _wrong(f"nobody reads the key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
+        raise _wrong(f"unknown key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
     return value
 
 

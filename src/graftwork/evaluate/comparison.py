@@ -29,7 +29,7 @@ SIGN_TEST = "sign test"
 
 
 class _Pairs(NamedTuple):
-    """Grades in the order of the cases. `clusters` is None where every case stands alone."""
+    """Grades in the order of the cases. `clusters` is None where every case is independent."""
 
     before: list[float]
     after: list[float]
@@ -223,7 +223,7 @@ def _difference(pairs: _Pairs, confidence: float, sided: Sided) -> Interval:
 
 
 def _keeps_margin(pairs: _Pairs, margin: float, confidence: float, lower_is_better: bool) -> bool:
-    """Whether the one-sided bound on the bad side lies within the margin. No pairs prove nothing."""
+    """Whether the one-sided bound on the bad side is within the margin. No pairs prove nothing."""
     if not pairs.before:
         return False
     if lower_is_better:

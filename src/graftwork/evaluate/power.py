@@ -232,7 +232,7 @@ def _say(
     times_more = more_cases(look, confidence=confidence)
     cost = f"it takes {times_more:.1f} times as many cases as a fresh set"
     advice = " It is worn out: hold out new rows." if times_more >= WORN else ""
-    return f"{begin}, and this is look {look} at its questions; {chance}, and {cost}.{advice}"
+    return f"{begin}, and this is evaluation {look} on its questions; {chance}, and {cost}.{advice}"
 
 
 def _show_points(share: float) -> str:

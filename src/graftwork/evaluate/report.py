@@ -186,7 +186,7 @@ def confuse(
             continue
         ordered = tuple(label for label, _ in labels.most_common())
         for subject, given in answers.items():
-            # Several answers to a case are much alike: the first stands for them.
+            # Several answers to a case are much alike: the first represents them.
             first = {answer.case_id: answer.text for answer in reversed(given)}
             pairs = Counter(
                 (label, _answered(check, first[case], ordered))
@@ -209,12 +209,12 @@ def _make(
     classes = []
     for label in labels:
         cases = sum(count for (wanted, _), count in pairs.items() if wanted == label)
-        said = sum(count for (_, given), count in pairs.items() if given == label)
+        answered = sum(count for (_, given), count in pairs.items() if given == label)
         right = pairs[label, label]
         low, high = clopper_pearson(right, n=cases, confidence=confidence)
         classes.append(
             ClassFigure(
-                label=label, cases=cases, answered=said, right=right, recall_low=low, recall_high=high
+                label=label, cases=cases, answered=answered, right=right, recall_low=low, recall_high=high
             )
         )
     return Confusion(

@@ -11,7 +11,17 @@ from statistics import median
 
 from graftwork.evaluate.cases import clusters_of
 from graftwork.evaluate.comparison import cluster_cases
-from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.costs import (
+    AnswerPrice,
+    costs_of_answers,
+    costs_of_log,
+    measure_cost,
+    measure_slowest,
+    measure_tokens,
+    tokens_of_answers,
+    tokens_of_log,
+)
+from graftwork.evaluate.settings import EvaluateSettings, choose_success
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
@@ -43,16 +53,16 @@ LARGEST_LOSS = 700.0
 
 
 def measure(
-    said: Mapping[str, Sequence[Answer]],
+    by_case: Mapping[str, Sequence[Answer]],
     *,
     generation: Generation,
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
 ) -> dict[str, Metric]:
-    """By name; `said` holds the answers to each case."""
+    """By name; `by_case` holds the answers to each case."""
     losses = {
         case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
-        for case, answers in said.items()
+        for case, answers in by_case.items()
     }
     found = [
         _make_seconds(LATENCY, generation.single_latency_seconds, confidence),
@@ -83,7 +93,7 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
 
 
 def _name_method(count: int, confidence: float) -> str:
-    """So few requests cannot bound their median at this confidence, and that is said."""
+    """So few requests cannot bound their median at this confidence, and the report says so."""
     if count >= fewest_for_quantile(0.5, confidence=confidence):
         return "exact (order statistics)"
     return f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
@@ -144,6 +154,7 @@ def score(
     generation: Generation,
     settings: EvaluateSettings,
     context: GradeContext | None = None,
+    price: AnswerPrice | None = None,
 ) -> SubjectReport:
     """Grade every answer by every metric and check of the settings.
 
@@ -151,15 +162,15 @@ def score(
     `context` holds what some graders need: a sandbox, a judge, the project's folder. The log's answers are
     the references: what would hold them against themselves is left out.
     """
-    said = _answers_of_each(cases, answers, subject=generation.subject)
+    by_case = _answers_of_each(cases, answers, subject=generation.subject)
     context = replace(_complete(context, settings), is_reference=generation.subject == LOG)
     confidence, sessions = settings.confidence, sessions_of(cases)
     metrics: dict[str, Metric] = {}
     for name in settings.graded_on(cases):
         if context.is_reference and against_reference(name, context):
-            # Perfect by construction. Left out, so that nobody is compared with it by this.
+            # Perfect by construction. Left out, so that no subject is compared with it by this metric.
             continue
-        scores = {case.id: _grade_case(name, case, said[case.id], context) for case in cases}
+        scores = {case.id: _grade_case(name, case, by_case[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
         scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
         metric = make_metric(
@@ -170,10 +181,45 @@ def score(
             metric = metric.model_copy(update={"vacuous": vacuous})
         if metric.n or metric.failed or not context.is_reference:
             metrics[name] = metric
-    cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}
+    cut = {case.id: average([float(a.finish_reason == "length") for a in by_case[case.id]]) for case in cases}
     metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
-    metrics |= measure(said, generation=generation, confidence=confidence, sessions=sessions)
+    metrics |= measure(by_case, generation=generation, confidence=confidence, sessions=sessions)
+    costed = _measure_costs(
+        cases, by_case, generation=generation, price=price, settings=settings, graded=metrics
+    )
+    metrics |= {metric.name: metric for metric in costed if metric is not None}
     return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
+
+
+def _measure_costs(
+    cases: Sequence[Case],
+    by_case: Mapping[str, Sequence[Answer]],
+    *,
+    generation: Generation,
+    price: AnswerPrice | None,
+    settings: EvaluateSettings,
+    graded: Mapping[str, Metric],
+) -> list[Metric | None]:
+    """Of the log as it states them. Its answers count as successes where they are the references."""
+    is_log = generation.subject == LOG
+    confidence, sessions = settings.confidence, sessions_of(cases)
+    seconds = list(generation.single_latency_seconds)
+    if is_log:
+        seconds = [case.duration_ms / 1000 for case in cases if case.duration_ms is not None]
+    success = graded.get(choose_success(settings))
+    successes: Mapping[str, float | None] = success.scores if success is not None else {}
+    if is_log and success is None:
+        successes = dict.fromkeys((case.id for case in cases), 1.0)
+    costs = costs_of_log(cases) if is_log else costs_of_answers(by_case, generation=generation, price=price)
+    return [
+        measure_slowest(seconds, confidence=confidence),
+        measure_tokens(
+            tokens_of_log(cases) if is_log else tokens_of_answers(by_case),
+            confidence=confidence,
+            sessions=sessions,
+        ),
+        measure_cost(costs, successes=successes, confidence=confidence, sessions=sessions),
+    ]
 
 
 def make_metric(
@@ -184,7 +230,7 @@ def make_metric(
     sessions: Mapping[str, str] | None = None,
     scored: bool = False,
 ) -> Metric:
-    """A rate where every grade is 0 or 1, a score where they lie between, a number where they do not.
+    """A rate where every grade is 0 or 1, a score where they are between, a number otherwise.
 
     `scored` says that a mean is meant even if all grades happen to be 0 or 1.
     """
@@ -258,10 +304,10 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
 def _answers_of_each(
     cases: Sequence[Case], answers: Sequence[Answer], *, subject: str
 ) -> Mapping[str, Sequence[Answer]]:
-    said: dict[str, list[Answer]] = {}
+    by_case: dict[str, list[Answer]] = {}
     for answer in answers:
-        said.setdefault(answer.case_id, []).append(answer)
-    missing = [case.id for case in cases if case.id not in said]
+        by_case.setdefault(answer.case_id, []).append(answer)
+    missing = [case.id for case in cases if case.id not in by_case]
     if missing:
         have = "has" if len(missing) == 1 else "have"
         raise UserMistake(
@@ -270,7 +316,7 @@ def _answers_of_each(
             fix="run `graft eval` again: it asks only what is missing",
             where=missing[0],
         )
-    return said
+    return by_case
 
 
 def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:

@@ -37,12 +37,12 @@ RUBRIC = (
 
 
 class JudgeSettings(Record):
-    """Another model that says which answer is better. The key is never written anywhere."""
+    """A judge: another model that compares answers. The key is never written anywhere."""
 
     url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
-        description="Where the endpoint is, up to /v1: https://host/v1."
+        description="URL of the endpoint, up to /v1: https://host/v1."
     )
-    model: str = Field(min_length=1, description="The model to ask there.")
+    model: str = Field(min_length=1, description="Name of the model at the endpoint.")
     key_variable: VariableName | None = Field(
         None,
         description="The environment variable that holds the key; no key is sent without it.",
@@ -51,22 +51,30 @@ class JudgeSettings(Record):
         ("pairwise",),
         description="pairwise: which of two answers is better, asked in both orders; pointwise: a mark 1–5.",
     )
-    rubric: str = Field(RUBRIC, min_length=1, description="What the judge goes by, in words.")
-    show_reference: bool = Field(True, description="Show the judge the reply that the log holds.")
-    max_answer_characters: int = Field(20_000, ge=100, description="Longer answers are cut for the judge.")
-    max_tokens: int = Field(512, ge=16, description="What the judge may say to one question.")
-    timeout_seconds: float = Field(60.0, gt=0, description="What one question may take.")
-    attempts: int = Field(
-        5, ge=1, le=20, description="How often a question is asked that meets with an error."
+    rubric: str = Field(RUBRIC, min_length=1, description="Instructions for the judge.")
+    show_reference: bool = Field(True, description="Show the logged reply to the judge.")
+    max_answer_characters: int = Field(20_000, ge=100, description="Truncate longer answers for the judge.")
+    max_tokens: int = Field(512, ge=16, description="Maximum tokens of a reply of the judge.")
+    timeout_seconds: float = Field(60.0, gt=0, description="Time limit of one request.")
+    attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
+    concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
+    max_questions: int | None = Field(None, ge=1, description="Maximum number of requests.")
+    max_seconds: float | None = Field(
+        None, gt=0, description="Send no more requests after this many seconds."
     )
-    concurrency: int = Field(4, ge=1, le=64, description="Questions asked side by side.")
-    max_questions: int | None = Field(None, ge=1, description="Never ask more than so many questions.")
-    max_seconds: float | None = Field(None, gt=0, description="Ask nothing more after so many seconds.")
     max_cost: float | None = Field(
-        None, gt=0, description="Ask nothing more after so much money; needs prices."
+        None, gt=0, description="Send no more requests after this cost; requires prices."
     )
-    price_in: float | None = Field(None, ge=0, description="Price of a million tokens that the judge reads.")
-    price_out: float | None = Field(None, ge=0, description="Price of a million tokens that it writes.")
+    min_kappa: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Cohen's kappa with people's labels that the judge must have for sure, by the lower end "
+        "of its interval, before its verdict counts in the gate; see `graft eval calibrate`.",
+    )
+    min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
+    price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
+    price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
 
     @field_validator("url")
     @classmethod
@@ -102,7 +110,7 @@ def require_known(name: str, known: tuple[str, ...]) -> None:
 
 
 class SamplingSettings(Record):
-    """How the next token is drawn. Temperature 0 takes the likeliest: the same answer every time."""
+    """How tokens are sampled. Temperature 0 is greedy decoding: the same answer every time."""
 
     temperature: float = Field(default=0.0, ge=0, le=5)
     """0 is greedy."""
@@ -112,8 +120,59 @@ class SamplingSettings(Record):
     """Where the drawing starts; it is in the report."""
 
 
+class CostSettings(Record):
+    """What answers cost, where neither the log nor the price tables know it."""
+
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of the machine that evaluates, for the cost of own models."
+    )
+    logged_model: str | None = Field(
+        None, description="The model in the price table that answered calls of which the log names no other."
+    )
+    requests_per_month: float | None = Field(
+        None, gt=0, description="Requests of a month; counted from the log's own days without it."
+    )
+    success: str | None = Field(
+        None, description="The metric that counts successes; the primary metric of the gate without it."
+    )
+    gpu: str | None = Field(
+        None, description="The card to host the small model on; the cheapest offer that serves it without."
+    )
+
+
+class PromptSettings(Record):
+    """What the prompted base (`base+prompt`) is shown before each case."""
+
+    examples: int = Field(4, ge=0, le=64, description="Worked examples from the training split, at most.")
+    max_tokens: int = Field(2048, ge=1, description="Tokens of all worked examples together, at most.")
+    optimizer: Literal["none", "gepa"] = Field(
+        "none", description="Who improves the instruction; `gepa` needs the package of that name."
+    )
+    reflection: str | None = Field(
+        None,
+        description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
+    )
+    max_answers: int = Field(
+        200, ge=1, description="Answers to training and validation rows that optimising may take."
+    )
+    seed: int = Field(0, ge=0, description="Where the optimiser's choices start.")
+
+    @field_validator("reflection")
+    @classmethod
+    def _is_an_endpoint(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        try:
+            subject = parse_subject(given)
+        except UserMistake as mistake:
+            raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
+        if subject.endpoint is None:
+            raise ValueError("name an endpoint as URL#model")
+        return given
+
+
 class EvaluateSettings(Record):
-    """How the subjects are asked, and what is measured. Decoding is greedy unless `sampling` says more."""
+    """How subjects are evaluated. Decoding is greedy unless `sampling` is set."""
 
     max_cases: int | None = Field(default=None, ge=1)
     """At most so many held-out cases; all of them without it."""
@@ -136,17 +195,21 @@ class EvaluateSettings(Record):
     judge: JudgeSettings | None = None
     """Another model that judges the answers; none is asked without it."""
     sandbox: SandboxSettings = SandboxSettings()
-    """How code that a model wrote is shut in when its tests are run."""
+    """The sandbox in which generated code is tested."""
     slices: tuple[Slice, ...] = ("group", "domain", "length")
     """What the report is cut by."""
     subjects: tuple[str, ...] = ()
-    """Who is asked besides base and adapter: release:ID, an address as URL#model, or log."""
+    """Who is asked besides base and adapter: base+prompt, release:ID, an endpoint as URL#model, log."""
     repeats: int = Field(default=1, ge=1, le=100)
     """Answers to each case; they are averaged, and never count as more cases."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     perplexity: bool = False
     """Measure how much the reply that the log holds surprises each model."""
+    prompt: PromptSettings = PromptSettings()
+    """How the base is prompted as the subject `base+prompt`."""
+    costs: CostSettings = CostSettings()
+    """Prices and volume, for what a task costs and what the small model saves."""
 
     @field_validator("metrics")
     @classmethod
@@ -235,13 +298,18 @@ def choose_primary(settings: EvaluateSettings) -> str:
     """The metric that an adapter must be better at than the base where graft.yaml names none.
 
     A check that holds answers against the reference comes first, one about all fields before one about a
-    single field; then functions and tests of the project; then metrics by name. `task_success` stands for
+    single field; then functions and tests of the project; then metrics by name. `task_success` represents
     the rule that is missing where nothing distinguishes right from wrong.
     """
-    telling = [check for check in settings.checks if check.tells_right]
-    ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    deciding = [check for check in settings.checks if check.decides_right]
+    ranked = sorted(deciding, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
+
+
+def choose_success(settings: EvaluateSettings) -> str:
+    """The metric by which a case is a success: what `cost_per_success` counts."""
+    return settings.costs.success or choose_primary(settings)
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
@@ -257,7 +325,7 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def _require_checks(name: str, settings: EvaluateSettings) -> None:
-    """Held-out rows bring no checks along: what a right answer is stands in graft.yaml, or nowhere."""
+    """Held-out rows bring no checks along: only graft.yaml can say what a right answer is."""
     if name in (TASK_SUCCESS, CHECKS_PASSED) and not right_or_wrong(settings.checks):
         raise ValueError(
             f"nothing says when an answer is right, so {name} would never be measured; write a rule under "
@@ -266,7 +334,7 @@ def _require_checks(name: str, settings: EvaluateSettings) -> None:
 
 
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
-    """A rule about a metric that nobody measures could never be decided."""
+    """A rule about a metric that is not measured could never be decided."""
     known = known_comparisons(settings)
     if name in known:
         _require_checks(name, settings)

@@ -4,10 +4,13 @@ In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject i
 not know whether it exists.
 
     base                                 the base model alone
+    base+prompt                          the base with worked examples, and an optimised instruction where
+                                         graft.yaml asks for one
+    base+logged_prompt                   the base with the system prompt that the log has
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
-    release:ID, release:ALIAS            a release; `champion` stands for `release:champion`
+    release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
                                          and `,concurrency=16` asks so many questions at a time
@@ -20,14 +23,24 @@ from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.evaluate.cases import cases_to_time
+from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
-PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
+Kind = Literal["base", "prompt", "logged_prompt", "adapter", "folder", "run", "release", "log", "endpoint"]
+PROMPTED = "base+prompt"
+LOGGED_PROMPT = "base+logged_prompt"
+PLAIN: dict[str, Kind] = {
+    "base": "base",
+    PROMPTED: "prompt",
+    LOGGED_PROMPT: "logged_prompt",
+    "adapter": "adapter",
+    "log": "log",
+}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
 
@@ -42,20 +55,21 @@ class NamedSubject(NamedTuple):
 
 
 def parse_subject(text: str) -> NamedSubject:
-    said = text.strip()
-    if said in PLAIN:
-        return NamedSubject(said, PLAIN[said])
-    if said == CHAMPION:
-        return NamedSubject(said, "release", which=CHAMPION)
-    if said.startswith(("http://", "https://")):
-        return _parse_endpoint(said)
-    before, colon, which = said.partition(":")
+    name = text.strip()
+    if name in PLAIN:
+        return NamedSubject(name, PLAIN[name])
+    if name == CHAMPION:
+        return NamedSubject(name, "release", which=CHAMPION)
+    if name.startswith(("http://", "https://")):
+        return _parse_endpoint(name)
+    before, colon, which = name.partition(":")
     kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
     if colon and which and before in kinds:
-        return NamedSubject(said, kinds[before], which=which)
+        return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
-        why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, or URL#model",
+        why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
+        "release:ID, champion, log, or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )
@@ -66,8 +80,8 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
     return tuple({subject.name: subject for subject in map(parse_subject, texts)}.values())
 
 
-def _parse_endpoint(said: str) -> NamedSubject:
-    address, _, rest = said.partition("#")
+def _parse_endpoint(name: str) -> NamedSubject:
+    address, _, rest = name.partition("#")
     model, *options = rest.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
@@ -85,14 +99,14 @@ def _parse_endpoint(said: str) -> NamedSubject:
             # The option is not repeated: it may be the key itself, which would then be in a log.
             raise _wrong(
                 f"{address}#{model}",
-                f"behind the comma stands key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
+                f"after the comma write key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
             )
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
 
-def _wrong(said: str, why: str) -> UserMistake:
+def _wrong(name: str, why: str) -> UserMistake:
     return UserMistake(
-        f"the endpoint {said} cannot be asked",
+        f"the endpoint {name} cannot be asked",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
         where="--subject",
@@ -142,6 +156,8 @@ class Asking:
     cases_file: Path
     example: tuple[Message, ...] = ()
     """Shown to subjects that were not trained on these tasks."""
+    prompt: PromptVariant | None = None
+    """What the prompted base is asked with; None where it is not asked."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""
@@ -183,7 +199,7 @@ def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
     """Gives each subject back with the engine that all models among these are asked with.
 
     Answers of two engines differ a little with the same weights: a comparison of base and adapter would
-    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    take that for what training did. Answers of another engine are not reused.
     """
     engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
 
@@ -205,6 +221,18 @@ def with_one_engine(lineup: Lineup) -> Lineup:
         others=tuple(settled(subject) for subject in lineup.others),
         references=tuple(settled(subject) for subject in lineup.references),
     )
+
+
+def share_engine(subjects: Sequence[Subject]) -> bool:
+    """Whether one process answers for all of these before it times them.
+
+    On a card opening it, loading the base and recording passes take longer than most evaluations. On a
+    processor each has its own, whose memory is then the subject's.
+    """
+    jobs = [subject.job for subject in subjects if subject.job is not None]
+    embedded = all(job.engine.partition(" ")[0] == EMBEDDED for job in jobs)
+    on_card = all(job.device.startswith("cuda") and job.shards == 1 for job in jobs)
+    return embedded and on_card and len({(job.base_folder, job.reasoning) for job in jobs}) == 1
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:

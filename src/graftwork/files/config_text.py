@@ -17,7 +17,7 @@ from graftwork.records.errors import UserMistake
 MOST_BYTES = 1 << 20
 """Of one configuration file. Long ones have a thousand lines."""
 MOST_VALUES = 100_000
-"""Of one document, with what its aliases stand for written out in full."""
+"""Of one document, with all aliases expanded."""
 MOST_LEVELS = 64
 
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
@@ -77,7 +77,7 @@ def parse_json(text: str, *, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserMistake(
-            f"this is not valid JSON: {error.msg}", fix="mend this line", where=f"{where}:{error.lineno}"
+            f"this is not valid JSON: {error.msg}", fix="fix this line", where=f"{where}:{error.lineno}"
         ) from error
     except ValueError as error:
         raise UserMistake(
@@ -116,8 +116,8 @@ class _Bounds:
         values, levels = self._count(root)
         if values > MOST_VALUES:
             raise UserMistake(
-                f"this stands for more than {MOST_VALUES:,} values",
-                why="aliases of aliases multiply what they stand for",
+                f"this expands to more than {MOST_VALUES:,} values",
+                why="aliases of aliases multiply their values",
                 fix="write fewer aliases",
                 where=self._where,
             )
@@ -134,7 +134,7 @@ class _Bounds:
         if key in self._open:
             raise UserMistake(
                 "this refers to itself",
-                why="an alias stands within the value that it names",
+                why="an alias is inside the value that it names",
                 fix="write the value out",
                 where=f"{self._where}:{node.start_mark.line + 1}",
             )

@@ -1,4 +1,4 @@
-"""The folder in which a dataset lies: `manifest.json`, shards of rows a split, the rows left out.
+"""The folder of a dataset: `manifest.json`, shards of rows per split, dropped rows.
 
 In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
 be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
@@ -13,7 +13,8 @@ import orjson
 from pydantic import ValidationError
 
 from graftwork.files.disk import explain_os_error, require_digest, write_atomic
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CaptureOrigin, Message, Origin
@@ -84,36 +85,21 @@ def iterate_drops(folder: Path) -> Iterator[Drop]:
         )
 
 
-def rows_table(rows: Sequence[Row]) -> "pa.Table":
-    """Rows as a table, the same bytes for the same rows once it is written."""
-    import pyarrow as pa
+OPTIONAL: dict[str, type[Record]] = {"capture": CaptureOrigin, "usage": CallUsage}
+"""Columns that a shard has only where one of its rows has a value, as JSON."""
 
-    columns: dict[str, list[Any]] = {
-        "id": [row.id for row in rows],
-        "file": [row.origin.file for row in rows],
-        "line": [row.origin.line for row in rows],
-        "input_hash": [row.input_hash for row in rows],
-        "messages": [_encode_messages(row.messages) for row in rows],
-        "reply": [row.reply for row in rows],
-        "tokens": [row.tokens for row in rows],
-        "trained_from": [row.trained_from for row in rows],
+
+def encode_optional(values: Mapping[str, Sequence[Record | None]]) -> dict[str, list[str | None]]:
+    """The optional columns that hold anything."""
+    return {
+        name: [None if value is None else value.model_dump_json() for value in values[name]]
+        for name in OPTIONAL
+        if any(value is not None for value in values[name])
     }
-    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
-        columns[name] = [getattr(row, name) for row in rows]
-    captured = encode_captures([row.capture for row in rows])
-    columns |= captured
-    return pa.table(columns, schema=row_schema(captured=bool(captured)))
 
 
-def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[str | None]]:
-    """The column that says which rows were captured; none where no row was."""
-    if not any(captures):
-        return {}
-    return {"capture": [None if one is None else one.model_dump_json() for one in captures]}
-
-
-def row_schema(*, captured: bool = False) -> "pa.Schema":
-    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
+def row_schema(*, optional: Sequence[str] = ()) -> "pa.Schema":
+    """The columns of a shard. Shards of logs without what is `optional` keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()
@@ -135,7 +121,7 @@ def row_schema(*, captured: bool = False) -> "pa.Schema":
             ("duration_ms", pa.float64()),
             ("rejected", text),
             ("reward", pa.float64()),
-            *([("capture", text)] if captured else ()),
+            *((name, text) for name in optional),
         ]
     )
 
@@ -183,18 +169,16 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
-    capture = values.pop("capture", None)
-    return Row(
-        capture=None if capture is None else CaptureOrigin.from_json(capture),
-        origin=Origin(file=values.pop("file"), line=values.pop("line")),
-        messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
-        tokens=tuple(values.pop("tokens")),
-        **values,
+    given = {name: values.pop(name, None) for name in OPTIONAL}
+    return Row.model_validate(
+        {name: None if text is None else OPTIONAL[name].from_json(text) for name, text in given.items()}
+        | {
+            "origin": Origin(file=values.pop("file"), line=values.pop("line")),
+            "messages": tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
+            "tokens": tuple(values.pop("tokens")),
+            **values,
+        }
     )
-
-
-def _encode_messages(messages: Iterable[Message]) -> str:
-    return orjson.dumps([{"role": message.role, "content": message.content} for message in messages]).decode()
 
 
 def _damaged(path: Path, why: str) -> Damaged:

@@ -1,6 +1,6 @@
 """Who may read what is written: the project's state is for its owner alone.
 
-In: a path. Out: folders and files that are as private as the folder they lie in, whatever the umask allows.
+In: a path. Out: folders and files that are as private as their folder, whatever the umask allows.
 The state folder of a project is private by its name, and with it all that is made below. Folders and files
 elsewhere, such as reports and exports, get the modes that the user's umask gives them.
 """
@@ -26,7 +26,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but the owner can get into this folder."""
+    """Whether only the owner can enter this folder."""
     try:
         return not folder.stat().st_mode & _OTHERS
     except OSError:
@@ -54,7 +54,7 @@ def file_mode(folder: Path) -> int:
 
 
 def read_only_mode(folder: Path) -> int:
-    """The mode of a file in this folder that nobody is to change."""
+    """The mode of a read-only file in this folder."""
     return 0o400 if is_private(folder) else 0o444
 
 
@@ -73,7 +73,7 @@ def append_to(path: Path) -> IO[bytes]:
 def close_to_others(folder: Path) -> None:
     """Take the rights of others off everything below a folder, then off the folder itself.
 
-    Links are not followed. What belongs to somebody else, or lies on a disk that cannot be written, stays as
+    Links are not followed. What belongs to another user, or is on a read-only disk, stays as
     it is.
     """
     for here, folders, files in os.walk(folder, topdown=False):
@@ -93,10 +93,10 @@ def _close(path: Path, *, follow: bool = False) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, private: bool = False) -> None:
-    """Write beside the target, sync, then rename: a reader sees the old file or the new one.
+    """Write next to the target, sync, then rename: a reader sees the old file or the new one.
 
     `durable=False` leaves out the sync, for what is of no use after a power cut anyway. `private` is for its
-    owner alone wherever it lies; other files are as private as their folder.
+    owner alone wherever it is; other files are as private as their folder.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
@@ -160,6 +160,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_or_empty(path: Path) -> str:
+    """The text of a file that may be missing or forbidden, as those below /proc."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def explain_os_error(error: OSError, path: Path) -> GraftError:
     """An operating system error as what, why and fix."""
     where = str(path)
@@ -167,7 +175,7 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
         return EnvironmentLacks(
             "the disk is full",
             why=f"{path.name} could not be written; nothing half-written was left behind",
-            fix="free some space (old runs lie in .graft/runs) and run the same command again",
+            fix="free some space (old runs are in .graft/runs) and run the same command again",
             where=where,
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -179,7 +187,7 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
         )
     if isinstance(error, FileExistsError | NotADirectoryError):
         return EnvironmentLacks(
-            "a file stands where a folder should be", fix="move it out of the way", where=where
+            "a file is where a folder should be", fix="move it out of the way", where=where
         )
     if isinstance(error, IsADirectoryError):
         return UserMistake("this is a folder, not a file", fix="name a file", where=where)

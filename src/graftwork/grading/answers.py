@@ -40,7 +40,7 @@ REFUSALS = (
 
 
 class AnswerFields(Record):
-    """Which keys of the reply mean what. A dot leads inwards: `answer.text`."""
+    """The meaning of the keys of a reply. Nested keys are written with dots: `answer.text`."""
 
     answer: str = "answer"
     """The answer in words."""
@@ -65,7 +65,7 @@ class AnswerFields(Record):
         return schema
 
     def inner(self, text: str, path: str) -> str | None:
-        """What stands under a key of a JSON reply, as text; None where it is not there."""
+        """The value of a key of a JSON reply, as text; None where it is missing."""
         document = parse_object(text)
         value = MISSING if document is None else look_up(document, path)
         if value is MISSING:
@@ -127,7 +127,7 @@ def numbered_sources(case: Case) -> frozenset[int]:
 def source_texts(case: Case) -> dict[int, str]:
     """The sources of the prompt by number: what follows `[n]` at the start of a line, up to the next.
 
-    The question that stands behind the last source is not part of it.
+    The question after the last source is not part of it.
     """
     asked = [m.content for m in case.messages if m.role in ("user", "tool")]
     return _cut_sources(asked) or _cut_sources([m.content for m in case.messages])
@@ -197,7 +197,7 @@ def _bracketed(text: str) -> frozenset[int]:
 
 
 def look_up(document: dict[str, Any], path: str) -> Any:
-    """What stands under a key, a dot inwards; MISSING where nothing does."""
+    """The value of a key, nested keys joined by dots; MISSING where there is none."""
     value: Any = document
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:
@@ -238,7 +238,7 @@ def shared_words(given: list[str], expected: list[str]) -> float:
 
 
 def split_claims(text: str) -> list[str]:
-    """The sentences, each with the citations that stand behind its full stop.
+    """The sentences, each with the citations that follow its full stop.
 
     Headings and list marks without a word of substance are no claims.
     """

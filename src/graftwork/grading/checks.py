@@ -71,11 +71,11 @@ ONLY_REFUSALS = frozenset({"refusal_correct", "refused_where_due", "answered_whe
 OF_WHOLE_ANSWERS = frozenset({"all_fields", "reviewer_score"})
 """Rules that cannot."""
 _WORDS_ALONE = AnswerFields(form="text", refusals=())
-"""How the text of one field is read: as it stands."""
+"""How the text of one field is read: verbatim."""
 
 
 class Where(Record):
-    """Only the cases of which all this is so; one text or several."""
+    """Only cases that match all of these; one text or several."""
 
     group: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
@@ -113,19 +113,19 @@ class GradeCheck(Record):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=NAME, description="What the report and the gate call it.")
+    name: str = Field(pattern=NAME, description="Name in the report and the gate.")
     metric: str = Field(
         description="A rule (exact, numeric, set, normalised, all_fields, contains, regex, json_schema, "
-        "format), a metric, or an own function as path/file.py:function."
+        "format), a metric, or your own function as path/file.py:function."
     )
-    where: Where = Field(default_factory=Where, description="The cases that it is about; all without it.")
+    where: Where = Field(default_factory=Where, description="The cases to check. Default: all.")
     field: str | None = Field(
         None,
-        description="The key of a JSON answer that is looked at; a dot inwards. Without a value it is "
+        description="The key of a JSON answer, nested keys with dots. Without a value it is "
         "compared with the same key of the reference.",
     )
     at_least: float | None = Field(
-        None, gt=0, le=1, description="Of a score: from here on the answer counts as right."
+        None, gt=0, le=1, description="For a score: the answer counts as right from this value."
     )
     _parameters: Record | None = PrivateAttr(default=None)
 
@@ -165,7 +165,7 @@ class GradeCheck(Record):
 
     @property
     def scored(self) -> bool:
-        """Whether its grades lie between 0 and 1 instead of being one of them."""
+        """Whether its grades are scores from 0 to 1 instead of right or wrong."""
         return self.at_least is None and (is_own(self.metric) or is_scored(self.metric))
 
     @property
@@ -176,7 +176,7 @@ class GradeCheck(Record):
         return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
 
     @property
-    def tells_right(self) -> bool:
+    def decides_right(self) -> bool:
         """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
         return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)

@@ -6,7 +6,7 @@ case: `checks: [{"python_tests": "assert add(1, 2) == 3"}]`.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
@@ -38,7 +38,7 @@ class CodeRunner(Protocol):
 
 
 class RememberingRunner:
-    """A sandbox that runs no answer twice, and runs many at a time ahead of grading."""
+    """A sandbox that runs no answer twice."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -49,16 +49,6 @@ class RememberingRunner:
 
     def test(self, source: str, tests: str) -> SandboxResult:
         return self._result(CodeJob(source, tests))
-
-    def run_ahead(
-        self, answers: Iterable[tuple[Case, str]], *, metrics: Collection[str], at_once: int | None = None
-    ) -> int:
-        """Run now whatever grading these will ask for; how many runs that took."""
-        wanted = dict.fromkeys(job for case, text in answers for job in jobs_for(case, text, metrics=metrics))
-        new = [job for job in wanted if job not in self._known]
-        for job, result in zip(new, run_jobs(new, sandbox=self._sandbox, at_once=at_once), strict=True):
-            self._known[job] = result
-        return len(new)
 
     def _result(self, job: CodeJob) -> SandboxResult:
         if job not in self._known:

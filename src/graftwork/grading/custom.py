@@ -50,7 +50,7 @@ def load_own(name: str, *, folder: Path) -> OwnFunction:
 
 
 def hash_own(name: str, *, folder: Path) -> str:
-    """The hash of the file that the function stands in: changed, it grades anew."""
+    """The hash of the function's file: if it changes, answers are graded again."""
     place, _, _ = name.rpartition(":")
     return sha256(_find(place, name=name, folder=folder.resolve()).read_bytes()).hexdigest()
 
@@ -63,9 +63,9 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     try:
         given = _plain(function(case if watched is None else watched, text))
     except (Exception, SystemExit) as error:
-        said = _show(error, str)
+        message = _show(error, str)
         place = _place_of(error, function)
-        raise CannotGrade(f"{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
+        raise CannotGrade(f"{place}: {type(error).__name__}{f': {message}' if message else ''}") from error
     if given is None or (watched is not None and watched.has_read_reference):
         # The log's answer is the reference: held against itself it would be right whatever it says.
         return None
@@ -126,7 +126,7 @@ def _find(place: str, *, name: str, folder: Path) -> Path:
         path = candidate.resolve()
         if not path.is_relative_to(folder):
             raise UserMistake(
-                f"the metric {name} lies outside the project's folder",
+                f"the metric {name} is outside the project's folder",
                 why="nothing is run that is not part of the project",
                 fix=f"copy the file into {folder}",
                 where=str(path),

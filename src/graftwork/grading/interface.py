@@ -62,7 +62,7 @@ class MetricExtension(Protocol):
     """A metric that an installed package adds under the entry point group `graftwork.metrics`."""
 
     scored: bool
-    """Whether grades lie between 0 and 1, so that their mean counts; else each is right or wrong."""
+    """Whether grades are scores from 0 to 1, so that their mean counts; else each is right or wrong."""
     against_reference: bool
     """Whether it compares an answer with the reference: then it says nothing of the reference itself."""
 

@@ -29,7 +29,7 @@ class Exact(Record):
     """The text is the value. Spaces around it do not count."""
 
     value: str | None = None
-    """What must be said; the reference where it is missing."""
+    """What the answer must contain; the reference if unset."""
     ignore_case: bool = False
     ignore_space: bool = False
     """Runs of spaces and line breaks count as one space."""
@@ -181,7 +181,7 @@ class Normalised(Record):
     """The same words: case, punctuation and runs of spaces do not count."""
 
     value: str | None = None
-    """What must be said; the reference where it is missing."""
+    """What the answer must contain; the reference if unset."""
 
 
 class SetOf(Record):
@@ -213,7 +213,7 @@ class AllFields(Record):
         return self
 
     def rules(self) -> list[tuple[str, Record | None]]:
-        """The rule of each named field; None stands for one that cannot be understood."""
+        """The rule of each named field; None for one that cannot be parsed."""
         if self.fields is None:
             return []
         if not isinstance(self.fields, dict):

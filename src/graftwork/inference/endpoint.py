@@ -157,7 +157,7 @@ class EndpointEngine:
             with self._sent(messages, decoding) as answer:
                 return self._read(answer, began)
         except NoAnswer as error:
-            # Not chained: the error itself may hold what the server said.
+            # Not chained: the error itself may contain the server's reply.
             raise TryAgain(f"no answer: {self._clean(str(error))}") from None
         except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise TryAgain(f"the reply is no chat completion ({type(error).__name__})") from None
@@ -332,7 +332,7 @@ class EndpointEngine:
         return key
 
     def _clean(self, text: str) -> str:
-        """What a server said, on one line: without the key and without a login in an address, then cut."""
+        """A server's message on one line: without the key or a login in an address, then truncated."""
         key = self._key()
         # Cut last: a key that is cut in the middle would no longer be found.
         return redact_message(text, [key] if key else [], longest=LONGEST_REASON)

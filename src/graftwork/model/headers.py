@@ -4,17 +4,16 @@ In: a folder. Out: sizes by name; of those, the linear layers of a block and how
 are. Works for any decoder whose blocks are numbered. Needs no torch.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from graftwork.files.safetensors import read_header
 from graftwork.records.errors import Damaged
 
 BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
-LARGEST_HEADER = 100_000_000
 ROUTERS = ("gate", "router", "shared_expert_gate")
 """Small linear layers that choose between experts: an adapter there unsettles the choice."""
 
@@ -31,18 +30,12 @@ def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the folder."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            header = handle.read(length) if length <= LARGEST_HEADER else b""
+        entries = read_header(path, fix="fetch the model again")
         try:
-            entries = json.loads(header)
             found |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except TypeError as error:
             raise Damaged(
-                f"{path.name} is not a safetensors file",
-                why="its header cannot be read",
-                fix="fetch the model again",
-                where=str(path),
+                f"{path.name} states no shapes", fix="fetch the model again", where=str(path)
             ) from error
     return found
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra
 
 if TYPE_CHECKING:
     import torch
+
+DIGEST_THREADS = 8
 
 
 def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four_bits: bool = False) -> Any:
@@ -28,16 +31,10 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
     it is read.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
+    with needs_extra("train", why="a model is to be loaded"):
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise EnvironmentLacks(
-            f"the package {error.name} is not installed",
-            why="a model is to be loaded",
-            fix=pip_install("train"),
-        ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +65,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
     from graftwork.model.parts import block_linears
 
     done = 0
-    # Names, not layers: whoever still held them would keep all weights whole to the end.
+    # Names, not layers: a reference to a layer would keep all its full weights in memory.
     for path in [path for _, path, _ in block_linears(model)]:
         layer = model.get_submodule(path)
         if isinstance(layer, nn.Linear) and can_quantize(layer.weight):
@@ -87,7 +84,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
 def tensors_digest(
     tensors: dict[str, "torch.Tensor"], *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 ) -> str:
-    """One hash over names, types and bytes of tensors; `whole` gathers one that lies in parts."""
+    """One hash over names, types and bytes of tensors; `whole` gathers a sharded one."""
     import torch
 
     outer = hashlib.sha256()
@@ -104,14 +101,19 @@ def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | 
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.
-    return tensors_digest(
-        {
-            name.replace(".base_layer", ""): tensor
-            for name, tensor in (*model.named_parameters(), *buffers.items())
-            if ".lora_" not in name
-        },
-        whole=whole,
-    )
+    tensors = {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in (*model.named_parameters(), *buffers.items())
+        if ".lora_" not in name
+    }
+
+    def digest(name: str) -> str:
+        return tensors_digest({name: tensors[name]}, whole=whole)
+
+    # Gathering a sharded tensor is a collective of the main thread; otherwise threads share the work.
+    with ThreadPoolExecutor(DIGEST_THREADS) as threads:
+        each = map if whole is not None else threads.map
+        return hashlib.sha256("\n".join(each(digest, sorted(tensors))).encode()).hexdigest()
 
 
 def base_files_digest(folder: Path) -> str:
@@ -146,7 +148,7 @@ def eval_mode(model: Any) -> Iterator[Any]:
 
 
 def _eagerly() -> Any:
-    """One more token each time is one more shape each time: compiled layers would compile for ever."""
+    """One more token each time is one more shape each time: compiled layers would always recompile."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 BLOCK = 64
 CHUNK = 256
 ROWS_AT_ONCE = 2**24
-"""Elements that are quantised in one go: what this needs beside the weight stays small."""
+"""Elements that are quantised at a time, which bounds the memory needed besides the weight."""
 
 LEVELS = (
     -1.0,

@@ -15,11 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.headers import ROUTERS
 from graftwork.records.errors import UserMistake
-
-PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "phi3", "smollm3", "gpt_neox", "gpt2")
-"""Families whose logits are the head's output, as a test proves: nothing to try there."""
 
 _TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
@@ -59,7 +57,7 @@ def decoder_parts(model: Any) -> DecoderParts:
 def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
     """(block, path, layer) of each linear layer of the blocks, without routers.
 
-    Looks inside nothing that an adapter or a quantised weight has put in a layer's place: whoever
+    Does not look inside adapters and quantised weights that replaced a layer: code that
     has `in_features` counts as a linear layer.
     """
     parts = decoder_parts(model)
@@ -74,7 +72,7 @@ def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
 
 
 def is_linear(module: Any) -> bool:
-    """nn.Linear, what stands in its place, or the transposed layer of GPT-2."""
+    """nn.Linear, its replacement, or the transposed layer of GPT-2."""
     return (hasattr(module, "in_features") and hasattr(module, "out_features")) or is_transposed(module)
 
 
@@ -94,7 +92,7 @@ def logits_reader(model: Any) -> LogitsReader:
     """How hidden states and logits are read without building the logits of every token."""
     decoder, head = _decoder_and_head(model)
     ending = _ending(model.config)
-    plain = getattr(model.config, "model_type", "") in PLAIN_HEADS and ending is None
+    plain = family_or_llama(getattr(model.config, "model_type", None)).plain_logits and ending is None
     if not plain:
         if model not in _TRIED:
             _TRIED[model] = head_is_followed(model)
@@ -106,7 +104,7 @@ def logits_reader(model: Any) -> LogitsReader:
 
 
 class _Whole:
-    """A model whose ending we do not know: its own logits stand where hidden states do."""
+    """A model whose ending we do not know: its own logits are used in place of hidden states."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
+from graftwork.process.preload import SHARED
 from graftwork.records.fit import DeviceName
 from graftwork.records.plan import DeviceFacts
 from graftwork.records.units import GIB
@@ -40,9 +42,14 @@ def probe_device(*, threads: int | None = None) -> DeviceFacts:
 @cache
 def _probe(threads: int) -> dict[str, Any] | None:
     """Once a process: a project of seven models need not ask the same machine seven times."""
-    command = [sys.executable, "-m", "graftwork.model.probe", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: dict[str, Any] | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    preloaded = SHARED.run("graftwork.model.probe", [str(threads)])
+    if preloaded is not None and preloaded[0] == 0:
+        code, printed = preloaded
+    else:
+        command = [sys.executable, "-m", "graftwork.model.probe", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, printed = done.returncode, done.stdout
+    found: dict[str, Any] | None = None if code else json.loads(printed.splitlines()[-1])
     return found
 
 
@@ -138,12 +145,8 @@ def _card() -> tuple[str, str] | None:
         return names[0], read_driver(DRIVER.read_text(errors="replace"))
     if not Path("/dev/nvidiactl").exists():
         return None
-    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    name, _, driver = said.strip().partition(",")
+    listed = (ask_nvidia_smi(("name", "driver_version"), seconds=COLD_DRIVER_SECONDS) or "").splitlines()
+    name, _, driver = (listed or [""])[0].partition(",")
     return (name.strip(), driver.strip()) if name.strip() else None
 
 

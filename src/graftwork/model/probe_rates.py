@@ -5,7 +5,6 @@ In: a shape, a device, a folder. Out: rates, each the median of several runs. Le
 
 import os
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from graftwork.model.shape import linear_sizes
+from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.records.fit import ProductRate
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB, MIB
@@ -149,11 +149,10 @@ class Disk(NamedTuple):
 
 def used_before() -> float | None:
     """Bytes of the first card that others hold; must be asked before this process touches the card."""
-    ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    printed = ask_nvidia_smi(("memory.used",), seconds=COLD_DRIVER_SECONDS)
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-        return float(said.split()[0]) * MIB
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return float((printed or "").split()[0]) * MIB
+    except (ValueError, IndexError):
         return None
 
 

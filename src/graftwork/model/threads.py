@@ -2,9 +2,9 @@
 
 In: a number of threads, or None for all cores that this process may use. Out: torch set to it, and a guard
 that watches for contention. Threads of a parallel region wait for each other by spinning. On an idle machine
-that is the fastest way. Beside a busy neighbour it is the slowest one: the scheduler puts two of our threads
+that is the fastest way. Next to a busy process it is the slowest one: the scheduler puts two of our threads
 on one core, and each spins through its time slice while the other has the work (measured on two cores: 6
-times slower beside one niced process). libgomp fixes the length of spinning at its start, but spins shortly
+times slower next to one niced process). libgomp fixes the length of spinning at its start, but spins shortly
 as soon as it has more threads than there are cores (its manual: GOMP_SPINCOUNT). The guard makes use of
 that: while our threads wait for a core, it keeps a second, sleeping pool of threads. Results do not change:
 the number of threads that compute is the same.
@@ -19,7 +19,7 @@ TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 0.25
 CONTENDED, CONTENDED_A_THREAD = 0.25, 0.03
 """Seconds that our threads wait for a core, together, per second: from here on spinning is shortened. Two
-threads beside one neighbour wait about 1.0, on an idle machine 0.01. Many threads wait more, idle or not."""
+threads next to one busy process wait about 1.0, on an idle machine 0.01. More threads wait longer."""
 FIRST_HOLD, LONGEST_HOLD = 2.0, 8.0
 """How long it stays short before long spinning is tried again; doubled each time that this was too early."""
 FORGET_SECONDS = 10.0
@@ -38,7 +38,7 @@ def use_threads(threads: int | None) -> int:
 
 
 def waited_seconds(tasks: Path = TASKS) -> float | None:
-    """How long the threads of this process have waited for a core; None where the system does not tell."""
+    """Seconds that threads of this process have waited for a core; None if the system does not report it."""
     total = 0.0
     try:
         for task in tasks.iterdir():
@@ -52,7 +52,7 @@ def waited_seconds(tasks: Path = TASKS) -> float | None:
 
 
 class Contention:
-    """Decides from one look to the next whether threads should spin shortly. Pure: times are given.
+    """Decides from one sample to the next whether threads should spin shortly. Pure: times are given.
 
     Threads that sleep and wake wait a little each time, neighbour or not. So the end of contention cannot be
     seen while spinning is short: after a while long spinning is tried again.
@@ -65,7 +65,7 @@ class Contention:
         self._free_since: float | None = None
 
     def see(self, *, waited: float, elapsed: float, now: float) -> bool:
-        """Whether to spin shortly until the next look; `waited` is over all threads since the last one."""
+        """Whether to spin shortly until the next sample; `waited` is over all threads since the last one."""
         if now < self._until:
             return True
         if self._until and self._free_since is None:
@@ -145,7 +145,7 @@ _guards: list[SpinGuard] = []
 
 
 def guard_spinning(threads: int) -> None:
-    """Start the guard of this process, once. One thread waits for nobody; other systems tell no waiting."""
+    """Start the guard of this process, once. Does nothing for one thread or where waiting is not reported."""
     if not _guards and threads > 1 and waited_seconds() is not None:
         _guards.append(SpinGuard(threads))
         _guards[0].start()

@@ -159,8 +159,8 @@ def _ask(
     grades: dict[str, list[float | None]] = {case.id: [] for case in cases}
     for answer in answers:
         if answer.case_id in by_id:
-            said = grade(metric, by_id[answer.case_id], answer.text, context=context)
-            grades[answer.case_id].append(said)
+            mark = grade(metric, by_id[answer.case_id], answer.text, context=context)
+            grades[answer.case_id].append(mark)
     return {case: average(values) if values else None for case, values in grades.items()}
 
 
@@ -180,7 +180,7 @@ Side = Literal["A", "B"]
 def compare_live(
     work: OpenProject, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
 ) -> ABResult:
-    """What is known now. Look as often as you like: it reads from the beginning."""
+    """The current result. It can be read at any time without losing validity."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
     return LiveComparison(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
@@ -196,7 +196,7 @@ def watch_live(
     every_seconds: float,
     pause: Callable[[float], None] = time.sleep,
 ) -> ABResult:
-    """Look again and again until it is decided; Ctrl-C ends it with what is known then."""
+    """Check repeatedly until it is decided; Ctrl-C ends it with the current result."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
     look: LiveComparison | None = None
@@ -214,7 +214,7 @@ def watch_live(
             if not found.used and found.ungraded >= HOPELESS:
                 return found
     except KeyboardInterrupt:
-        # Nothing is lost: the next look begins from what the endpoint kept.
+        # Nothing is lost: the next check starts from what the endpoint stored.
         if found is None or isinstance(interruption_error(), StoppedInOrder):
             raise
     return found
@@ -279,7 +279,7 @@ class LiveComparison:
         counts = {"a_successes": test.baseline[0], "a_failures": test.baseline[1]}
         counts |= {"b_successes": test.candidate[0], "b_failures": test.candidate[1]}
         arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
-        # Feedback may be newer than the captures that this look has read.
+        # Feedback may be newer than the captures read so far.
         silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
         assigned = (arms["A"].sessions, arms["B"].sessions)
         stands = not self._by_users or survives_silence(test, assigned=assigned)
@@ -371,7 +371,7 @@ def _choose_live_metric(work: OpenProject, metric: str | None) -> str:
 
 
 def _unit_of(capture: Capture) -> str:
-    """What is said twice of one answer counts once, like what is said twice in one session."""
+    """Repeated feedback on one answer counts once, as does repeated feedback in one session."""
     return f"capture {capture.id}" if capture.session is None else f"session {capture.session}"
 
 
@@ -386,7 +386,7 @@ def _call(experiment: str | None) -> str:
 
 
 def _tell_progress(work: OpenProject, found: ABResult) -> None:
-    """No time left: nobody knows how clear the answers to come will be."""
+    """No remaining time: it depends on future answers."""
     enough = 1 / (1 - found.confidence)
     state = (
         f"B less A {found.low:+.1%} to {found.high:+.1%}, "

@@ -17,14 +17,7 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.judge.judge import (
-    Judge,
-    JudgeBudget,
-    JudgeClient,
-    ReplyStore,
-    first_answers,
-    judge_subjects,
-)
+from graftwork.evaluate.judge.judge import Judge, first_answers, judge_subjects, open_judge
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
@@ -36,6 +29,7 @@ from graftwork.evaluate.subjects import (
     Subject,
     answers_of_log,
     generation_of_log,
+    share_engine,
     timed_together,
     with_one_engine,
 )
@@ -45,6 +39,7 @@ from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, Rem
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
 from graftwork.inference.selection import PRECISIONS
+from graftwork.pipeline.costs import price_of_subject
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
@@ -106,12 +101,7 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     settings = work.settings.evaluate
     judge = None
     if settings.judge is not None:
-        judge = Judge(
-            settings.judge,
-            speaker=JudgeClient(settings.judge),
-            replies=ReplyStore(work.project.state / JUDGED_FOLDER),
-            budget=JudgeBudget(settings.judge),
-        )
+        judge = open_judge(settings.judge, folder=work.project.state / JUDGED_FOLDER)
     return Grading(work, judge, _open_runner(settings, cases))
 
 
@@ -133,7 +123,7 @@ class TestSetUse(NamedTuple):
 
 
 class Evaluated(Record):
-    """The report, and the folders in which the answers lie."""
+    """The report, and the folders of the answers."""
 
     cases_file: str
     folders: dict[str, str]
@@ -179,12 +169,14 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
 
     Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
     """
-    subjects = sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint)
+    subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)
+    shared = bool(together) and share_engine(together)
     for subject in subjects:
-        ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
+        if not (shared and subject in together):
+            ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
     if together:
-        time_together(work, together, cases)
+        time_together(work, together, cases, answers_first=shared)
 
 
 def _timed_later(subject: Subject) -> Subject:
@@ -194,19 +186,26 @@ def _timed_later(subject: Subject) -> Subject:
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
 
 
-def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+def time_together(
+    work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case], *, answers_first: bool = False
+) -> None:
     """Single requests of all subjects in turn, unless this very group was timed before."""
     jobs = tuple(subject.job for subject in subjects if subject.job is not None)
     requests = jobs[0].latency_cases
     group = group_of(jobs, cases=cases, requests=requests)
-    if is_timed(jobs, group):
+    if is_timed(jobs, group) and not answers_first:
         return
+    if answers_first:
+        later = (_timed_later(subject).job for subject in subjects)
+        jobs = tuple(job for job in later if job is not None)
     folder = work.project.evaluations / f"timing-{group}"
     make_folder(folder)
     task = WorkerTask(
-        name="timing the subjects in turn",
+        name="the evaluation of all subjects" if answers_first else "timing the subjects in turn",
         module="graftwork.evaluate.ask.timing",
-        job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
+        job=TimingJob(
+            folder=str(folder), jobs=jobs, requests=requests, group=group, answers_first=answers_first
+        ),
         folder=folder,
     )
     run_job(task, reporter=work.reporter, place=work.place)
@@ -215,7 +214,7 @@ def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequenc
 def measure_subjects(
     work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
-    """Ask everybody, then grade what they said: a judge that fails costs no answer."""
+    """Query all subjects, then grade the answers: a judge that fails loses no answer."""
     ask_everybody(work, lineup, cases)
     scored = {}
     for subject in lineup.all:
@@ -228,6 +227,7 @@ def measure_subjects(
             generation=generation,
             settings=work.settings.evaluate,
             context=grading.context(),
+            price=price_of_subject(work, subject),
         )
     return scored
 

@@ -27,12 +27,8 @@ from graftwork.pipeline.evaluation import (
     Evaluated,
     ask_everybody,
     forget_subjects,
-    measure_subjects,
-    open_grading,
     page_name,
     put_page,
-    remark_on_log,
-    report_on,
 )
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
@@ -48,9 +44,8 @@ from graftwork.pipeline.steps.evaluate import (
     STEP,
     held_out,
     line_up,
-    log_look,
-    put_cases,
-    worked_example,
+    measure_lineup,
+    prepare_asking,
 )
 from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.pipeline.table import run_pipeline
@@ -92,29 +87,20 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = made.get("prepare", PreparedData)
-    cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
+    cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
     asking = _asking(work, prepared, cases, asked)
     outcome = made.get("train", TrainOutcome) if trained else None
     lineup = _line_up(work, named, asking=asking, outcome=outcome)
     if asked.again:
         forget_subjects(lineup, cases)
-    grading = open_grading(work, cases)
-    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=lineup.candidate.identity)
-    # The answers of a user's own file are nobody's log.
-    remarks = remark_on_log(scored, prepared=prepared if given is None else None)
-    evaluated = Evaluated(
-        cases_file=str(asking.cases_file),
-        folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(
-            work,
-            lineup,
-            cases=cases,
-            scored=scored,
-            grading=grading,
-            use=use,
-            remarks=remarks,
-        ),
+    evaluated = measure_lineup(
+        work,
+        lineup,
+        cases,
+        asking=asking,
+        subject=lineup.candidate.identity,
+        # The answers in a user's own file are not a log.
+        prepared=prepared if given is None else None,
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
@@ -122,7 +108,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
 
 
 def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
-    """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
+    """Generate the answers for the pipeline's evaluation, in several processes or again."""
     made: StepOutputs = run_pipeline(work, upto="train")
     prepared = made.get("prepare", PreparedData)
     cases = held_out(work, prepared)
@@ -140,7 +126,7 @@ def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
 def _asking(
     work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
 ) -> Asking:
-    return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
+    return prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
 
 
 def _line_up(
@@ -174,7 +160,7 @@ Format = Literal["inspect", "lm-eval"]
 
 
 class ImportedEvaluation(Record):
-    """What was read, where its page lies, and whether it is about this project's cases."""
+    """The imported results, their page, and whether they are about this project's cases."""
 
     report: Report
     same_cases: bool
@@ -282,7 +268,7 @@ def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
 
 def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
     """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
-    # No judge: to read a file asks nobody anything.
+    # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
     report = imported.report
 
@@ -314,8 +300,8 @@ def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequen
 def _log_look(work: OpenProject, imported: ImportedRuns) -> ImportedRuns:
     """Log that another candidate was measured on this project's cases."""
     report = imported.report
-    said = imported.answers[report.candidate.subject]
-    subject = f"imported:{fingerprint([answer.text for answer in said])}"
+    imported_answers = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in imported_answers])}"
     looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(
@@ -361,7 +347,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 
 def _remember(work: OpenProject, verdict: Verdict) -> None:
-    """In place of the verdict that did not know of the others: a release goes by this one."""
+    """Replaces the uncorrected verdict: a release uses this one."""
     entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
     last = work.ledger.get(entry)
     if last is None or last.output == verdict.model_dump(mode="json"):

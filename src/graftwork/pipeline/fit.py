@@ -31,7 +31,7 @@ from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
-from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer, PlainSetup
+from graftwork.records.fit import Algorithm, FitAnswer, FitOptions, FitQuestion, Method, Optimizer, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
@@ -127,13 +127,11 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         )
     machine = _machine(asked)
     _require_room(asked, machine)
-    return make_question(
-        model,
-        machine=machine,
+    stated = FitOptions(
         method=asked.method or (train.method if train is not None else "qlora"),
         algorithm=asked.algorithm,
         engine=asked.engine,
-        seq=_number(asked.seq) if known is None else known.spread_lengths(),
+        seq=_number(asked.seq) if known is None else tuple(known.spread_lengths()),
         trained_share=1.0 if known is None else max(known.trained_tokens / max(known.tokens, 1), 0.001),
         rows=asked.rows,
         epochs=asked.epochs or (train.epochs if train is not None else 1.0),
@@ -147,6 +145,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         completion_tokens=asked.completion,
         generations=asked.generations,
     )
+    return make_question(model, stated, machine=machine)
 
 
 def _project(asked: FitRequest) -> "ProjectFolder | None":
@@ -290,8 +289,8 @@ def correct(
     computed = plain_peak(question.shape, setup, architecture=question.architecture)
     surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
     off = 100 * (computed.allocated / traced - 1)
-    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
-    return surer.model_copy(update={"reasons": (said, *surer.reasons)})
+    reason = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
+    return surer.model_copy(update={"reasons": (reason, *surer.reasons)})
 
 
 def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:

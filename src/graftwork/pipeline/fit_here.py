@@ -79,10 +79,10 @@ def ask_driver() -> str:
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
-def read_cards(said: str, *, visible: str | None = None) -> list[DriverCard]:
+def read_cards(printed: str, *, visible: str | None = None) -> list[DriverCard]:
     """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
     cards = []
-    for line in said.splitlines():
+    for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",", 2)]
         try:
             index, uuid, rest = int(cells[0]), cells[1], cells[2]

@@ -16,8 +16,16 @@ from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decid
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
+from graftwork.evaluate.subjects import CHAMPION
 from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
-from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
+from graftwork.grading.metrics import (
+    COST_PER_SUCCESS,
+    FIRST_TOKEN,
+    LATENCY,
+    LATENCY_P95,
+    MEMORY,
+    TOKENS_PER_SECOND,
+)
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import Damaged
@@ -28,11 +36,10 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.peft import WEIGHTS
 
-CHAMPION = "champion"
 SERVED_ALREADY = "This very adapter is served already"
-HELD_AGAINST_BASE = "what is said of the champion was held against the base"
+HELD_AGAINST_BASE = "rules on the champion were checked against the base"
 REPORT = "report.json"
-OF_THE_MACHINE = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY)
+OF_THE_MACHINE = (LATENCY, LATENCY_P95, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, COST_PER_SUCCESS)
 UNTIMED = {
     "single_latency_seconds": (),
     "first_token_seconds": (),
@@ -42,7 +49,7 @@ UNTIMED = {
 
 
 class Champion(NamedTuple):
-    """Whom a candidate is held against. Without a release the base stands in, and `instead` says why."""
+    """What a candidate is compared with. Without a release it is the base, and `instead` says why."""
 
     release: Release | None
     instead: str = ""
@@ -67,7 +74,7 @@ def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
 
 
 def with_champion(work: OpenProject, report: Report, champion: Release | None) -> Report:
-    """The champion's own report stands in where it was not asked again on the same cases."""
+    """Use the champion's own report where it was not evaluated again on the same cases."""
     if report.champion is not None or champion is None:
         return report
     known = read_report(work, champion)
@@ -206,7 +213,7 @@ class Noted(NamedTuple):
 
 
 def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
-    """Note the rules as they stand, unless the last note says the same; the first one comes back."""
+    """Record the current rules unless the last record is the same; return the first record."""
     journal = Journal(work.project.runs / run_id / RULES)
     kept, rules = journal.read(), work.settings.gate
     if not kept or kept[-1]["rules_hash"] != rules.rules_hash():
@@ -225,12 +232,12 @@ def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdi
     """The verdict, saying so where its rules are not those that the run set out with."""
     if noted.rules_hash == verdict.rules_hash:
         return verdict
-    said = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
+    change = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
     if noted.settings is not None:
         changes = describe_change(noted.settings, judged.settings)
         then = decide(judged.report, noted.settings, training=judged.training, around=judged.around)
-        said += f": {changes}. By the rules as they stood the verdict would be: {_plain(then.decision)}"
-    return verdict.model_copy(update={"notes": (f"{said}.", *verdict.notes)})
+        change += f": {changes}. By the rules as they were, the verdict would be: {_plain(then.decision)}"
+    return verdict.model_copy(update={"notes": (f"{change}.", *verdict.notes)})
 
 
 def _read(note: dict[str, Any]) -> Noted:

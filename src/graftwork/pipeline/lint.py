@@ -18,9 +18,9 @@ from graftwork.plan.lint import readers
 from graftwork.plan.lint.check import lint, most_severe_first
 from graftwork.plan.lint.estimates import least_minutes, peaks_of
 from graftwork.plan.lint.facts import (
-    Around,
     ConfigLocation,
     Configuration,
+    LintContext,
     LintFinding,
     WrittenConfig,
     read_written,
@@ -86,7 +86,7 @@ def lint_file(path: Path, given: Given) -> Linted:
     written = read_written(_read(path), file=str(path))
     lengths = read_lengths(given.lengths)
     if detect(written) == "graft":
-        looks = [_look(path, said, lengths or own, given) for said, own in _read_project(path, written)]
+        looks = [_look(path, config, lengths or own, given) for config, own in _read_project(path, written)]
     else:
         looks = [_look(path, read_foreign(written), lengths, given)]
     # Models of a project share most of their settings: a problem of several is reported once.
@@ -99,20 +99,20 @@ def lint_file(path: Path, given: Given) -> Linted:
     )
 
 
-def _look(path: Path, said: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
-    said = _add(said, given)
-    known = _find_model(said.model, near=path.parent, overlay=given.catalog)
-    said = _by_full_names(said, overlay=given.catalog)
-    gpu = find_gpu(said.gpu, overlay=given.catalog) if said.gpu is not None else None
-    said = _expect(said, known, gpu, lengths)
-    around = _around(said, known, gpu, lengths)
+def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
+    config = _add(config, given)
+    known = _find_model(config.model, near=path.parent, overlay=given.catalog)
+    config = _by_full_names(config, overlay=given.catalog)
+    gpu = find_gpu(config.gpu, overlay=given.catalog) if config.gpu is not None else None
+    config = _expect(config, known, gpu, lengths)
+    context = _context(config, known, gpu, lengths)
     return Linted(
         file=str(path),
-        kind=said.kind,
-        model=said.model,
-        gpu=gpu.name if gpu else ("processor" if around.on_processor else None),
-        findings=lint(said, around),
-        unknown=tuple(_unknown(said, around)),
+        kind=config.kind,
+        model=config.model,
+        gpu=gpu.name if gpu else ("processor" if context.on_processor else None),
+        findings=lint(config, context),
+        unknown=tuple(_unknown(config, context)),
     )
 
 
@@ -158,13 +158,13 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
     project = ProjectFolder(root=path.parent.absolute(), settings=whole)
     for name in whole.all_models:
         settings = whole.of_model(name)
-        said = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
+        config = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
         rows = _prepared(project, name)
         if rows is None:
-            yield said, ()
+            yield config, ()
             continue
         train = min(rows.train, settings.train.max_rows or rows.train)
-        yield said.model_copy(update={"rows": train, "test_rows": rows.test}), rows.lengths
+        yield config.model_copy(update={"rows": train, "test_rows": rows.test}), rows.lengths
 
 
 class _Rows(NamedTuple):
@@ -195,24 +195,24 @@ def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     return _Rows(len(lengths), test, (*lengths, *(int(match.group(1)) for match in left_out if match)))
 
 
-def _add(said: Configuration, given: Given) -> Configuration:
+def _add(config: Configuration, given: Given) -> Configuration:
     values: dict[str, Any] = {}
-    places = dict(said.places)
+    places = dict(config.places)
     for name, (field, option) in OPTIONS.items():
         value = getattr(given, name)
         if value is not None:
             values[field] = value
             places[field] = ConfigLocation(key=option)
-    gpu = values.get("gpu", said.gpu)
+    gpu = values.get("gpu", config.gpu)
     if gpu is not None and gpu.lower() in PROCESSORS:
         values["gpu"], values["on_processor"] = None, True
     elif "gpu" in values:
         values["on_processor"] = False
-    return said.model_copy(update={**values, "places": places})
+    return config.model_copy(update={**values, "places": places})
 
 
 def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
-    """None where no catalog knows it: then the rules that need its size stay silent, and that is said."""
+    """None where no catalog knows it: rules that need its size are skipped, and the result says so."""
     if name is None:
         return None
     folder = near / name
@@ -222,64 +222,66 @@ def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> Catalo
         return None
 
 
-def _by_full_names(said: Configuration, *, overlay: Path | None) -> Configuration:
+def _by_full_names(config: Configuration, *, overlay: Path | None) -> Configuration:
     """Models by the names of the Hub, where the catalog calls them otherwise. Its aliases do not
     count: a base and its instruct version share a shape, not their weights."""
     full: dict[str, str] = {}
     for field in ("model", "data_model", "deployed_model"):
-        name = getattr(said, field)
+        name = getattr(config, field)
         known = _find_model(name, near=Path(), overlay=overlay)
         if known is not None and name.lower() == known.name.lower():
             full[field] = known.hf_id
-    return said.model_copy(update=full)
+    return config.model_copy(update=full)
 
 
 def _expect(
-    said: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
+    config: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
 ) -> Configuration:
-    """Where the place is gone at some time and nobody says how long the run takes, it is estimated."""
-    if said.deadline_minutes is None or said.expected_minutes is not None or known is None or gpu is None:
-        return said
-    return said.model_copy(update={"expected_minutes": least_minutes(said, known, gpu, lengths)})
+    """Estimate the duration where there is a deadline and none is stated."""
+    if config.deadline_minutes is None or config.expected_minutes is not None or known is None or gpu is None:
+        return config
+    return config.model_copy(update={"expected_minutes": least_minutes(config, known, gpu, lengths)})
 
 
-def _around(
-    said: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
-) -> Around:
-    around = Around(gpu=gpu, on_processor=said.on_processor and gpu is None, lengths=lengths)
+def _context(
+    config: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
+) -> LintContext:
+    context = LintContext(gpu=gpu, on_processor=config.on_processor and gpu is None, lengths=lengths)
     if known is None:
-        return around
-    return around.model_copy(
+        return context
+    return context.model_copy(
         update={
             "shape": known.shape,
             "parameters": total_parameters(known.shape),
-            "trainable": _trainable(said, known.shape),
-            "peaks": peaks_of(said, known, lengths) if gpu is not None else None,
+            "trainable": _trainable(config, known.shape),
+            "peaks": peaks_of(config, known, lengths) if gpu is not None else None,
         }
     )
 
 
-def _trainable(said: Configuration, shape: ModelShape) -> int | None:
-    if said.rank is None or said.method in (None, "full"):
+def _trainable(config: Configuration, shape: ModelShape) -> int | None:
+    if config.rank is None or config.method in (None, "full"):
         return None
     names = linear_names(shape)
-    targets = said.targets or names
+    targets = config.targets or names
     if targets in (("all-linear",), ("all",)):
         targets = names
     if not set(targets) <= set(names):
         return None
-    return adapter_parameters(shape, rank=said.rank, targets=targets, layers=shape.layers, method=said.method)
+    return adapter_parameters(
+        shape, rank=config.rank, targets=targets, layers=shape.layers, method=config.method
+    )
 
 
-def _unknown(said: Configuration, around: Around) -> Iterable[str]:
-    if said.rows is None and said.max_steps is None:
+def _unknown(config: Configuration, context: LintContext) -> Iterable[str]:
+    if config.rows is None and config.max_steps is None:
         yield "how many rows there are, and so how many steps: --rows N"
-    if around.parameters is None:
-        name = f" ({said.model} is in no catalog)" if said.model else ""
+    if context.parameters is None:
+        name = f" ({config.model} is in no catalog)" if config.model else ""
         yield f"how large the model is{name}: --model NAME or a config.json"
-    if around.gpu is None and not around.on_processor:
+    if context.gpu is None and not context.on_processor:
         yield "what it runs on: --gpu NAME, or --gpu cpu"
-    if not around.lengths:
+    if not context.lengths:
         yield "how long the rows are: --lengths FILE"
 
 

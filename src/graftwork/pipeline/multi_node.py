@@ -58,7 +58,7 @@ class Launch:
     file: Path
 
     def call(self) -> None:
-        """Tell the other machines that an attempt begins."""
+        """Notify the other machines that an attempt begins."""
         self._write(over=False)
 
     def over(self) -> None:
@@ -180,7 +180,7 @@ def _next_call(file: Path, answered: str | None) -> Call:
 
 
 def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: Place) -> int:
-    """Start this machine's part and watch it; a newer call means that the first machine began anew."""
+    """Start this machine's part and watch it; a newer call means that the first machine restarted."""
     if call.nodes != machines.count:
         raise UserMistake(
             f"the first machine calls {call.nodes} machines, not {machines.count}",

@@ -14,6 +14,8 @@ from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import name_of
+from graftwork.pipeline.calibration import doubts_about_judge
 from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
 from graftwork.pipeline.doctor.project import check_port
 from graftwork.pipeline.evaluation import open_grading
@@ -42,7 +44,7 @@ class Preflight(Record):
 
 
 def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
-    """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
+    """Raise UserMistake where training would be in vain; return a warning where something is doubtful."""
     found = run_preflight(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
@@ -81,6 +83,15 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         except GraftError as error:
             problems.append(Problem(severity="error", what=error.what, why=error.why, fix=error.fix))
         power = what_cases_show(len(cases), confidence=evaluate.confidence).sentence
+    problems += [
+        Problem(
+            severity="warning",
+            what=f"{name_of(metric)} may not decide anything: the judge is not calibrated",
+            why=why,
+            fix="run `graft eval calibrate`, or take the judge out of the rules of the gate",
+        )
+        for metric, why in doubts_about_judge(work).items()
+    ]
     problems += _look_at_machine(work, plan)
     return Preflight(
         cases=len(cases),
@@ -98,7 +109,7 @@ def _with_checks(work: OpenProject, context: GradeContext) -> GradeContext:
 
 def _nothing_held_out(work: OpenProject) -> Problem:
     share = work.settings.data.test
-    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or dealt to another split"
+    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or assigned to another split"
     return Problem(
         severity="error",
         what="there is no held-out row, so no rule of the gate could be judged",

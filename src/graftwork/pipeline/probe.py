@@ -62,8 +62,8 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
     command = [sys.executable, "-m", "graftwork.pipeline.probe_process", job.model_dump_json()]
     environment = {**WORKER_ENVIRONMENT, **compiled_cache(), **os.environ}
     complaints: list[str] = []
-    with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(command, stdout=said, stderr=subprocess.PIPE, text=True, env=environment)
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment)
         try:
             assert child.stderr is not None
             for line in child.stderr:
@@ -75,8 +75,8 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-        said.seek(0)
-        lines = [line for line in said.read().splitlines() if line.startswith("{")]
+        output.seek(0)
+        lines = [line for line in output.read().splitlines() if line.startswith("{")]
     if code or not lines:
         raise EnvironmentLacks(
             "the probe found nothing out",
@@ -135,7 +135,7 @@ def _distance(one: ModelShape, other: ModelShape) -> float:
 
 
 def _cache() -> Path:
-    """Beside the converted models, which all projects of a user share as well."""
+    """Next to the converted models, which all projects of a user share as well."""
     return models_folder().parent / FOLDER
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
@@ -31,7 +32,6 @@ PROCESSOR_WARM_UP, PROCESSOR_TIMED = 1, 3
 TARGET_STEP_SECONDS = 0.8
 """About what one processor's step may take: the rows are as many, and as long, as that allows."""
 PROCESSOR_TRAINED_SHARE = 0.15
-CARD_SHARE = 0.94
 HEAD_TOKENS = 2048
 PROBED_VOCABULARY_BYTES = 2**31
 """A processor's probe makes no larger tables of random numbers than this."""
@@ -68,7 +68,9 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     del engine, frozen, parameters, model
     gc.collect()
     torch.cuda.empty_cache()
-    return _step(shape, job, seconds, length=length, tokens=tokens, peak=peak, tuning=tuning)
+    return ProbedStep(
+        tokens=tokens, length=length, peak_bytes=peak, tuning=tuning, **_figures(shape, job, seconds)
+    )
 
 
 def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
@@ -96,14 +98,12 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     logits = None if way is None else way[0].logits
     engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
     seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
-    return _step(
-        shape,
-        job,
-        seconds,
-        length=length,
+    return ProbedStep(
         tokens=rows_count * length,
-        peak=peak_memory_gib() * GIB,
+        length=length,
+        peak_bytes=peak_memory_gib() * GIB,
         trained_share=1 - asked / length,
+        **_figures(shape, job, seconds),
     )
 
 
@@ -204,30 +204,18 @@ def _time(
     return seconds
 
 
-def _step(
-    shape: ModelShape,
-    job: ProbeJob,
-    seconds: list[float],
-    *,
-    length: int,
-    tokens: int,
-    peak: float,
-    tuning: Tuning | None = None,
-    trained_share: float = 1.0,
-) -> ProbedStep:
+def _figures(shape: ModelShape, job: ProbeJob, seconds: list[float]) -> dict[str, Any]:
+    """Fields of a ProbedStep that follow from the model and the timed steps."""
     ordered, middle = sorted(seconds), median(seconds)
     quarter = len(ordered) // 4
-    return ProbedStep(
-        layers=shape.layers,
-        tokens=tokens,
-        length=length,
-        trainable=adapter_parameters(shape, rank=job.rank, targets=linear_names(shape), layers=shape.layers),
-        trained_share=trained_share,
-        seconds=middle,
-        spread=(ordered[-1 - quarter] - ordered[quarter]) / 2 / middle,
-        peak_bytes=peak,
-        tuning=tuning,
-    )
+    return {
+        "layers": shape.layers,
+        "trainable": adapter_parameters(
+            shape, rank=job.rank, targets=linear_names(shape), layers=shape.layers
+        ),
+        "seconds": middle,
+        "spread": (ordered[-1 - quarter] - ordered[quarter]) / 2 / middle,
+    }
 
 
 EXPECTED = {
@@ -245,7 +233,6 @@ CARD_STEP_SECONDS = {4: 18.0, 2: 3.0}
 PROCESSOR_STEP_SECONDS = 5.0
 COMPILE_TWICE_SECONDS = 45.0
 """Less time than that does for one form and one number of tokens."""
-FIRST_WITH_EIGHT = 8.9
 LAYERS = (4, 2)
 
 
@@ -276,7 +263,7 @@ class Probing:
         try:
             return work()
         except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
-            # A probe is for machines that nobody knows: one part that fails must not cost the others.
+            # A probe is for unknown machines: one part that fails must not lose the others.
             self.left_out.append(
                 f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )

@@ -33,11 +33,11 @@ def as_replanned(job: TrainJob) -> TrainJob:
     path = Path(job.folder) / REPLANNED
     if not path.exists():
         return job
-    said = json.loads(path.read_text())
-    if LIMIT in said:
-        return with_limit(job, said[LIMIT])
-    smaller = with_micro_rows(job, int(said[MICRO_ROWS]))
-    return with_checkpointing(smaller) if said.get(CHECKPOINTING) else smaller
+    change = json.loads(path.read_text())
+    if LIMIT in change:
+        return with_limit(job, change[LIMIT])
+    smaller = with_micro_rows(job, int(change[MICRO_ROWS]))
+    return with_checkpointing(smaller) if change.get(CHECKPOINTING) else smaller
 
 
 def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
@@ -49,12 +49,12 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
     smaller = _take_less(job)
     if smaller is None:
         alarm.send(
-            "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
+            "out_of_memory", "out of memory, and nothing more can be reduced", why=why, fix=exhausted.fix
         )
         return None
-    changed, said, description = smaller
+    changed, change, description = smaller
     alarm.send("out_of_memory", f"out of memory: continuing with {description}", why=why)
-    write_atomic(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
+    write_atomic(Path(job.folder) / REPLANNED, json.dumps({**change, "measured": exhausted.figures}))
     return changed
 
 
@@ -62,20 +62,20 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
     """The job with less at a time, what is remembered of that, and a description."""
     tuning = job.plan.tuning
     if tuning is not None:
-        # On a card what blocks keep gives way; where they keep nothing already, nothing can.
+        # On a GPU, blocks store fewer activations; if they already store none, nothing can be reduced.
         limit = tuning.limit_gib * GIVE_WAY
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
         return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the card"
     again, rows = computes_again(job), rows_at_a_time(job) // 2
     if rows:
-        said = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
-        return with_micro_rows(job, rows), said, f"{rows} row(s) at a time"
+        change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
+        return with_micro_rows(job, rows), change, f"{rows} row(s) at a time"
     if again or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
         return None
-    said = {MICRO_ROWS: 1, CHECKPOINTING: True}
+    change = {MICRO_ROWS: 1, CHECKPOINTING: True}
     description = "one row at a time, with activation checkpointing"
-    return with_checkpointing(with_micro_rows(job, 1)), said, description
+    return with_checkpointing(with_micro_rows(job, 1)), change, description
 
 
 def computes_again(job: TrainJob) -> bool:
@@ -109,11 +109,11 @@ def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
 
 
 def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
-    """Beside the plans of finished runs, so that the next plan can know better."""
+    """Next to the plans of finished runs, so that the next plan can use it."""
     taken = exhausted.figures.get("peak_memory_gib")
     if taken is None:
         return
-    # What was asked for in vain belongs to what the work would have taken.
+    # The failed allocation is part of what the work would have taken.
     needed = taken + exhausted.figures.get("asked_gib", 0.0)
     found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
     work.residuals.add(

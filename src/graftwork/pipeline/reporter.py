@@ -1,4 +1,4 @@
-"""What the work tells whoever watches: a terminal, a program, a test.
+"""Progress events for a terminal, a program or a test.
 
 The doors implement it. The work itself never prints.
 """
@@ -34,7 +34,7 @@ class Reporter(Protocol):
 
 
 class NullReporter:
-    """Tells nobody."""
+    """Discards all events."""
 
     def started(self, step: str, title: str) -> None: ...
 
@@ -56,7 +56,7 @@ class NullReporter:
 
 
 class ModelReporter(NullReporter):
-    """Tells of one model among several: its name before each title, and nothing of what is unchanged."""
+    """Reports one model among several: prefixes titles with its name and omits what is unchanged."""
 
     def __init__(self, reporter: Reporter, model: str) -> None:
         self._reporter = reporter
@@ -104,7 +104,7 @@ def progress_listener(
     """A listener for `phase, done, total` that adds the rate and the time left."""
     began: dict[str, tuple[float, int]] = {}
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def report(phase: str, done: int, total: int) -> None:
         start, first = began.setdefault(phase, (clock(), done))
         seconds = clock() - start
         rate = (done - first) / seconds if seconds > 0 else 0.0
@@ -118,4 +118,4 @@ def progress_listener(
             detail={f"{unit.name}/s": round(rate / unit.size, 1)} if known else {},
         )
 
-    return tell
+    return report

@@ -13,10 +13,10 @@ from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import linear_names, read_shape
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.plan import kind_of_run
 from graftwork.plan.estimate import minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
@@ -117,7 +117,7 @@ def expect_stage(work: OpenProject, facts: StageFacts, stage: str) -> tuple[Figu
 
 
 def record_stage(work: OpenProject, stage: str, prior: Figure, *, seconds: float) -> None:
-    """Note what a stage took beside what was computed for it."""
+    """Record the measured time of a stage next to the estimate."""
     if stage not in MEASURED:
         return
     found = Residual(name=residual_name(stage), planned=prior, actual=seconds)
@@ -135,7 +135,7 @@ def time_spent(stage: str, output: Record, seconds: float) -> float:
     if stage != "evaluate" or not isinstance(output, Evaluated):
         return seconds
     subjects = (output.report.baseline, output.report.candidate, *output.report.others)
-    answering = sum(one.generation.seconds for one in subjects if one.subject != "log")
+    answering = sum(subject.generation.seconds for subject in subjects if subject.subject != "log")
     return max(seconds, answering)
 
 
@@ -159,15 +159,15 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     speed = tokens_per_second(
-        shape, load, device, learned=tuple(one.actual for one in recent if one.name == SPEED)
+        shape, load, device, learned=tuple(residual.actual for residual in recent if residual.name == SPEED)
     )
     parts = minutes_by_part(shape, load, speed, kind=device.kind).values()
     # `load` holds at most `MOST_LENGTHS` of the rows.
     scale = 60 * rows / counted
     return Figure(
-        value=sum(one.value for one in parts) * scale,
-        low=sum(one.low for one in parts) * scale / ROUGH_SPREAD,
-        high=sum(one.high for one in parts) * scale * ROUGH_SPREAD,
+        value=sum(part.value for part in parts) * scale,
+        low=sum(part.low for part in parts) * scale / ROUGH_SPREAD,
+        high=sum(part.high for part in parts) * scale * ROUGH_SPREAD,
         unit="s",
     )
 
@@ -238,7 +238,7 @@ def plan_run(
         stages.append(StagePlan(stage=step.name, title=step.title, seconds=seconds, state=state, runs=runs))
     rough = "prepare" not in made.outputs or ("plan" not in made.outputs and "train" not in made.outputs)
     return RunPlan(
-        stages=tuple(stages), minutes=add_up({one.stage: one.seconds for one in stages}), rough=rough
+        stages=tuple(stages), minutes=add_up({stage.stage: stage.seconds for stage in stages}), rough=rough
     )
 
 
@@ -254,9 +254,9 @@ def _training(work: OpenProject, made: StepOutputs, size: LogSize) -> Figure:
 
 def describe_remaining(plan: RunPlan) -> str:
     """One sentence: how long the rest takes, and which stages take most of it."""
-    left = [one for one in plan.stages if one.seconds.value > 0]
-    longest = sorted(left, key=lambda one: -one.seconds.value)[:3]
-    named = ", ".join(f"{one.stage} {one.seconds.value / 60:.1f}" for one in longest)
+    left = [stage for stage in plan.stages if stage.seconds.value > 0]
+    longest = sorted(left, key=lambda item: -item.seconds.value)[:3]
+    named = ", ".join(f"{stage.stage} {stage.seconds.value / 60:.1f}" for stage in longest)
     minutes = plan.minutes
     return f"about {minutes.value:.1f} minutes to go ({minutes.low:.1f} to {minutes.high:.1f})" + (
         f": {named}" if named else ""

@@ -31,7 +31,7 @@ from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS
 
 
 class RunProcesses(NamedTuple):
-    """Process ids; None where nobody is. The supervisor holds the project, the worker its run."""
+    """Process ids; None where there is none. The supervisor holds the project, the worker its run."""
 
     supervisor: int | None
     worker: int | None
@@ -71,7 +71,7 @@ def ask_to_stop(busy: RunProcesses) -> None:
 
 
 def end_at_once(work: OpenProject, run: RunEntry | None, busy: RunProcesses) -> None:
-    """Kill both, the supervisor first: it would start the worker again. The store is told."""
+    """Kill both, the supervisor first: it would start the worker again. Update the store."""
     _send(busy.supervisor, signal.SIGKILL)
     if busy.worker is not None:
         _send(busy.worker, signal.SIGKILL, group=True)
@@ -87,7 +87,7 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
         return
     if pid <= 0:
         raise EnvironmentLacks(
-            "who works here cannot be told", why="its lock names no process", fix="try again in a moment"
+            "the running process is unknown", why="its lock names no process", fix="try again in a moment"
         )
     try:
         # A worker leads a session of its own: its helpers end with it.
@@ -99,7 +99,7 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
         return
     except PermissionError as error:
         raise EnvironmentLacks(
-            f"process {pid} belongs to somebody else",
+            f"process {pid} belongs to another user",
             why="only its owner may stop it",
             fix="ask them, or do it as that user",
         ) from error
@@ -136,7 +136,7 @@ class Events:
         self._step_times: dict[int, float] = {}
 
     def new(self) -> list[Event]:
-        """What was not told before, by time; what says no time comes right behind its predecessor."""
+        """Events not reported before, by time; one without a time follows its predecessor."""
         found = [event for name in JOURNALS for event in self._of_journal(name)]
         found += self._of_output()
         return sorted(found, key=lambda event: event.at)
@@ -176,7 +176,7 @@ class Events:
 
 
 def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path:
-    # The template library is not needed to train; whoever only plans does not wait for it.
+    # The template library is not needed to train; planning does not wait for it.
     from graftwork.report.training import make_training_page
 
     page = make_training_page(plan, outcome, read_journal(folder), read_vitals(folder))
@@ -192,7 +192,7 @@ def read_vitals(folder: Path) -> tuple[Vitals, ...]:
             found.append(Vitals.model_validate(line))
         except ValidationError:
             continue
-    return tuple(sorted(found, key=lambda one: one.at))
+    return tuple(sorted(found, key=lambda item: item.at))
 
 
 def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunParts:
@@ -202,7 +202,7 @@ def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunPar
 def divide(
     outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals], *, minutes: float
 ) -> RunParts:
-    """Loading, computing, waiting for data, looks, checkpoints, and the rest: validation at the end and
+    """Loading, computing, waiting for data, evaluations, checkpoints, and the rest: validation at the end and
     saving; with restarts what was lost by them. The loss before the first step belongs to loading."""
     waiting = outcome.seconds * _data_share(vitals)
     looks = sum(look.seconds for look in outcome.looks)
@@ -239,15 +239,15 @@ def _apart(earlier: TrainStep, later: TrainStep) -> float:
 
 
 def _data_share(vitals: Sequence[Vitals]) -> float:
-    shares = [one.data_share for one in vitals if one.data_share is not None]
+    shares = [vital.data_share for vital in vitals if vital.data_share is not None]
     return min(max(sum(shares) / len(shares), 0.0), 1.0) if shares else 0.0
 
 
 def _loaded_gib(steps: Sequence[TrainStep], vitals: Sequence[Vitals]) -> float | None:
     """The last sample of memory before the first step. A card's is its driver's, with others' use in it:
-    there, nobody can tell."""
-    if not steps or not steps[0].at or any(one.devices for one in vitals):
+    there, it is unknown."""
+    if not steps or not steps[0].at or any(vital.devices for vital in vitals):
         return None
     begun = steps[0].at - steps[0].seconds
-    before = [one.memory_gib for one in vitals if one.at < begun]
+    before = [vital.memory_gib for vital in vitals if vital.at < begun]
     return before[-1] if before else None

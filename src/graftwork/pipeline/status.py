@@ -63,7 +63,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         require_fresh(replace(work, asked_model=None), upto="train", update=update)
     states = examine_steps(work, upto=upto)
     open_ones = [state for state in states if state.state in ("stale", "missing")]
-    # Judging itself takes no time: what is only judged anew is not out of date.
+    # Judging takes no time: a step that only has to judge again is not out of date.
     if upto == "gate" and not [state for state in open_ones if state.step != "gate"]:
         return
     if not open_ones:
@@ -118,7 +118,7 @@ class _StepWalk:
         return found.model_copy(update={"state": "stale" if because else "fresh", "because": because})
 
     def _find_changes(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
-        """What speaks against the last result of a step; nothing where it is up to date."""
+        """Why the last result of a step is out of date; empty where it is up to date."""
         open_needs = [name for name in step.needs if name in self._open]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)
@@ -302,10 +302,10 @@ def ask_endpoint(settings: ServeSettings) -> EndpointStatus:
 
 def _read_health(url: str, body: bytes) -> EndpointStatus:
     try:
-        said = json.loads(body)
-        state, engine = said["status"], said.get("engine", {})
+        health = json.loads(body)
+        state, engine = health["status"], health.get("engine", {})
         return EndpointStatus(
-            url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
+            url=url, state=state, aliases=health.get("aliases", {}), reason=engine.get("reason") or ""
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")

@@ -38,7 +38,7 @@ class StepInputs:
     parts: dict[str, str]
 
     def changes_since(self, before: dict[str, str]) -> tuple[str, ...]:
-        """Each part that is not what it was, in words."""
+        """Each part that changed, as text."""
         return tuple(
             _word_change(name, before.get(name), self.parts.get(name))
             for name in dict.fromkeys((*before, *self.parts))
@@ -104,4 +104,4 @@ class PipelineStep:
             parts = zip(self.input_names, on, strict=True)
         else:
             parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
-        return {key: said for name, part in parts for key, said in _flatten(name, part)}
+        return {key: value for name, part in parts for key, value in _flatten(name, part)}

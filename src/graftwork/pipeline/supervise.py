@@ -234,10 +234,14 @@ class _Supervisor:
     def out_of_memory(self, status: JobStatus) -> OutOfMemory | None:
         """Whether the worker ran out of memory: by its own error file, or by the evidence."""
         code = status.exit_code or 0
-        said = _read_error(self._folder) if code > 0 else None
-        if said is not None and said["error"] == OutOfMemory.__name__:
+        failure = _read_error(self._folder) if code > 0 else None
+        if failure is not None and failure["error"] == OutOfMemory.__name__:
             return OutOfMemory(
-                said["what"], why=said["why"], fix=said["fix"], where=said["where"], figures=said["figures"]
+                failure["what"],
+                why=failure["why"],
+                fix=failure["fix"],
+                where=failure["where"],
+                figures=failure["figures"],
             )
         beat = self._own_beat()
         return killed_for_memory(code, kills=status.memory_kills, vitals=beat.vitals if beat else None)
@@ -363,23 +367,25 @@ def _raise_reported_error(code: int, folder: Path, name: str) -> None:
         raise StoppedInOrder(
             f"{name} was stopped in good order", fix="run the same command again: it goes on from here"
         )
-    said = _read_error(folder) if code > 0 else None
-    if said is None:
+    failure = _read_error(folder) if code > 0 else None
+    if failure is None:
         return
-    kind = getattr(errors, said["error"], None)
+    kind = getattr(errors, failure["error"], None)
     known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
     for candidate in (AnswerIsNo, UserMistake, EnvironmentLacks, StoppedInOrder, Interrupted):
-        if known is None and candidate.exit_code == said["exit_code"]:
+        if known is None and candidate.exit_code == failure["exit_code"]:
             known = candidate
-    raise (known or WorkerFailed)(said["what"], why=said["why"], fix=said["fix"], where=said["where"])
+    raise (known or WorkerFailed)(
+        failure["what"], why=failure["why"], fix=failure["fix"], where=failure["where"]
+    )
 
 
 def _read_error(folder: Path) -> dict[str, Any] | None:
     path = folder / ERROR_FILE
     if not path.exists():
         return None
-    said: dict[str, Any] = json.loads(path.read_text())
-    return said
+    failure: dict[str, Any] = json.loads(path.read_text())
+    return failure
 
 
 def _cause(code: int) -> str:

@@ -160,12 +160,14 @@ class _BatchProgress:
 
     def _report_failure(self, job: TrainJob) -> None:
         """Once for each run, unless its own step will try again."""
-        said = failure_of(job) if job.run_id not in self._failures_reported else None
-        if said is None:
+        failure = failure_of(job) if job.run_id not in self._failures_reported else None
+        if failure is None:
             return
         self._failures_reported.add(job.run_id)
-        if said["error"] != RETRIED_ALONE:
-            self._watcher(job).alert("failed", str(said["what"]), why=str(said["why"]), fix=str(said["fix"]))
+        if failure["error"] != RETRIED_ALONE:
+            self._watcher(job).alert(
+                "failed", str(failure["what"]), why=str(failure["why"]), fix=str(failure["fix"])
+            )
 
     def _watcher(self, job: TrainJob) -> StallWatcher:
         """Of one run, with the alerts of its own model's settings."""
@@ -273,17 +275,20 @@ def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None
 def _finish(planned: _Planned) -> ModelResult:
     """Run the model's own step, which finds the run done or explains why it is not."""
     work, job = planned.work, planned.job
-    said = failure_of(job)
-    if said is not None and said["error"] != RETRIED_ALONE:
-        work.runs.update(job.run_id, state="failed", when=timestamp(), error=said)
-        return _failure(work.model, said, run_id=job.run_id)
+    failure = failure_of(job)
+    if failure is not None and failure["error"] != RETRIED_ALONE:
+        work.runs.update(job.run_id, state="failed", when=timestamp(), error=failure)
+        return _failure(work.model, failure, run_id=job.run_id)
     try:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
     except (Interrupted, StoppedInOrder):
         raise
     except GraftError as error:
         return _failure(work.model, error.as_json(), run_id=job.run_id)
-    minutes = next((one.actual for one in outcome.residuals if one.name == "minutes"), outcome.seconds / 60)
+    minutes = next(
+        (residual.actual for residual in outcome.residuals if residual.name == "minutes"),
+        outcome.seconds / 60,
+    )
     return ModelResult(
         model=work.model,
         state="unchanged" if planned.trained_before else "trained",

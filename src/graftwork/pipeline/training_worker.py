@@ -60,21 +60,23 @@ class GradedAnswers:
             generator = Generator(model, stop_tokens=[self._template.eos])
             for some in _cut(rows):
                 in_time = _Watch(progress, until=None if not grades else until)
-                said = generator.generate(
+                replies = generator.generate(
                     [self._template.prompt(row.messages) for row in some],
                     Sampling(max_new_tokens=self._longest),
                     on_token=in_time,
                 )
                 if in_time.over:
                     break
-                grades += [self._grade_said(metric, row, one) for row, one in zip(some, said, strict=True)]
+                grades += [
+                    self._grade_reply(metric, row, one) for row, one in zip(some, replies, strict=True)
+                ]
                 if time.monotonic() >= until:
                     break
         return tuple(grades)
 
-    def _grade_said(self, metric: str, row: Row, said: "Generated") -> float:
-        text = self._template.decode(said.tokens)
-        grade = self._grade(metric, row, text, said.finish_reason)
+    def _grade_reply(self, metric: str, row: Row, reply: "Generated") -> float:
+        text = self._template.decode(reply.tokens)
+        grade = self._grade(metric, row, text, reply.finish_reason)
         return 0.0 if grade is None else grade
 
     def _grade(self, metric: str, row: Row, text: str, finish_reason: str) -> float | None:
@@ -99,7 +101,7 @@ class _Watch:
 
 
 def _cut(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """The first row alone, so that even a hasty look has an answer; then some at a time."""
+    """The first row alone, so that even a short evaluation has an answer; then some at a time."""
     yield rows[:1]
     for start in range(1, len(rows), TOGETHER):
         yield rows[start : start + TOGETHER]

@@ -6,12 +6,14 @@ how training is done, only what it costs.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
 from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
 from graftwork.model.shape import total_parameters, trained_by
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
@@ -26,12 +28,9 @@ from graftwork.records.plan import (
     Tuning,
     Workload,
 )
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 CHECKPOINT_SECONDS = 0.15
-GUESSED_GFLOPS_A_THREAD = 35.0
-"""A server core of recent years in fp32, for machines that nobody has measured."""
-
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
@@ -72,7 +71,7 @@ def _computed_rate(
             spread = CARD_SPREAD[rates.certainty]
             return Figure.about(rate, down=1 / spread, up=spread, unit="tokens/s")
     if tuning is not None:
-        # Reckoned for one card; others are as much slower as their products are.
+        # Estimated for one card; others are slower in proportion to their matrix products.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
@@ -100,7 +99,6 @@ def _card_rate(
     return tokens / sum(parts.values())
 
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MEMORY_RANGE = (0.85, 1.2)
 CARD_MEMORY_RANGE = (0.92, 1.08)
 """Of the plain step on a card, computed tensor by tensor: docs/accuracy.md shows what was found."""
@@ -108,49 +106,63 @@ PROCESSOR_MEMORY_RANGE = (0.88, 1.15)
 """Six settings of one base came out between 4 % less and as much; another base may be further off."""
 
 
-def make_plan(
-    *,
-    base: str,
-    base_fingerprint: str,
-    dataset_hash: str,
-    shape: ModelShape,
-    work: Workload,
-    device: DeviceFacts,
-    settings: PlanSettings,
-    train: dict[str, Any],
-    dtype: str = "float32",
-    learned: tuple[float, ...] = (),
-    learned_memory: LearnedMemory | None = None,
-    tuning: Tuning | None = None,
-    plain: PlainStep | None = None,
-    rates: StepRates | None = None,
-) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What a plan is made of."""
+
+    base: str
+    base_fingerprint: str
+    dataset_hash: str
+    shape: ModelShape
+    work: Workload
+    device: DeviceFacts
+    settings: PlanSettings
+    train: dict[str, Any]
+    dtype: str = "float32"
+    learned: tuple[float, ...] = ()
+    learned_memory: LearnedMemory | None = None
+    tuning: Tuning | None = None
+    plain: PlainStep | None = None
+    """How the plain step is taken where all rows of a step at once would be too many; on cards always."""
+    rates: StepRates | None = None
+    """Of this very card: of a probe, or of the catalog."""
+
+    @property
+    def memory_limit_gib(self) -> float:
+        return self.settings.memory_limit_gib or self.device.memory_gib
+
+
+def make_plan(inputs: PlanInputs) -> Plan:
     """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
-    of the same kind took over what was computed for them corrects it. `plain` says how the plain step is
-    taken where all rows of a step at once would be too many; on cards always. `rates` are this card's."""
+    of the same kind took over what was computed for them corrects it."""
+    shape, work, device, settings = inputs.shape, inputs.work, inputs.device, inputs.settings
+    tuning, plain = inputs.tuning, inputs.plain
     parameters = total_parameters(shape)
     trainable = trained_by(shape, work)
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
-    speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning, plain=plain, rates=rates)
-    parts = _memory_parts(shape, work, trainable=trainable, dtype=dtype, device=device, plain=plain)
+    speed = tokens_per_second(
+        shape, work, device, learned=inputs.learned, tuning=tuning, plain=plain, rates=inputs.rates
+    )
+    parts = _memory_parts(inputs, trainable)
     computed = _computed(parts, work, device=device, plain=plain)
-    memory = correct_memory(computed, learned_memory)
+    memory = correct_memory(computed, inputs.learned_memory)
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
         memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
     spent = minutes_by_part(shape, work, speed, kind=device.kind)
     minutes = _add_up(spent.values(), unit="min")
-    limit = settings.memory_limit_gib or device.memory_gib
-    fits = memory.high <= limit and minutes.value <= (settings.time_limit_minutes or math.inf)
+    fits = memory.high <= inputs.memory_limit_gib and minutes.value <= (
+        settings.time_limit_minutes or math.inf
+    )
     return Plan(
-        base=base,
-        base_fingerprint=base_fingerprint,
-        dataset_hash=dataset_hash,
+        base=inputs.base,
+        base_fingerprint=inputs.base_fingerprint,
+        dataset_hash=inputs.dataset_hash,
         method=work.method,
-        dtype=dtype,
+        dtype=inputs.dtype,
         device=device,
-        certainty=_certainty(device, learned, rates),
+        certainty=_certainty(device, inputs.learned, inputs.rates),
         total_parameters=Figure.exact(parameters),
         trainable_parameters=Figure.exact(trainable),
         peak_memory_gib=memory,
@@ -163,30 +175,23 @@ def make_plan(
         fits=fits,
         tuning=tuning,
         plain=plain,
-        train=train,
+        train=inputs.train,
         parts=_parts(parts, spent, computed, tuning=tuning),
-        notes=_notes(parts, memory, minutes, limit=limit, settings=settings, tuning=tuning, plain=plain),
+        notes=_notes(inputs, parts, memory, minutes),
     )
 
 
-def _memory_parts(
-    shape: ModelShape,
-    work: Workload,
-    *,
-    trainable: int,
-    dtype: str,
-    device: DeviceFacts,
-    plain: PlainStep | None,
-) -> dict[str, float]:
+def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
     """Bytes by what they are for."""
-    if plain is not None and device.kind == "cuda":
+    shape, work, plain = inputs.shape, inputs.work, inputs.plain
+    if plain is not None and inputs.device.kind == "cuda":
         return {name: size * GIB for name, size in plain.parts_gib.items()}
     parts = training_memory(
         shape,
         work if plain is None else with_rows(work, plain.micro_rows),
         parameters=total_parameters(shape),
         trainable=trainable,
-        width=BYTES[dtype],
+        width=ELEMENT_BYTES[inputs.dtype],
         checkpointed=plain is not None and plain.checkpointed,
     )
     return {name: float(size) for name, size in parts.model_dump().items()}
@@ -262,17 +267,10 @@ def describe_plain(plain: PlainStep) -> str:
     return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
 
 
-def _notes(
-    parts: dict[str, float],
-    memory: Figure,
-    minutes: Figure,
-    *,
-    limit: float,
-    settings: PlanSettings,
-    tuning: Tuning | None,
-    plain: PlainStep | None,
-) -> tuple[str, ...]:
+def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes: Figure) -> tuple[str, ...]:
     """How memory is spent; then which limits the run exceeds."""
+    tuning, plain, limit = inputs.tuning, inputs.plain, inputs.memory_limit_gib
+    longest = inputs.settings.time_limit_minutes
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     how = "" if plain is None else f"{describe_plain(plain)}; "
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
@@ -281,9 +279,9 @@ def _notes(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "
             "or `train.upper_layers`"
         )
-    if settings.time_limit_minutes and minutes.value > settings.time_limit_minutes:
+    if longest and minutes.value > longest:
         notes.append(
-            f"it takes about {minutes.value:.0f} minutes and may take {settings.time_limit_minutes:.0f}: "
+            f"it takes about {minutes.value:.0f} minutes and may take {longest:.0f}: "
             "lower `train.epochs` or `train.max_rows`"
         )
     return tuple(notes)

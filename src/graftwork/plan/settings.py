@@ -6,9 +6,9 @@ from graftwork.records.base import Record
 
 
 class PlanSettings(Record):
-    """What the team has."""
+    """Limits for plans."""
 
     memory_limit_gib: float | None = Field(
-        None, gt=0, description="Most memory that training may take; by default what the machine has."
+        None, gt=0, description="Memory limit for training. Default: what the machine has."
     )
-    time_limit_minutes: float | None = Field(None, gt=0, description="Longest run that is acceptable.")
+    time_limit_minutes: float | None = Field(None, gt=0, description="Time limit for the run.")

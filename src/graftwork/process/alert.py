@@ -1,8 +1,8 @@
-"""Tell somebody: the log always, a command and a webhook where they are named.
+"""Send alerts: always to the log, and to a command and a webhook if they are configured.
 
 In: alerts. Out: a line in `alerts.jsonl`, the alert as JSON on the command's input and as the body of
-a POST. Deliveries go on in a thread, one after the other: whoever watches a run must not wait for a
-server that does not answer. What could not be delivered is said in words that hold no secret: the
+a POST. Deliveries run in a thread, one after the other: watching a run must not wait for a
+server that does not answer. Failed deliveries are reported without secrets: the
 address of a webhook is one.
 """
 

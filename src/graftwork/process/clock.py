@@ -18,7 +18,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def steady() -> float:
-    """Seconds that only go forward. While a machine sleeps they stand still, as its workers do."""
+    """Seconds that only go forward. While a machine sleeps they stop, as its workers do."""
     return time.monotonic()
 
 
@@ -44,7 +44,7 @@ def read_moment(line: Mapping[str, Any]) -> Moment:
 
 @cache
 def boot_id() -> str:
-    """Names this start of this machine; empty where the system does not tell."""
+    """Identifies this boot of this machine; empty where the system does not report it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -14,7 +14,7 @@ from graftwork.records.job import Beat, Health, Vitals
 SLOW_FACTOR = 3.0
 STUCK_FACTOR = 10.0
 BETWEEN_STEPS_SECONDS = 30.0
-"""A look, a checkpoint, a model that loads or compiles: no plan knows how long one takes."""
+"""An evaluation, a checkpoint, a model that loads or compiles: plans do not know how long one takes."""
 FEW_STEPS = 2
 """So many first steps of a process compile and fill caches: their time says little."""
 
@@ -72,13 +72,13 @@ def assess_health(
         health: Health = "starting" if alive else "gone"
         return HealthReport(health=health, reason="no heartbeat yet" if alive else "it left no heartbeat")
     measured = _number(beat, "step_seconds")
-    said = {"expected_seconds": expected_seconds, "measured_seconds": measured}
+    times = {"expected_seconds": expected_seconds, "measured_seconds": measured}
     if not alive:
         why = f"process {beat.pid} is not running; it last did: {_what(beat)}"
-        return HealthReport(health="gone", reason=why, **said)
+        return HealthReport(health="gone", reason=why, **times)
     if age > patience.silent_seconds:
         why = f"no heartbeat for {age:.0f} s: {_frozen(process_state)}"
-        return HealthReport(health="stuck", reason=why, **said)
+        return HealthReport(health="stuck", reason=why, **times)
     found = evidence(beat)
     because = "; ".join(found) or "nothing in the machine's figures explains it"
     still = _number(beat, "seconds_since_move") or 0.0
@@ -90,14 +90,14 @@ def assess_health(
         if still > max(factor * expected, least):
             planned = format_seconds(expected)
             why = f"{_what(beat)} has not moved for {still:.0f} s (expected {planned}): {because}"
-            return HealthReport(health=health, reason=why, evidence=found, **said)
+            return HealthReport(health=health, reason=why, evidence=found, **times)
     if measured is not None and measured > SLOW_FACTOR * expected:
         planned = format_seconds(expected_seconds)
         why = f"a step takes {format_seconds(measured)}, the plan expected {planned}: {because}"
-        return HealthReport(health="slow", reason=why, evidence=found, **said)
+        return HealthReport(health="slow", reason=why, evidence=found, **times)
     how_far = f"{beat.phase} {beat.done:.0f} of {beat.total:.0f}" if beat.total > 1 else beat.phase
     well: Health = "starting" if beat.phase == "starting" else "working"
-    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **said)
+    return HealthReport(health=well, reason="; ".join((how_far, *found)), evidence=found, **times)
 
 
 def evidence(beat: Beat) -> tuple[str, ...]:
@@ -137,8 +137,11 @@ def _of_devices(vitals: Vitals) -> list[str]:
     device = busiest(vitals.devices)
     if device is not None and (device.use_percent or 0.0) < IDLE_PERCENT:
         found.append(f"the device is idle ({device.use_percent:.0f} % use)")
-    hot = [one for one in vitals.devices if (one.temperature_c or 0.0) >= HOT_C]
-    found += [f"device {one.index} is at {one.temperature_c:.0f} °C and may slow itself down" for one in hot]
+    hot = [device for device in vitals.devices if (device.temperature_c or 0.0) >= HOT_C]
+    found += [
+        f"device {device.index} is at {device.temperature_c:.0f} °C and may slow itself down"
+        for device in hot
+    ]
     return found
 
 
@@ -184,10 +187,10 @@ def format_seconds(value: float) -> str:
 
 
 def process_state(pid: int) -> str:
-    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not tell."""
+    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    # The name before it stands in brackets and may hold anything.
+    # The name before it is in brackets and may contain anything.
     return text.rpartition(")")[2].split()[0]

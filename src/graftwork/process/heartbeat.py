@@ -1,4 +1,4 @@
-"""The heartbeat file: written by the worker inside its work, read by whoever asks.
+"""The heartbeat file: written by the worker while it works, read by anyone.
 
 `Heart` also beats from a thread, so that a long single operation (a model that loads, a step that
 takes a minute) does not look like death; `done` moves only when the work itself moves. `move` says
@@ -58,7 +58,7 @@ class Sampler:
         return self._clock() - self._taken >= self._every
 
     def begin_phase(self) -> None:
-        """Other work takes other memory: growth is counted anew."""
+        """Other work takes other memory: growth is counted from zero."""
         self._resident.clear()
 
     def sample(self, *, data_share: float | None = None) -> Vitals:
@@ -182,7 +182,7 @@ class Heart:
                 self._sampler.begin_phase()
             self._beat = self._make(phase, done, total, seconds_left=seconds_left, detail=detail)
         if due:
-            # Work that stands on a full disk goes on; it will say so itself where that matters.
+            # Work continues on a full disk; it fails by itself where that matters.
             with suppress(GraftError):
                 self._write()
 

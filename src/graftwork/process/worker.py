@@ -69,7 +69,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """The process that holds the folder now, or None. Asking disturbs nobody who is about to hold it."""
+    """The process that holds the folder now, or None. Does not disturb a process that takes it."""
     path = folder / LOCK_FILE
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -177,7 +177,7 @@ def run_worker(
             except Exception as error:
                 if not is_exhaustion(error):
                     raise
-                # The log gets the whole story, whoever watches the figures.
+                # The log gets the full traceback, whatever is shown elsewhere.
                 sys.excepthook(*sys.exc_info())
                 return _leave(folder, explain_exhaustion(error))
     except GraftError as error:
@@ -228,7 +228,7 @@ def stoppable() -> Iterator[None]:
 
 
 def interruption_error() -> StoppedInOrder | Interrupted:
-    """The error for work that was broken off: by whoever asked to stop, or by Ctrl-C."""
+    """The error for interrupted work: by a stop request or by Ctrl-C."""
     fix = "run the same command again: it goes on from the last good point"
     if _asked.is_set():
         return StoppedInOrder("stopped in good order, as asked", fix=fix)
@@ -245,7 +245,7 @@ def _ask(_signal: int, _frame: FrameType | None) -> None:
 WORKER_ENVIRONMENT = {
     # Threads that wait for each other spin for a moment and then sleep. Without a bound they burn
     # whole cores on a shared machine (the same generation took three times as long); without any
-    # spinning training on a quiet one takes half as long again. Beside a busy neighbour even this is
+    # spinning training on a quiet one takes half as long again. Next to a busy process even this is
     # too long: `graftwork.model.threads` shortens it while threads wait for a core.
     "GOMP_SPINCOUNT": "30000",
     # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.

@@ -172,7 +172,7 @@ def _gate(proposal: Proposal) -> list[str]:
         lines.append(_line(f"    - {_flow({'metric': rule.metric, 'over': rule.over})}", rule.why))
     if not proposal.rules:
         lines.append(_line("    - {metric: truncated, under: 0.5}", "too few cases for more"))
-    lines += [f"  # no rule on {told}" for told in proposal.left_out]
+    lines += [f"  # no rule on {omitted}" for omitted in proposal.left_out]
     if proposal.kind in ("text", "code"):
         lines.append(
             "  # Nearness is not correctness: name a judge (evaluate.judge), tests, or a metric of yours."
@@ -245,7 +245,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
 
 
 def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
-    """The rows that a dataset would be made of, as far as that is known at a first look."""
+    """The rows that a dataset would be made of, as far as is known before preparing."""
     found = sample_rows(logs)
     good = DataSettings().keep_status
     kept = [row for row in found.rows if row.reply.strip() and _is_good(row.status, good)]
@@ -280,7 +280,7 @@ def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]
 
 
 def _as_seen_from(folder: Path, log: str) -> str:
-    """A log as graft.yaml names it: relative to the project where it lies within, else whole."""
+    """A log as graft.yaml names it: relative to the project if it is inside, else absolute."""
     if log == "-" or "://" in log:
         return log
     whole = Path(log).absolute()

@@ -1,4 +1,4 @@
-"""Read graft.yaml strictly: every mistake is named with its line, its rule and its mending.
+"""Read graft.yaml strictly: every mistake is reported with its line, its rule and a fix.
 
 In: a path. Out: ProjectSettings. Unknown keys are refused with the nearest known one suggested;
 duplicate keys are refused, since YAML would silently keep the last.
@@ -40,14 +40,14 @@ def _wrap_single_texts(value: Any, annotation: Any) -> Any:
         return [value] if isinstance(value, str) else value
     if get_origin(annotation) is tuple and isinstance(value, list):
         return (
-            [_wrap_single_texts(one, inner[0]) for one in value]
+            [_wrap_single_texts(item, inner[0]) for item in value]
             if len(inner) == 2 and inner[1] is ...
             else value
         )
     if get_origin(annotation) is dict and isinstance(value, dict):
         return {key: _wrap_single_texts(one, inner[1]) for key, one in value.items()}
-    # One of several kinds, most often something or nothing: the first that mends it.
-    return next((made for one in inner if (made := _wrap_single_texts(value, one)) is not value), value)
+    # One of several kinds, most often an optional value: the first that fixes it.
+    return next((made for kind in inner if (made := _wrap_single_texts(value, kind)) is not value), value)
 
 
 PROJECT_FILE = "graft.yaml"
@@ -73,14 +73,16 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         key = tuple(str(part) for part in first["loc"])
         name = ".".join(key)
         why = _list_other_errors(error, lines)
-        # A rule about several keys is told at the first of them that is set.
+        # A rule about several keys is reported at the first of them that is set.
         concerned = _concerned(key, first["msg"]) if first["type"] == "value_error" else []
-        told_at = next((one for one in concerned if one in lines), key)
-        line = next((lines[told_at[:n]] for n in range(len(told_at), 0, -1) if told_at[:n] in lines), 1)
+        reported_at = next((key for key in concerned if key in lines), key)
+        line = next(
+            (lines[reported_at[:n]] for n in range(len(reported_at), 0, -1) if reported_at[:n] in lines), 1
+        )
         where = f"{path}:{line}"
         if concerned:
-            told = f"{name}: {_plain(first['msg'])}" if name else _plain(first["msg"])
-            raise UserMistake(told, why=why, fix=_suggest_change(concerned, lines), where=where) from error
+            message = f"{name}: {_plain(first['msg'])}" if name else _plain(first["msg"])
+            raise UserMistake(message, why=why, fix=_suggest_change(concerned, lines), where=where) from error
         if first["type"] == "extra_forbidden":
             raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
         if first["type"] == "missing":
@@ -91,7 +93,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
             raise UserMistake(
                 f"{name}: {_plain(first['msg'])}",
                 why=why,
-                fix=f"change what stands under {name}",
+                fix=f"change the value of {name}",
                 where=where,
             ) from error
         raise UserMistake(
@@ -106,14 +108,14 @@ _MOST_OTHERS = 8
 
 
 def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
-    """The mistakes beside the first, each with its line, so that all can be mended in one go."""
+    """The other mistakes, each with its line, so that all can be fixed at once."""
     others = []
     for found in error.errors(include_url=False, include_input=False)[1:]:
         key = tuple(str(part) for part in found["loc"])
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
         place = f" (line {line})" if line is not None else ""
-        said = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
-        others.append(f"{'.'.join(key)}{place}: {said}")
+        problem = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
+        others.append(f"{'.'.join(key)}{place}: {problem}")
     rest = len(others) - _MOST_OTHERS
     more = [f"and {rest} more"] if rest > 0 else []
     return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""
@@ -138,7 +140,7 @@ def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict
             here = (*prefix, str(key.value))
             if here in lines:
                 raise UserMistake(
-                    f"the key {'.'.join(here)!r} stands twice",
+                    f"the key {'.'.join(here)!r} occurs twice",
                     why=f"first in line {lines[here]}; YAML would silently keep the last",
                     fix="remove one of them",
                     where=f"{path}:{key.start_mark.line + 1}",
@@ -221,7 +223,7 @@ def _name_value(key: tuple[str, ...], value: object) -> str:
 
 def _may_be_secret(key: tuple[str, ...]) -> bool:
     owner = _owner(key)
-    # Marked either way: where the name of a variable belongs, somebody may have written the key itself.
+    # Marked either way: users may have written the key itself in place of a variable name.
     return owner is not None and key[-1] in marks_of(owner)
 
 
@@ -251,7 +253,7 @@ class ProjectFolder:
 
     @property
     def data(self) -> Path:
-        """What was sifted and rendered, so that it is not done again."""
+        """Row features and rendered rows, so that they are not computed again."""
         return self.state / "data"
 
     @property

@@ -190,10 +190,10 @@ def choose_test_size(rows: int, *, confidence: float = 0.95) -> tuple[float, int
     if not math.isfinite(seen):
         return MOST_HELD_OUT, held_out, "too few rows to show any gain: log more before you trust a verdict"
     needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
-    told = (
+    note = (
         f"a gain of {math.ceil(100 * seen)} points over the base shows; 10 points would need {needed} cases"
     )
-    return MOST_HELD_OUT, held_out, told
+    return MOST_HELD_OUT, held_out, note
 
 
 def find_kind(cases: Sequence[Case]) -> tuple[Kind, str, tuple[FieldKind, ...], dict[str, Any]]:
@@ -282,16 +282,16 @@ def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
 
 
 def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
-    """The field as it is; by nearness alone where each value is new and none stands in the prompt."""
+    """The field as it is; by similarity alone where each value is new and none is in the prompt."""
     if field.values or not field.gradable or field.rule == "set":
         return field
-    told = [
+    pairs = [
         (_show(document[field.path]), " ".join(message.content for message in case.messages).casefold())
         for case in cases
         if (document := parse_object(case.reference)) is not None and field.path in document
     ]
-    copied = sum(value.casefold() in asked for value, asked in told)
-    if len({value for value, _ in told}) < ALL_DIFFERENT * len(told) or copied > SELDOM * len(told):
+    copied = sum(value.casefold() in asked for value, asked in pairs)
+    if len({value for value, _ in pairs}) < ALL_DIFFERENT * len(pairs) or copied > SELDOM * len(pairs):
         return field
     why = "all different and not in the prompt: nobody can know them, so only nearness counts"
     return field.model_copy(update={"rule": "token_f1", "why": why})
@@ -412,7 +412,7 @@ def _make_schema(fields: Sequence[FieldKind], required: Sequence[str]) -> dict[s
 
 
 def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
-    """Replies of which a text that is no label stands in the prompt, word by word."""
+    """Replies that contain a text, not a label, copied from the prompt."""
     paths = [field.path for field in fields if not field.values and field.rule in ("normalised", "token_f1")]
     found = 0
     for case in cases:

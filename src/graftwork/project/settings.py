@@ -1,4 +1,4 @@
-"""The whole of graft.yaml: each stage's settings stand in that stage; here they are put together."""
+"""All of graft.yaml: each stage defines its own settings; this module combines them."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -99,37 +99,37 @@ class OneModel(ModelSettings):
     """One of the project's models: its rows, and what of its base and training differs from the rest."""
 
     base: str | None = Field(None, description="Another base model than the project's.")
-    train: PartOfTraining = Field(
-        default_factory=PartOfTraining, description="What is trained otherwise than under `train:`."
-    )
+    train: PartOfTraining = Field(default_factory=PartOfTraining, description="Overrides of `train:`.")
 
 
 class ProjectSettings(Record):
     """One project: its logs, its base model, and what each stage does with them."""
 
-    project: str = Field(pattern=NAME, description="Name of the project; releases carry it.")
+    project: str = Field(pattern=NAME, description="Name of the project; recorded in releases.")
     base: str = Field(
         "smollm2-135m-instruct",
         description="The base model: the embedded one, a folder, or a name on the Hugging Face Hub such as "
         "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION.",
     )
-    data: DataSettings = Field(description="From logs to a dataset.")
+    data: DataSettings = Field(description="How logs become a dataset.")
     models: dict[ModelName, OneModel] = Field(
         {},
         description="The models made from the same logs, by name, the main one first; "
         "one model with every row if none is named.",
         json_schema_extra={"additionalProperties": False},
     )
-    plan: PlanSettings = Field(default_factory=PlanSettings, description="Limits of time and memory.")
+    plan: PlanSettings = Field(default_factory=PlanSettings, description="Time and memory limits.")
     train: TrainSettings = Field(default_factory=TrainSettings, description="How the adapter is trained.")
     evaluate: EvaluateSettings = Field(
-        default_factory=EvaluateSettings, description="How base and adapter are measured."
+        default_factory=EvaluateSettings, description="How base and adapter are evaluated."
     )
     gate: GateSettings = Field(
-        default_factory=GateSettings, validate_default=True, description="When it may be shipped."
+        default_factory=GateSettings, validate_default=True, description="When the adapter may be deployed."
     )
-    release: ReleaseSettings = Field(default_factory=ReleaseSettings, description="How it is released.")
-    serve: ServeSettings = Field(default_factory=ServeSettings, description="How it is served.")
+    release: ReleaseSettings = Field(
+        default_factory=ReleaseSettings, description="How the adapter is released."
+    )
+    serve: ServeSettings = Field(default_factory=ServeSettings, description="How the adapter is served.")
 
     @property
     def main_model(self) -> str:
@@ -164,10 +164,10 @@ class ProjectSettings(Record):
     @field_validator("gate")
     @classmethod
     def _gate_is_about_what_is_evaluated(cls, gate: GateSettings, info: ValidationInfo) -> GateSettings:
-        """A rule about a figure that nobody measures could never be decided."""
+        """A rule about a figure that is not measured could never be decided."""
         evaluate = info.data.get("evaluate")
         if evaluate is not None:
-            # Only what graft.yaml says: the rules that stand for none may well not fit.
+            # Only what graft.yaml says: the default rules may not fit.
             for key, name in _metrics_named(gate.model_dump(exclude_unset=True)):
                 if key == "primary" and name == NO_PRIMARY:
                     continue
@@ -201,16 +201,16 @@ class ProjectSettings(Record):
 
 
 def require_examinable(train: TrainSettings, *, where: str) -> None:
-    """A look during training is by the loss, or by a metric that evaluation offers."""
+    """Evaluations during training use the loss or a metric of evaluation."""
     try:
         require_known(train.examine.metric, (LOSS, *OF_ANSWERS))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _metrics_named(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every metric that the gate's settings name, with the key of the gate that it stands under."""
-    for key, value in said.items():
+def _metrics_named(gate: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every metric that the gate's settings name, with its key in the gate's settings."""
+    for key, value in gate.items():
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dict):
                 named = [part.get("metric"), *(part.get("worse_on") or ())]

@@ -1,1 +1,1 @@
-"""The nouns of Graftwork. Frozen, typed, without any input or output."""
+"""The records of Graftwork: frozen, typed, without I/O."""

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from graftwork.records.base import Figure, Record
+from graftwork.records.costs import UsageDay
 from graftwork.records.interaction import Origin
 
 Severity = Literal["blocker", "warning", "info"]
@@ -17,7 +18,7 @@ class Example(Record):
 
 
 class Finding(Record):
-    """One kind of fault: how often, where, what it does to training, which setting mends it.
+    """One kind of fault: how often, where, what it does to training, which setting fixes it.
 
     `count` is exact; `rows` names the first of them. `reasons` counts how the fault was recognised.
     """
@@ -85,7 +86,7 @@ class SuspiciousLabel(Record):
     label: str
     suggested: str
     score: float
-    """How much more the rest of the log speaks for the suggested label; from 0 to about 1."""
+    """How much more the rest of the log supports the suggested label; from 0 to about 1."""
     question: str
     near: Origin | None = None
     """A row with nearly the same prompt that has another label."""
@@ -142,6 +143,8 @@ class Audit(Record):
     clusters: tuple[Cluster, ...] = ()
     examples: tuple[ReadableRow, ...] = ()
     label_noise: LabelNoise = LabelNoise()
+    usage: tuple[UsageDay, ...] = ()
+    """What the calls used by day, role and model; empty in records older than the field."""
 
     @property
     def verdict(self) -> str:

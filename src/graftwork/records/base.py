@@ -1,6 +1,6 @@
 """What every record shares: frozen, typed, strict about unknown keys, hashable by content.
 
-In: values. Out: immutable nouns that the stages pass to each other. Knows nothing of files,
+In: values. Out: immutable records that the stages pass to each other. Knows nothing of files,
 databases, models or clocks.
 """
 
@@ -46,7 +46,7 @@ def hide_login(address: str) -> str:
 
 
 def hide_path(address: str) -> str:
-    """Scheme and host: whoever knows the path of a webhook may use it."""
+    """Scheme and host: the path of a webhook is a secret."""
     found = _SCHEME_AND_HOST.match(address)
     # With an @ anywhere it is not certain which part is the host.
     return HIDDEN if found is None or "@" in address else f"{found[0]}/{HIDDEN}"
@@ -60,7 +60,7 @@ def _hide_login(address: str) -> str:
 SecretText = Annotated[str, Secret(hide_all)]
 """Secret as a whole, such as a command with a token in it."""
 SecretLink = Annotated[str, Secret(hide_path)]
-"""An address that gives access to whoever knows it; only its host may be published."""
+"""An address that grants access to anyone who knows it; only its host may be published."""
 SecretAddress = Annotated[str, Secret(hide_login)]
 """An address that may hold a login or a signed query; host and path may be published."""
 
@@ -129,7 +129,7 @@ def fingerprint(value: Any) -> str:
 
 
 class Figure(Record):
-    """A computed or measured number with the range that it is expected to lie in."""
+    """A computed or measured number with its expected range."""
 
     value: float
     low: float

@@ -3,11 +3,12 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.costs import CallUsage
 from graftwork.records.interaction import CaptureOrigin, Message, Origin
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-"""What every dataset has. Prompts for reinforcement learning, where asked for, stand apart in `rl`."""
+"""Splits of every dataset. Prompts for reinforcement learning, if requested, are in `rl`."""
 
 
 class Row(Record):
@@ -33,6 +34,8 @@ class Row(Record):
     reward: float | None = None
     input_hash: str = ""
     capture: CaptureOrigin | None = None
+    usage: CallUsage | None = None
+    """What the logged call used; None where the log states neither tokens nor cost."""
 
 
 class InputFile(Record):
@@ -88,7 +91,7 @@ class Dataset(Record):
     """The manifest, written last. `content_hash` covers it, and through its hashes every row.
 
     `model` is the one of the project's models that this dataset is for. `dropped` counts the rows
-    that were left out by step; each stands with its reason in the file `drops`.
+    that were left out by step; each is in the file `drops` with its reason.
     """
 
     content_hash: str

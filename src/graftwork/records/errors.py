@@ -1,11 +1,13 @@
 """The one hierarchy of expected errors, and the exit codes that the command line gives them.
 
-An expected error says what is wrong, why that matters and how to mend it; the doors print it
+An expected error says what is wrong, why that matters and how to fix it; the CLI and the server print it
 without a traceback. Anything else that is raised is a bug and propagates.
 
 To add one: subclass the class whose exit code fits, and pass `what`, `why` and `fix`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 EXIT_DONE = 0
@@ -20,7 +22,7 @@ EXIT_INTERRUPTED = 130
 
 
 class GraftError(Exception):
-    """An expected failure: what happened, why it matters, how to mend it, and where."""
+    """An expected failure: what happened, why it matters, how to fix it, and where."""
 
     exit_code: ClassVar[int] = EXIT_USER_MISTAKE
 
@@ -105,6 +107,17 @@ class Interrupted(GraftError):
     exit_code = EXIT_INTERRUPTED
 
 
+@contextmanager
+def needs_extra(extra: str, *, why: str = "") -> Iterator[None]:
+    """Around the import of a library that comes with an optional part: says how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"the package {error.name} is not installed", why=why, fix=pip_install(extra)
+        ) from error
+
+
 def pip_install(extra: str) -> str:
     """The command that brings an optional part, from where this installation came: it is on no index."""
     import json
@@ -112,8 +125,8 @@ def pip_install(extra: str) -> str:
     from urllib.parse import unquote, urlsplit
 
     try:
-        said = metadata.distribution("graftwork").read_text("direct_url.json")
-        url = urlsplit(json.loads(said)["url"]) if said else None
+        direct_url = metadata.distribution("graftwork").read_text("direct_url.json")
+        url = urlsplit(json.loads(direct_url)["url"]) if direct_url else None
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         url = None
     extras = f"[{extra}]" if extra else ""

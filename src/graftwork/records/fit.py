@@ -34,7 +34,7 @@ class PlainSetup(Record):
     optimizer: Optimizer = "adamw_fused"
     attention: Literal["flash", "math"] = "flash"
     kbit_upcast: bool = True
-    """`prepare_model_for_kbit_training` was called: what is not in four bits stands in float32."""
+    """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
 
 
 class MemoryPeak(Record):
@@ -45,7 +45,7 @@ class MemoryPeak(Record):
     parts: dict[str, float]
     """Of the allocated bytes: weights, adapters, gradients, optimizer, activations, logits, workspace."""
     phase: str
-    """Where the peak stands: forward, loss, backward, optimizer, generation."""
+    """Where the peak occurs: forward, loss, backward, optimizer, generation."""
 
 
 class StepTime(Record):
@@ -53,6 +53,29 @@ class StepTime(Record):
 
     parts: dict[str, float]
     once_a_step: dict[str, float] = {}
+
+
+class FitOptions(Record):
+    """What may be stated about a run; the rest follows from the model and the machine."""
+
+    method: Method = "qlora"
+    algorithm: Algorithm = "sft"
+    engine: Literal["graft", "hf"] = "graft"
+    seq: int | tuple[int, ...] = 2048
+    """One length for all rows, or the length of every row that there is."""
+    rows: int | None = None
+    epochs: float = 1.0
+    batch_rows: int = 16
+    trained_share: float = 1.0
+    rank: int = 16
+    targets: tuple[str, ...] | None = None
+    adapted_layers: int | None = None
+    optimizer: Optimizer = "adamw_fused"
+    offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
+    memory_limit_gib: float | None = None
+    prompt_tokens: int = 512
+    completion_tokens: int = 512
+    generations: int = 8
 
 
 class FitQuestion(Record):
@@ -150,7 +173,7 @@ class FitAnswer(Record):
     considered: tuple[Considered, ...] = ()
     """Other ways to do this very run, the best of each kind."""
     remedies: tuple[Considered, ...] = ()
-    """Where it does not fit: changes that make it fit, each reckoned through."""
+    """Where it does not fit: changes that make it fit, each fully computed."""
 
 
 Form = Literal["whole", "eight", "four"]

@@ -21,14 +21,14 @@ class Origin(Record):
 
 
 class Message(Record):
-    """One turn. Tool calls and reasoning stand in `content`, in the tags that models are trained on."""
+    """One turn. Tool calls and reasoning are in `content`, in the tags that models are trained on."""
 
     role: Role
     content: str
 
 
 class CaptureOrigin(Record):
-    """The served exchange that a row was captured from, and what users said of it."""
+    """The served exchange that a row was captured from, and the users' feedback on it."""
 
     id: str
     release: str
@@ -107,13 +107,13 @@ class Capture(Record):
     total_ms: float
     disconnected: bool = False
     dealt: str | None = None
-    """The experiment that drew by lot which release answers; None where nobody drew."""
+    """The experiment that assigned the release at random; None without an experiment."""
     arm: Arm | None = None
     """What was drawn."""
     share: float | None = None
     """The share of sessions that the challenger gets in that experiment."""
     feedback: float | None = None
-    """What users said of it last, from 0 (bad) to 1 (good). Filled in when captures are exported."""
+    """The users' latest feedback, from 0 (bad) to 1 (good). Filled in when captures are exported."""
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
     trace: str | None = None
@@ -124,7 +124,7 @@ class Capture(Record):
 
 
 class Feedback(Record):
-    """What somebody said of one answer, redacted before it is kept. Nothing is ever overwritten."""
+    """Feedback on one answer, redacted before it is stored. Nothing is ever overwritten."""
 
     capture: str
     at: str

@@ -51,11 +51,11 @@ class Job(Record):
     folder: str
     environment: dict[str, str] = {}
     arguments: tuple[str, ...] = ()
-    """What the module is told instead of the job's file alone, where it starts others."""
+    """Arguments of the module where it starts other processes, instead of the job's file alone."""
 
 
 class JobHandle(Record):
-    """A submitted job. It can be written down: whoever reads it can find the job again at its place."""
+    """A submitted job. It can be written down: a reader can find the job again at its place."""
 
     place: str
     id: str

@@ -1,4 +1,4 @@
-"""What will happen, said before it happens; and how far that was off."""
+"""Predictions of a run, and how far they were off."""
 
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class ModelShape(Record):
 
 
 class DeviceFacts(Record):
-    """What the plan knows of the machine. `gflops` is None until somebody measured it."""
+    """What the plan knows of the machine. `gflops` is None until it is measured."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -68,9 +68,9 @@ class Tuning(Record):
     """Passes are recorded as CUDA graphs although nothing is compiled: one launch instead of thousands."""
     limit_gib: float
     peak_gib: float
-    """What it is reckoned to take of the limit."""
+    """Estimated share of the limit."""
     seconds_a_token: float
-    """Reckoned by the rates that it was chosen by: it ranks settings, it is no promise."""
+    """Estimated with the rates used to choose it: it ranks settings and is no promise."""
 
 
 class ProcessorStep(Record):
@@ -92,7 +92,7 @@ class PlainStep(Record):
     checkpointed: bool = False
     """Blocks keep only their input and compute the rest again."""
     peak_gib: float
-    """What it is reckoned to take, of each card or of the host."""
+    """Estimated memory of each card or of the host."""
     parts_gib: dict[str, float] = {}
     seconds_a_token: float | None = None
     """Of all processes together, by the rates that it was chosen by; without what they send each other."""
@@ -181,7 +181,7 @@ class RunPlan(Record):
 
 
 class Residual(Record):
-    """One figure of the plan beside what came of it."""
+    """One figure of the plan with its actual value."""
 
     name: str
     planned: Figure
@@ -198,7 +198,7 @@ class Residual(Record):
 
 
 class RunParts(Record):
-    """What was measured of a finished run, by parts. A part that nobody could measure is absent."""
+    """What was measured of a finished run, by parts. A part that could not be measured is absent."""
 
     seconds: dict[str, float] = {}
     memory_gib: dict[str, float] = {}
@@ -229,7 +229,7 @@ class Bias(Record):
 
 
 class LearnedMemory(Record):
-    """What earlier runs of the same kind took over what was reckoned for them."""
+    """Measured over estimated memory of earlier runs of the same kind."""
 
     factor: float
     low: float

@@ -42,7 +42,7 @@ class Release(Record):
 
 
 class ReleaseEntry(Record):
-    """What the index knows of a release beside its manifest: enough to list and to choose."""
+    """What the index stores about a release besides its manifest: enough to list and to choose."""
 
     id: str
     model: str
@@ -107,9 +107,9 @@ class Garbage(Record):
     unreadable: tuple[str, ...] = ()
     """Releases whose manifests cannot be read: for their sake no blob was taken."""
     adopted: tuple[str, ...] = ()
-    """Releases that lay in the store and were not in the index: entered, not taken."""
+    """Releases found in the store but not in the index: added to the index."""
     refused: tuple[str, ...] = ()
-    """What lies in the store, is not in the index and does not verify: neither entered nor taken."""
+    """Folders in the store that are not in the index and do not verify: ignored."""
     why_kept: dict[str, str] = {}
     readers_unseen: tuple[str, ...] = ()
     """Releases that stay because it cannot be found out here whether a reader holds them."""
@@ -120,7 +120,7 @@ ExportFormat = Literal["merged", "gguf", "adapter"]
 
 
 class ExportJob(Record):
-    """All that the process which merges is told."""
+    """All input of the process that merges."""
 
     folder: str
     """Where it works and leaves its word; not where the result goes."""

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.costs import CallUsage
 from graftwork.records.interaction import Message, Origin
 
 
@@ -25,6 +26,10 @@ class Case(Record):
     """The mark that reviewers gave the recorded reply, on the scale that the log has."""
     rejected: str | None = None
     """The reply that lost against the recorded one, where the log holds a pair."""
+    usage: CallUsage | None = None
+    """Tokens and cost of the recorded reply, where the log states them."""
+    logged_system: str | None = None
+    """The system prompt that the log has for the case, where the dataset has another or none."""
 
 
 class Endpoint(Record):
@@ -40,7 +45,7 @@ class Endpoint(Record):
 
 
 class EvalJob(Record):
-    """All that an evaluation worker is told. `adapter_folder` None means the base itself."""
+    """All input of an evaluation worker. `adapter_folder` None means the base itself."""
 
     subject: str
     folder: str
@@ -75,6 +80,10 @@ class EvalJob(Record):
     """The share of one process: which answer, to which cases; None asks all that is missing."""
     engine: str = ""
     """Who answers: `graftwork`, or `vllm` with its version; empty lets the worker find it."""
+    instruction: str | None = None
+    """The system prompt of every case in place of its own."""
+    logged_system: bool = False
+    """Ask with the system prompt that the log has."""
     precision: str = ""
     """Of the weights and of the arithmetic, as `float32`; empty lets the worker find it."""
 
@@ -88,10 +97,12 @@ class TimingJob(Record):
     """Cases to time; each is put to every subject before the next one."""
     group: str
     """Names who was timed together, and on which cases."""
+    answers_first: bool = False
+    """Whether the same process answers the cases of each subject before it times them."""
 
 
 class Answer(Record):
-    """What a subject said to a case."""
+    """A subject's answer to a case."""
 
     case_id: str
     text: str
@@ -145,13 +156,13 @@ class Metric(Record):
     confidence: float = 0.95
     scores: dict[str, float | None] = {}
     clusters: int = 0
-    """Sessions that the cases come of, where that made the interval wider; 0 where each stands alone."""
+    """Sessions that the cases come of, where that made the interval wider; 0 where each is independent."""
     method: str = ""
     """How the interval was found, as the report names it."""
     failed: int = 0
     """Cases on which the grader itself failed: they are not in `n`, and nothing is known of them."""
     why_failed: str = ""
-    """What the grader said at the first of them."""
+    """The grader's error at the first of them."""
     failed_cases: tuple[str, ...] = ()
     """Which cases those are; empty in records older than the field."""
     vacuous: str = ""
@@ -174,7 +185,7 @@ class Comparison(Record):
     test: str = ""
     """Which test p comes of, as the report names it; empty in records older than the field."""
     clusters: int = 0
-    """Sessions that were compared as wholes; 0 where every pair stands alone."""
+    """Sessions that were compared as units; 0 where every pair is independent."""
     margin: float | None = None
     """How much worse the candidate may be, set beforehand; in the unit of `difference`."""
     non_inferior: bool | None = None
@@ -197,7 +208,7 @@ class JudgeTally(Record):
     unjudged: dict[str, str] = {}
     """Cases without a verdict, and why."""
     agreement: float
-    """The share of pairs to which the judge said the same in both orders."""
+    """The share of pairs with the same verdict of the judge in both orders."""
     agreement_low: float
     agreement_high: float
     first_place_share: float
@@ -308,9 +319,9 @@ class Wear(Record):
     chance_gain: float | None
     """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
     fresh_gain: float | None
-    """The same for cases that nobody has looked at."""
+    """The same for cases that were not used before."""
     metric: str = ""
-    """The metric whose losses the two gains were reckoned with."""
+    """The metric whose losses were used to compute the two gains."""
     worn: bool
     sentence: str
 
@@ -333,7 +344,7 @@ class Report(Record):
     sessions: dict[str, str] = {}
     """The session of each case that has one: cases of one session do not count as independent."""
     judged: tuple[JudgeTally, ...] = ()
-    """What a judge said about pairs of subjects, where graft.yaml names one."""
+    """A judge's verdicts on pairs of subjects, where graft.yaml names one."""
     power: Power | None = None
     slices: tuple[SliceFigure, ...] = ()
     """The same figures on parts of the cases, cut as `evaluate.slices` says."""

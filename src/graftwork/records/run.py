@@ -10,7 +10,7 @@ RunState = Literal["planned", "running", "stopped", "failed", "done"]
 
 
 class TrainJob(Record):
-    """All that a training worker is told. It is the worker's only argument, as a file."""
+    """All input of a training worker. It is the worker's only argument, as a file."""
 
     run_id: str
     folder: str
@@ -28,7 +28,7 @@ class TrainJob(Record):
     deadline: float | None = None
     """When the place is gone, as seconds since 1970."""
     deadline_from: Moment | None = None
-    """When that was said: from there the worker counts, whatever becomes of the clock."""
+    """When the deadline was set: the worker counts from there, even if the clock changes."""
 
 
 class TrainBatch(Record):
@@ -62,7 +62,7 @@ class TrainStep(Record):
 class TrainingEvaluation(Record):
     """The model looked at during training. `value` is the mean over `cases` cases.
 
-    `compared` is False where time allowed fewer cases than in the looks before; `better` says that
+    `compared` is False where time allowed fewer cases than in earlier evaluations; `better` says that
     none before it was as good.
     """
 
@@ -76,7 +76,7 @@ class TrainingEvaluation(Record):
 
 
 class TrainOutcome(Record):
-    """What a finished run leaves, beside the adapter folder itself."""
+    """The result of a finished run, besides the adapter folder."""
 
     run_id: str
     adapter_folder: str
@@ -105,7 +105,7 @@ class TrainOutcome(Record):
     """The hash of the adapter that training went on from."""
     looks: tuple[TrainingEvaluation, ...] = ()
     best_step: int | None = None
-    """The step of the best look."""
+    """The step of the best evaluation."""
     residuals: tuple[Residual, ...] = ()
     residual_parts: tuple[Residual, ...] = ()
     """The same for what the figures are made of, as "minutes.load"."""

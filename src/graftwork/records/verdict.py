@@ -31,12 +31,12 @@ class RuleResult(Record):
     cases_to_decide: int | None = None
     """Fresh cases, pairs or timed requests like these that settle the rule in four evaluations of five."""
     sessions_to_decide: int | None = None
-    """The sessions that those come of; None where every case stands alone."""
+    """The sessions that those come of; None where every case is independent."""
     cases_with_these: int | None = None
     """The same where the cases of this evaluation are among them: a further look at them costs more."""
     kind: RuleKind = "limit"
     against: str = ""
-    """The subject that the candidate was compared with; empty where the figure stands alone."""
+    """The subject that the candidate was compared with; empty where the figure is not a comparison."""
     margin: float | None = None
     """How much worse a guardrail allows, in the metric's own unit."""
     n: int | None = None
@@ -47,9 +47,9 @@ class RuleResult(Record):
     test: str = ""
     """How p or the interval was found, as the report names it."""
     vacuous: str = ""
-    """Why nothing can be said: no case is of the kind that the rule is about. It is then never a pass."""
+    """Why the rule cannot be decided: no case is of the kind that it is about. It is then never a pass."""
     must: bool = True
-    """False where another rule stands in for this one: a cost win for the primary metric, or the reverse."""
+    """False where another rule replaces this one: a cost win for the primary metric, or the reverse."""
 
 
 class Verdict(Record):
@@ -63,7 +63,7 @@ class Verdict(Record):
     cases_needed: int | None = None
     """Fresh cases that would settle every open rule, at the rates seen so far."""
     notes: tuple[str, ...] = ()
-    """What one should know beside the rules: that they were changed, that the test set is worn."""
+    """What to know besides the rules: that they were changed, that the test set is worn."""
     statistics: int = 1
     """Which statistics judged: 2 since tests are of means over sessions and looks at a test set cost."""
 

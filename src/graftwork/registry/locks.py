@@ -26,7 +26,7 @@ LOCK = ".lock"
 WAIT_SECONDS = 30.0
 READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
-"""Errors of a lock that another process has. Any other error does not tell whether one has it."""
+"""Errors of a lock that another process has. Any other error does not show whether one has it."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _acquire(descriptor: int, how: int, wait_seconds: float, root: Path, doing: 
 
 
 LockState = Literal["free", "held", "unseen", "unreadable"]
-"""`unseen`: the file system cannot tell. `unreadable`: the manifest cannot be opened."""
+"""`unseen`: the file system does not report it. `unreadable`: the manifest cannot be opened."""
 _OWNER_WRITES, _WRITE = 0o200, 0o222
 
 

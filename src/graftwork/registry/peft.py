@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.files.disk import explain_os_error, file_digest, folder_digest
+from graftwork.files.safetensors import header_length, read_header
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
@@ -22,9 +23,7 @@ CONFIG = "adapter_config.json"
 ADAPTER_FILES = (CONFIG, WEIGHTS)
 FULL_FILES = ("config.json", "model.safetensors")
 """The files of `method: full`: the weights of the whole model."""
-
-_LARGEST_HEADER = 16 * 2**20
-"""The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
+GET_AGAIN = "train again (`graft train`), or get the file again from where it was made"
 
 
 def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, ...]:
@@ -70,29 +69,7 @@ def choose_weight_files(names: Collection[str]) -> tuple[str, str]:
 
 def require_safetensors(path: Path) -> None:
     """Raise if the file is not safetensors. A pickle can have any name."""
-    read_header(path)
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: dtype, shape and offsets of each tensor."""
-    try:
-        with path.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            text = handle.read(length) if length <= _LARGEST_HEADER else b""
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    try:
-        header = json.loads(text) if len(text) == length else None
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise Damaged(
-            f"{path.name} is not a safetensors file",
-            why="its header cannot be read; other formats can run code when they are loaded",
-            fix="train again (`graft train`), or get the file again from where it was made",
-            where=str(path),
-        )
-    return header
+    read_header(path, fix=GET_AGAIN)
 
 
 def _require_config(path: Path, *, key: str) -> None:
@@ -269,9 +246,7 @@ def _require_weights(folder: Path, names: list[str]) -> None:
             where=str(folder),
         )
     path = folder / WEIGHTS
-    header = read_header(path)
-    with path.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
+    header, length = read_header(path, fix=GET_AGAIN), header_length(path)
     tensors = [entry for name, entry in header.items() if name != "__metadata__"]
     try:
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)

@@ -141,13 +141,13 @@ def _data_lines(lineage: Lineage) -> str:
 def _usage(base: str) -> str:
     # The name is written as a Python string, so that it cannot end the example early.
     note, where = note_on_weights(base), repr(base)
-    said = ""
+    warning = ""
     if note:
-        said = f"**The base is not the official one:** {note}.\n\n"
+        warning = f"**The base is not the official one:** {note}.\n\n"
         where = '"path/to/base"  # written by `graft release export --base path/to/base`'
     name, _, comment = where.partition("  # ")
     return (
-        f"{said}```python\n"
+        f"{warning}```python\n"
         "from peft import PeftModel\n"
         "from transformers import AutoModelForCausalLM\n\n"
         f"base = AutoModelForCausalLM.from_pretrained({name}){'  # ' + comment if comment else ''}\n"

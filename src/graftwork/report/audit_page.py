@@ -227,7 +227,7 @@ def _name_lines(rows: Iterable[Origin]) -> list[dict[str, str]]:
     """Rows by their files: `log.jsonl: 2, 3, 4`."""
     found = []
     for file, members in groupby(rows, key=lambda row: row.file):
-        # The records of an array may all stand on one line.
+        # The records of an array may all be on one line.
         lines = list(dict.fromkeys(str(row.line) for row in members))
         more = f" and {len(lines) - MOST_LINES:,} more" if len(lines) > MOST_LINES else ""
         found.append({"file": file, "lines": ", ".join(lines[:MOST_LINES]) + more})

@@ -27,16 +27,16 @@ function judge(data, item, metric, left, right) {
 }
 
 // The cases that pass every filter, those that got worse first.
-function choose(data, wish) {
-  const needle = wish.search.trim().toLowerCase();
+function choose(data, filter) {
+  const needle = filter.search.trim().toLowerCase();
   const counts = {};
   const found = [];
   data.cases.forEach((item, place) => {
-    if (wish.cut && item.parts[wish.cut] !== wish.part) return;
+    if (filter.cut && item.parts[filter.cut] !== filter.part) return;
     if (needle && !textOf(item).includes(needle)) return;
-    const seen = judge(data, item, wish.metric, wish.left, wish.right);
+    const seen = judge(data, item, filter.metric, filter.left, filter.right);
     counts[seen.outcome] = (counts[seen.outcome] || 0) + 1;
-    if (wish.outcome && seen.outcome !== wish.outcome) return;
+    if (filter.outcome && seen.outcome !== filter.outcome) return;
     found.push({ item, place, ...seen });
   });
   found.sort((a, b) =>
@@ -45,8 +45,8 @@ function choose(data, wish) {
 }
 
 function textOf(item) {
-  const said = item.answers.map((answer) => (answer ? answer.text : ""));
-  return [item.id, item.from, ...item.turns.map((turn) => turn[1]), item.reference, ...said]
+  const texts = item.answers.map((answer) => (answer ? answer.text : ""));
+  return [item.id, item.from, ...item.turns.map((turn) => turn[1]), item.reference, ...texts]
     .join("\n").toLowerCase();
 }
 
@@ -138,7 +138,7 @@ function grade(metric, value) {
   return String(Math.round(100 * value) / 100);
 }
 
-function drawCase(data, seen, wish) {
+function drawCase(data, seen, filter) {
   const item = seen.item;
   const card = make("article", null, "pair case");
   const head = make("p", null, "case-head");
@@ -158,17 +158,17 @@ function drawCase(data, seen, wish) {
     });
     card.append(whole);
   }
-  const left = item.answers[wish.left], right = item.answers[wish.right];
+  const left = item.answers[filter.left], right = item.answers[filter.right];
   const [before, after] = compareTexts(left ? left.text : "", right ? right.text : "");
   const columns = make("div", null, "columns");
-  columns.append(drawAnswer(data.subjects[wish.left], left, before, "before"),
-    drawAnswer(data.subjects[wish.right], right, after, "after"));
+  columns.append(drawAnswer(data.subjects[filter.left], left, before, "before"),
+    drawAnswer(data.subjects[filter.right], right, after, "after"));
   if (item.reference) {
     const box = make("div", null, "answer");
     box.append(make("h4", "Logged reply"), make("pre", item.reference));
     columns.append(box);
   }
-  card.append(columns, drawGrades(data, item, wish.left, wish.right));
+  card.append(columns, drawGrades(data, item, filter.left, filter.right));
   return card;
 }
 
@@ -181,7 +181,7 @@ function option(parent, value, text) {
 function begin() {
   const data = JSON.parse(document.getElementById("case-data").textContent);
   const at = (name) => document.getElementById("case-" + name);
-  const list = at("list"), more = at("more"), told = at("told");
+  const list = at("list"), more = at("more"), count = at("count");
   data.subjects.forEach((name, i) => { option(at("left"), i, name); option(at("right"), i, name); });
   at("left").value = data.subjects.indexOf(data.left);
   at("right").value = data.subjects.indexOf(data.right);
@@ -193,21 +193,21 @@ function begin() {
   for (const cut of Object.keys(data.cuts)) {
     data.cuts[cut].forEach((part, i) => option(at("part"), cut + "/" + i, cut + ": " + part));
   }
-  let rest = [], wish = null;
+  let rest = [], filter = null;
   const show = () => {
     const next = rest.splice(0, SCREEN);
-    list.append(...next.map((seen) => drawCase(data, seen, wish)));
+    list.append(...next.map((seen) => drawCase(data, seen, filter)));
     more.hidden = rest.length === 0;
     more.textContent = "Show " + Math.min(SCREEN, rest.length) + " more of " + rest.length;
   };
   const renew = () => {
     const [cut, number] = at("part").value.split("/");
-    wish = {
+    filter = {
       left: Number(at("left").value), right: Number(at("right").value), metric: Number(at("metric").value),
       outcome: at("outcome").value, search: at("search").value, cut, part: cut && data.cuts[cut][number],
     };
-    const { found, counts } = choose(data, wish);
-    told.textContent = found.length + " of " + data.cases.length + " cases. "
+    const { found, counts } = choose(data, filter);
+    count.textContent = found.length + " of " + data.cases.length + " cases. "
       + ORDER.filter((outcome) => counts[outcome])
         .map((outcome) => counts[outcome] + " " + WORDS[outcome]).join(", ") + ".";
     rest = found;

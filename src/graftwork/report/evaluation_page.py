@@ -89,7 +89,7 @@ def list_cases(
 ) -> dict[str, Any]:
     """Everything the browser shows. Subjects without answers, as in imported results, are left out."""
     subjects = [subject for subject in subjects_of(report) if answers.get(subject.subject)]
-    said = {subject.subject: _first_answers(answers[subject.subject]) for subject in subjects}
+    first = {subject.subject: _first_answers(answers[subject.subject]) for subject in subjects}
     metrics = _graded(subjects)
     return {
         "subjects": [subject.subject for subject in subjects],
@@ -112,7 +112,7 @@ def list_cases(
                 "turns": [[message.role, shorten(message.content)] for message in case.messages],
                 "reference": shorten(case.reference),
                 "parts": {cut: parts[case.id] for cut, parts in report.cuts.items() if case.id in parts},
-                "answers": [_show_answer(said[subject.subject].get(case.id)) for subject in subjects],
+                "answers": [_show_answer(first[subject.subject].get(case.id)) for subject in subjects],
                 "scores": [[_score_of(subject, name, case.id) for subject in subjects] for name in metrics],
             }
             for case in cases
@@ -166,10 +166,10 @@ def _first_answers(answers: Sequence[Answer]) -> dict[str, tuple[Answer, int]]:
     return found
 
 
-def _show_answer(said: tuple[Answer, int] | None) -> dict[str, Any] | None:
-    if said is None:
+def _show_answer(found: tuple[Answer, int] | None) -> dict[str, Any] | None:
+    if found is None:
         return None
-    answer, count = said
+    answer, count = found
     shown: dict[str, Any] = {"text": shorten(answer.text)}
     if answer.finish_reason == "length":
         shown["cut"] = True
@@ -193,7 +193,7 @@ CUTS = {
 
 
 class EvaluationPage(Record):
-    """`answers` maps a subject to what it said; imported results may have none."""
+    """`answers` maps a subject to its answers; imported results may have none."""
 
     project: str
     report: Report
@@ -223,7 +223,7 @@ def render_evaluation(page: EvaluationPage) -> str:
             cuts=_cut_tables(report.slices),
             confusions=_confusion_tables(report),
             confidence=_confidence(report),
-            told=_told(report),
+            facts=_facts(report),
             script=Markup(script) if browsed else "",
             script_hash=_policy_hash(script),
             data=embed(list_cases(page.cases, report=report, answers=page.answers)) if browsed else "",
@@ -411,7 +411,7 @@ def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
     }
 
 
-def _told(report: Report) -> list[tuple[str, str]]:
+def _facts(report: Report) -> list[tuple[str, str]]:
     """How the answers were generated, to reproduce them."""
     rows = [
         ("Cases", f"{report.cases}, {report.cases_hash}"),

@@ -54,8 +54,8 @@ def _add_suite(root: Element, name: str, verdict: Verdict) -> tuple[int, int, in
         SubElement(properties, "property", {"name": key, "value": _clean(value)})
     for rule in verdict.rules:
         _add_case(suite, name, rule)
-    said = [f"{verdict.decision}: {verdict.reason}", *verdict.notes, *verdict.advice]
-    SubElement(suite, "system-out").text = _clean("\n".join(said))
+    lines = [f"{verdict.decision}: {verdict.reason}", *verdict.notes, *verdict.advice]
+    SubElement(suite, "system-out").text = _clean("\n".join(lines))
     return tests, failures, skipped
 
 

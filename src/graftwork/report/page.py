@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
+from graftwork.records.costs import Savings
 from graftwork.records.dataset import Dataset
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
@@ -52,6 +53,8 @@ class ReportPage(Record):
     release: Release | None = None
     side_by_side: tuple[AnswerPair, ...] = ()
     seconds: dict[str, float | None] = {}
+    savings: Savings | None = None
+    """What the model saves a month; None where it is not known."""
     evaluation_page: str = ""
     """The file next to this page with every case; None if there is none."""
 
@@ -252,7 +255,7 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
         "audit": f"{templates.plural(page.audit.rows, 'row')} read",
         "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
         "plan": f"{templates.number(page.plan.minutes.value)} min foreseen",
-        # All of it, loading, checks and restarts too; the section on training tells the time in steps.
+        # All of it, loading, checks and restarts too; the section on training shows the time in steps.
         "train": f"{templates.plural(page.outcome.steps, 'step')}, "
         f"{templates.duration(page.outcome.seconds)} in them",
         "evaluate": templates.plural(page.report.cases, "case"),

@@ -30,7 +30,7 @@ MOST_CURVE_POINTS = 400
 
 
 class EvaluationPoint(NamedTuple):
-    """One look: where, how good, and whether it is the best, or could not be compared at all."""
+    """One evaluation during training: step, value, and whether it is the best or not comparable."""
 
     step: int
     value: float
@@ -39,8 +39,8 @@ class EvaluationPoint(NamedTuple):
 
 
 def draw_looks(spots: Sequence[EvaluationPoint], *, name: str, last: int, width: float = 760) -> Markup:
-    """A rate by step, each look a dot; the best with a ring, those that do not count hollow."""
-    title = f"Looks during training: {name}"
+    """A rate by step, one dot per evaluation; the best has a ring, those that do not count are hollow."""
+    title = f"{name} during training"
     seen = [spot for spot in spots if math.isfinite(spot.value)]
     if not seen:
         return draw_nothing(title, width)
@@ -70,7 +70,7 @@ def mark_spots(spots: Sequence[EvaluationPoint], x: Scale, y: Scale, *, width: f
         parts.append(element("circle", cx=x(spot.step), cy=y(spot.value), r=7, class_="ring"))
         parts.append(
             label(
-                f"best look {number(spot.value)}",
+                f"best evaluation {number(spot.value)}",
                 x=x(spot.step) + (-10 if late else 10),
                 y=max(y(spot.value) - 10, 12),
                 class_="note",

@@ -106,12 +106,12 @@ def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> li
         (new.at - begun) / 60 for old, new in pairwise(steps) if new.step <= old.step and new.at > begun
     ]
     figures: dict[str, tuple[str, Callable[[Vitals], float | None]]] = {
-        "Memory of the worker": ("GiB", lambda one: one.memory_gib),
-        "Processor": ("cores", lambda one: one.processor_cores),
-        "GPU use": ("%", lambda one: _mean(one, lambda device: device.use_percent)),
-        "GPU memory": ("GiB", lambda one: _mean(one, lambda device: device.memory_gib)),
-        "GPU temperature": ("°C", lambda one: _mean(one, lambda device: device.temperature_c)),
-        "GPU power": ("W", lambda one: _mean(one, lambda device: device.power_watts)),
+        "Memory of the worker": ("GiB", lambda item: item.memory_gib),
+        "Processor": ("cores", lambda item: item.processor_cores),
+        "GPU use": ("%", lambda item: _mean(item, lambda device: device.use_percent)),
+        "GPU memory": ("GiB", lambda item: _mean(item, lambda device: device.memory_gib)),
+        "GPU temperature": ("°C", lambda item: _mean(item, lambda device: device.temperature_c)),
+        "GPU power": ("W", lambda item: _mean(item, lambda device: device.power_watts)),
     }
     courses = []
     for name, (unit, read) in figures.items():

@@ -20,7 +20,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
-from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.records.errors import needs_extra
 from graftwork.records.units import MIB
 from graftwork.serve.http_messages import (
     Answer,
@@ -32,14 +32,8 @@ from graftwork.serve.http_messages import (
     error_response,
 )
 
-try:
+with needs_extra("serve", why="serving parses HTTP with it"):
     import httptools
-except ImportError as error:
-    raise EnvironmentLacks(
-        "the package httptools is not installed",
-        why="serving parses HTTP with it",
-        fix=pip_install("serve"),
-    ) from error
 
 __all__ = ["httptools"]
 
@@ -374,7 +368,7 @@ class Connection(asyncio.Protocol):
     def _check_head(self) -> None:
         assert self._parser is not None
         if self._parser.get_http_version() not in ("1.1", "1.0"):
-            raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are supported")
         if self._server.admit is not None:
             self._server.admit(self._make_request(b""))
         length = self._headers.get("content-length", "")

@@ -124,13 +124,13 @@ class ServeSettings(Record):
     batch_size: int = Field(
         default=8,
         ge=1,
-        description="Requests for the same model that are answered together.",
+        description="Requests that are answered at once; others wait until one of them ends.",
     )
 
     batch_wait_ms: float = Field(
         default=4.0,
         ge=0,
-        description="How long the first request of a batch waits for company.",
+        description="How long the first request of an idle engine waits for others to start with.",
     )
 
     api_key_env: VariableName | None = Field(
@@ -154,7 +154,7 @@ class ServeSettings(Record):
     alias_refresh_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="How soon a moved alias is noticed.",
+        description="Seconds until a moved alias takes effect.",
     )
 
     threads: int | None = Field(
@@ -186,7 +186,7 @@ def find_api_key(settings: ServeSettings) -> str | None:
             return None
         raise UserMistake(
             f"serving on {settings.host} needs a key",
-            why="everybody who can reach this machine could use the model and fill the captures",
+            why="everyone who can reach this machine could use the model and fill the captures",
             fix="export GRAFT_API_KEY=… and set `serve.api_key_env: GRAFT_API_KEY`, or serve on 127.0.0.1",
             where="serve.host",
         )

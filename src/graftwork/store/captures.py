@@ -62,11 +62,6 @@ class CaptureStore:
         """The newest first."""
         return self._fetch(self._all().order_by(captures.c.seq.desc()).limit(limit))
 
-    def of_release(self, release: str, *, limit: int = 1000) -> tuple[Capture, ...]:
-        """What a release answered, the newest first."""
-        query = self._all().where(captures.c.release == release)
-        return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit))
-
     def find(self, text: str, *, limit: int = 20) -> tuple[Capture, ...]:
         """Those whose id is `text` or that hold it, letter for letter, the newest first."""
         # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.

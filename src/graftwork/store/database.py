@@ -309,7 +309,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _turn_on_wal(path: Path, wait_seconds: float) -> None:
-    """WAL is a property of the file. Whoever turns it on needs the file alone, and SQLite's timeout
+    """WAL is a property of the file. Turning it on needs exclusive access to the file, and SQLite's timeout
     does not cover that: two first openers have to try again."""
     deadline = time.monotonic() + wait_seconds
     mode = None

@@ -5,7 +5,6 @@ grew, or whose file was renamed, is not a fresh one.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
@@ -14,15 +13,6 @@ from graftwork.store.schema import look_questions, looks
 
 SHARED = 0.05
 """The share of common questions from which two sets count together."""
-
-
-class EvaluationEntry(NamedTuple):
-    """One evaluation on a test set; `who` is empty in logs older than the column."""
-
-    number: int
-    subject: str
-    when: str
-    who: str
 
 
 class EvaluationLog:
@@ -81,13 +71,6 @@ class EvaluationLog:
         seen = dict.fromkeys((overlapping[row.cases_hash], row.subject) for row in rows)
         own = (overlapping[cases_hash], subject)
         return list(seen).index(own) + 1 if own in seen else len(seen) + 1
-
-    def history(self, cases_hash: str) -> tuple[EvaluationEntry, ...]:
-        """Every look at these cases, the oldest first."""
-        query = select(looks).where(looks.c.cases_hash == cases_hash).order_by(looks.c.number)
-        with self._database.read() as connection:
-            rows = connection.execute(query).all()
-        return tuple(EvaluationEntry(row.number, row.subject, row.looked_at, row.who or "") for row in rows)
 
 
 def _find_overlapping_sets(connection: Connection, cases_hash: str) -> dict[str, str]:

@@ -18,28 +18,30 @@ _LOGIN = re.compile(r"(?<=://)[^\s/@]+(?::[^\s@]*)?@")
 _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
-def redact_message(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
+def redact_message(message: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
     """Return the message on one line without these secrets. Shortened last: the beginning of a secret must
     not remain.
     """
     # Control characters could move the cursor of a terminal.
-    joined = " ".join("".join(c if c.isprintable() else " " for c in hide(said, secrets)).split())
+    joined = " ".join("".join(c if c.isprintable() else " " for c in hide(message, secrets)).split())
     joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))
     return joined if len(joined) <= longest else f"{joined[:longest]}…"
 
 
-def redact_variables(said: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
+def redact_variables(message: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
     """Redact the secrets in these environment variables."""
     values = (environment.get(name, "") for name in variables)
-    return redact_message(said, {secret for value in values for secret in _secrets_in(value)})
+    return redact_message(message, {secret for value in values for secret in _secrets_in(value)})
 
 
-def redact_login(said: object, address: str) -> str:
+def redact_login(error: object, address: str) -> str:
     """Redact the login and the query of a URL in a message about it."""
     parts = [part for part in address.split("::") if "://" in part]
     found = {secret for part in parts for secret in _secrets_in(part)}
     # A shorter one is only replaced in its URL; elsewhere it may be part of any word.
-    return redact_message(str(said) or type(said).__name__, {one for one in found if len(one) >= SHORTEST})
+    return redact_message(
+        str(error) or type(error).__name__, {item for item in found if len(item) >= SHORTEST}
+    )
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple
 
@@ -31,8 +31,6 @@ from graftwork.text.patterns import (
 )
 
 SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
-PERSONAL_KINDS = frozenset(pattern.kind for pattern in PATTERNS if not pattern.secret)
-
 # At most nine digits: no pattern mistakes them for a card or phone number.
 _PLACEHOLDER = re.compile(r"<REDACTED:([a-z_]{1,24}):([1-9][0-9]{0,8})>")
 # Removing a value can expose another next to it; more rounds only matter for hostile text.
@@ -161,12 +159,6 @@ def _show_error(kind: type[BaseException], error: BaseException | None, trace: T
     sys.stderr.write(publish_text(hide(words, [value for value in known if len(value) >= SHORTEST_KNOWN])))
 
 
-def secrets_in(record: Record) -> Iterator[str]:
-    """Yield the values of all fields marked as secret."""
-    for name in type(record).model_fields:
-        yield from _secrets_in(getattr(record, name), secret_of(type(record), name))
-
-
 def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) -> Any:
     """`shown` is the JSON of `value`; the record says which fields are marked."""
     if isinstance(shown, str):
@@ -189,19 +181,6 @@ def _part(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def _secrets_in(value: Any, secret: Secret | None) -> Iterator[str]:
-    if isinstance(value, Record):
-        yield from secrets_in(value)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _secrets_in(part, secret)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for part in value:
-            yield from _secrets_in(part, secret)
-    elif isinstance(value, str) and secret is not None and secret.hide(value) != value:
-        yield value
-
-
 def is_variable_name(name: str) -> bool:
     """Whether this can be the name of an environment variable, and not a key in its place."""
     longest = max(name.split("_"), key=len)
@@ -212,7 +191,7 @@ def is_variable_name(name: str) -> bool:
 def _require_name(name: str) -> str:
     if not is_variable_name(name):
         raise ValueError(
-            "this is no name of an environment variable; the key itself must not stand here, for settings "
+            "this is no name of an environment variable; the key itself must not be here, because settings "
             "are written into every report"
         )
     return name

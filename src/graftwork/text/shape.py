@@ -333,7 +333,7 @@ def find_failure(reply: str) -> str | None:
 def _find_open_part(text: str) -> str | None:
     is_json = text[0] in "{["
     if is_json and _load_json(text) is not None:
-        return None  # whole, whatever stands inside its strings
+        return None  # whole, whatever is inside its strings
     depth = 0
     for match in _THINK.finditer(text):
         depth += -1 if match.group(1) else 1

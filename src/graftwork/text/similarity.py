@@ -84,11 +84,6 @@ _VALUES_AT_ONCE = 500_000
 TOLERANCE = 1e-6
 
 
-def content_key(*texts: str) -> str:
-    """Return the same key for texts that differ only in case, spacing and punctuation."""
-    return hashlib.sha256("\x1f".join(normalise(text) for text in texts).encode()).hexdigest()
-
-
 def number_text(text: str) -> int:
     """Hash a text to 64 bits; never 0, which means no text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -110,7 +110,7 @@ def checkpoint_activations(model: Any) -> int:
 def _checkpointed(block: Any, forward: Any) -> Any:
     def compute(*given: Any, **named: Any) -> Any:
         # Who only reads, keeps nothing; and a cache would be filled a second time.
-        filled = any(hasattr(one, "get_seq_length") for one in (*given, *named.values()))
+        filled = any(hasattr(argument, "get_seq_length") for argument in (*given, *named.values()))
         if filled or not torch.is_grad_enabled():
             return forward(*given, **named)
         # A block in evaluation mode draws nothing by chance: there is no state to be brought back.

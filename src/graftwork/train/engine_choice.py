@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.files.disk import read_or_empty
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
+from graftwork.records.fit import Precision
 from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
@@ -132,7 +135,6 @@ def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logi
     return logits
 
 
-GPU_STEP_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 LEAST_CAPABILITY = 8.0
 """Ampere: bfloat16, and attention over rows of different lengths."""
 
@@ -155,7 +157,7 @@ def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability:
 def why_unsupported(config: Mapping[str, Any]) -> str | None:
     """Why this model's blocks are not those that are written out; None if they are."""
     family = config.get("model_type")
-    if family not in GPU_STEP_FAMILIES:
+    if not family_or_llama(family).card_step:
         return f"its blocks are of the family {family}, which are not written out"
     if config.get("hidden_act", "silu") != "silu":
         return f"its gate is {config['hidden_act']}, not silu"
@@ -169,8 +171,6 @@ def why_unsupported(config: Mapping[str, Any]) -> str | None:
     widths = (config["hidden_size"], config["intermediate_size"])
     return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
 
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 FIRST_WITH_BFLOAT16 = 8.0
 """Compute capability of Ampere."""
@@ -191,17 +191,10 @@ def choose_precision(
 
 def has_amx_here() -> bool:
     """Whether this machine's processors have matrix units for bfloat16."""
-    return has_amx(_read(CPUINFO))
+    return has_amx(read_or_empty(CPUINFO))
 
 
 def has_amx(cpuinfo: str) -> bool:
     """Whether all processors have matrix units for bfloat16."""
     flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
     return bool(flags) and all("amx_bf16" in words and "amx_tile" in words for words in flags)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -1,7 +1,7 @@
 """A base that stays in memory from one run to the next, as it was when it was loaded.
 
-In: jobs, one after the other. Out: for each its base; loaded anew only where it is another one, or
-where the last run left it otherwise than it found it. Chance stands as after the loading in a process
+In: jobs, one after the other. Out: for each its base; loaded again only where it is another one, or
+where the last run changed it. The random state is as after loading in a process
 of its own. Does not know what a run does with it.
 """
 
@@ -97,7 +97,7 @@ TrainRun = Callable[[TrainJob, LoadBase, Any], None]
 
 
 def train_many(batch: TrainBatch, train: TrainRun) -> None:
-    """Each run that is not settled yet, in order; those of a group in one go."""
+    """Each run that is not settled yet, in order; those of a group together."""
     held = BaseCache(load_for)
     for place, job in enumerate(batch.jobs):
         if is_settled(job):
@@ -113,9 +113,9 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
             else:
                 _train_one(job, held.take, train, begun=batch.begun, on_failure=held.drop)
         finally:
-            for one in left:
+            for waiting in left:
                 # Who shares the steps shares the time.
-                _add_waited(Path(one.folder), (time.perf_counter() - begun) / len(left))
+                _add_waited(Path(waiting.folder), (time.perf_counter() - begun) / len(left))
             free_memory()
 
 
@@ -124,7 +124,7 @@ def free_memory() -> None:
     import torch
 
     gc.collect()
-    # A card that nobody has used is not woken.
+    # Do not initialize a card that was not used.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -184,7 +184,7 @@ def _require_start(job: TrainJob) -> None:
         raise EnvironmentLacks(
             "the adapter that training should start from is not there",
             why="the run that makes it has failed or was removed",
-            fix="mend that run first; `graft train --all` then goes on with this one",
+            fix="fix that run first; `graft train --all` then continues with this one",
             where=job.start_adapter,
         )
 

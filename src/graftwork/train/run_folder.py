@@ -84,7 +84,7 @@ def read_journal(folder: Path) -> list[TrainStep]:
 
 
 def read_steps(folder: Path) -> list[TrainStep]:
-    """The last word on each step, in order."""
+    """The last record of each step, in order."""
     steps = {step.step: step for step in read_journal(folder)}
     return [steps[number] for number in sorted(steps)]
 
@@ -121,5 +121,5 @@ def failure_of(job: TrainJob) -> dict[str, object] | None:
     path = Path(job.folder) / ERROR_FILE
     if (Path(job.folder) / OUTCOME).exists() or not path.exists():
         return None
-    said: dict[str, object] = json.loads(path.read_text())
-    return said
+    failure: dict[str, object] = json.loads(path.read_text())
+    return failure

@@ -33,8 +33,8 @@ MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
 def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
     """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
     if job.deadline is not None:
-        said = job.deadline_from or clock.now()
-        return clock.steady() - clock.seconds_since(said) + (job.deadline - said.at)
+        start = job.deadline_from or clock.now()
+        return clock.steady() - clock.seconds_since(start) + (job.deadline - start.at)
     minutes = settings.run.deadline_minutes
     return clock.steady() + minutes * 60 if minutes is not None else None
 
@@ -42,7 +42,7 @@ def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
 def open_checkpoint_store(
     job: TrainJob, settings: TrainSettings, *, deadline: float | None
 ) -> CheckpointStore:
-    """A mirror that cannot work at all is said now, before the hours."""
+    """Report a mirror that cannot work before training starts."""
     mirror, address = None, find_mirror(job, settings, passed=_passed_mirrors())
     if address is not None:
         from graftwork.train.checkpoints.mirror import FsspecMirror
@@ -110,7 +110,7 @@ def run_inputs(job: TrainJob) -> dict[str, str]:
 
 
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
-    """Moves the heart; asked to stop, it gives up the step between two of its parts.
+    """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
 
     Only for who works alone: of a strategy, the others would wait for ever.
     """
@@ -148,7 +148,6 @@ def reporting_callbacks(
             read_rows(Path(job.dataset_folder), "validation"),
             folder=folder,
             evaluator=evaluator,
-            strategy=strategy,
             report=report,
             progress=progress,
             stop_requested=stop_requested,

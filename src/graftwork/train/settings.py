@@ -17,79 +17,87 @@ BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
 LOSS = "loss"
-"""The metric of a look that needs no answers."""
+"""The metric of an evaluation that needs no answers."""
 
 
 class ModuleSettings(Record):
-    """What one kind of linear layer does otherwise than the rest."""
+    """Overrides for one kind of linear layer."""
 
     rank: int | None = Field(None, ge=1, le=512, description="Rank of the adapters of this layer.")
     alpha: float | None = Field(None, gt=0, description="Alpha of the adapters of this layer.")
 
 
 class ExamineSettings(Record):
-    """A look at the model during training, and what follows from it."""
+    """Evaluation of the model during training, early stopping and the best checkpoint."""
 
-    every: int | None = Field(None, ge=1, description="Steps between two looks; without it none is taken.")
+    every: int | None = Field(
+        None, ge=1, description="Steps between two evaluations during training; unset means none."
+    )
     metric: str = Field(LOSS, description="`loss` on validation rows, or a metric of generated answers.")
-    cases: int = Field(8, ge=1, description="Validation rows that are looked at.")
-    seconds: float = Field(60, gt=0, description="Most time for the answers of one look.")
-    patience: int | None = Field(None, ge=1, description="Stop after so many looks without a better one.")
-    keep_best: bool = Field(True, description="The adapter is that of the best look, not of the last step.")
+    cases: int = Field(8, ge=1, description="Number of validation rows to evaluate.")
+    seconds: float = Field(60, gt=0, description="Time limit for the answers of one evaluation.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this many evaluations without an improvement."
+    )
+    keep_best: bool = Field(
+        True, description="Keep the adapter of the best evaluation instead of the last step."
+    )
 
     @model_validator(mode="after")
     def _patience_needs_looks(self) -> Self:
         if self.patience is not None and self.every is None:
-            raise ValueError("patience counts looks, and without every none is taken")
+            raise ValueError("patience counts evaluations; set `every` as well")
         return self
 
 
 class WatchSettings(Record):
-    """When a run is stopped because it goes wrong."""
+    """When a run that diverges is stopped."""
 
-    spike: float = Field(6.0, gt=1, description="A loss so many times the recent median is a spike.")
-    gradient: float = Field(1e4, gt=0, description="A gradient longer than this has exploded.")
-    window: int = Field(16, ge=4, description="Steps that the recent median is taken over.")
-    tolerate: int = Field(1, ge=0, description="Spikes in a row that are passed over with a word.")
+    spike: float = Field(6.0, gt=1, description="A loss this many times the recent median is a spike.")
+    gradient: float = Field(1e4, gt=0, description="A gradient norm above this counts as exploding.")
+    window: int = Field(16, ge=4, description="Number of steps for the recent median.")
+    tolerate: int = Field(1, ge=0, description="Consecutive spikes that only log a warning.")
 
 
 class AlertSettings(Record):
-    """Who is told when a run stalls, fails or ends badly. The log is always told."""
+    """Where alerts go when a run stalls or fails. They always go to the log."""
 
     command: SecretText | None = Field(
-        None, description="A command that gets the alert as JSON on its input."
+        None, description="A command that receives the alert as JSON on standard input."
     )
-    webhook: SecretLink | None = Field(None, description="An http(s) address that gets the alert as JSON.")
+    webhook: SecretLink | None = Field(None, description="An http(s) URL that receives the alert as JSON.")
     patience_seconds: float = Field(
-        60, gt=0, description="A run is not called stuck before it has stood still for so long."
+        60, gt=0, description="Seconds without progress before a run counts as stuck."
     )
 
 
 class RunSettings(Record):
-    """How a run is watched, kept and stopped. Nothing here changes what is learned."""
+    """Monitoring, checkpoint copies and restarts of a run. Nothing here changes the result."""
 
     mirror: SecretAddress | None = Field(
-        None, description="Checkpoints are copied there too: any fsspec URL (s3://, gs://, file://)."
+        None, description="Where to copy checkpoints: any fsspec URL (s3://, gs://, file://)."
     )
     deadline_minutes: float | None = Field(
-        None, gt=0, description="The place is gone then: the last checkpoint is made in time."
+        None, gt=0, description="When the machine goes away: the last checkpoint is written in time."
     )
     nodes: int = Field(1, ge=1, description="Machines that train one run together, `processes` on each.")
     main_address: Annotated[str, NotSecret("a host and a port")] | None = Field(
-        None, description="HOST:PORT of the first of several machines, as the others reach it."
+        None, description="HOST:PORT of the first machine, as the others reach it."
     )
-    max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
-    alerts: AlertSettings = Field(default_factory=AlertSettings, description="Who is told of a stall.")
+    max_restarts: int = Field(3, ge=0, description="Maximum restarts of a crashed worker.")
+    alerts: AlertSettings = Field(
+        default_factory=AlertSettings, description="Where alerts go when a run stalls or fails."
+    )
     trackers: tuple[str, ...] = Field(
         (),
-        description="Where the metrics of each step go too: tensorboard, wandb, mlflow, trackio, or one that "
-        "an installed package adds.",
+        description="Where to send the metrics of each step: tensorboard, wandb, mlflow, trackio, or one "
+        "from an installed package.",
     )
     side_by_side: Switch = Field(
-        "auto", description="Runs of `--all` on one base in one batch of rows; `auto` where that was faster."
+        "auto", description="Train runs of `--all` on one base in shared batches; `auto`: if that was faster."
     )
     rehearse_crash: bool = Field(
-        False, description="Kill the worker once with -9 halfway, in the open, to show that nothing is lost."
+        False, description="Kill the worker once with SIGKILL halfway, to show that nothing is lost."
     )
 
     @field_validator("trackers")
@@ -103,58 +111,66 @@ class RunSettings(Record):
 
 
 class TrainSettings(Record):
-    """How the adapter is trained. Everything that changes the result stands here, and beside it `run`."""
+    """How the adapter is trained. Everything that changes the result is here; `run` is the rest."""
 
     method: Method = Field(
-        "lora", description="`qlora` keeps the base in 4 bits, `dora` adds magnitudes, `full` trains it all."
+        "lora",
+        description="`qlora` quantizes the base to 4 bits, `dora` adds magnitudes, `full` trains everything.",
     )
     rank: int = Field(8, ge=1, le=512, description="Rank of the adapters.")
-    alpha: float = Field(16, gt=0, description="The adapters act with alpha / rank.")
-    rank_stabilised: bool = Field(False, description="They act with alpha / √rank instead (rsLoRA).")
+    alpha: float = Field(16, gt=0, description="Scale adapter outputs by alpha / rank.")
+    rank_stabilised: bool = Field(False, description="Scale by alpha / √rank instead (rsLoRA).")
     targets: tuple[str, ...] | Literal["all"] = Field(
         "all", description="Linear layers with an adapter, by name; all of the decoder's by default."
     )
-    modules: dict[str, ModuleSettings] = Field({}, description="Another rank or alpha for some of them.")
-    upper_layers: int | None = Field(
-        None, ge=1, description="Adapt only this many layers from the top; below them nothing is trained."
-    )
+    modules: dict[str, ModuleSettings] = Field({}, description="Rank or alpha per layer name.")
+    upper_layers: int | None = Field(None, ge=1, description="Adapt only this many layers from the top.")
     start_from: str | None = Field(
-        None, description="Go on from this adapter: `main` for the main model's, or a PEFT folder."
+        None, description="Continue from this adapter: `main` for the main model's, or a PEFT folder."
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="bfloat16 where the device has it, float16 with scaling where not, else float32."
+        "auto",
+        description="bfloat16 if the device supports it, else float16 with loss scaling, else float32.",
     )
     fp8: Switch = Field(
-        "auto", description="Frozen weights and products in 8 bits; auto: models over 1e9 weights."
+        "auto",
+        description="Frozen weights and matrix products in 8 bits; auto: for models over 1e9 parameters.",
     )
-    compile: Switch = Field("auto", description="Layers compiled one by one, where that is faster.")
-    packing: Switch = Field("auto", description="Rows packed into sequences, each seeing only itself.")
+    compile: Switch = Field("auto", description="Compile the layers with torch.compile where that is faster.")
+    packing: Switch = Field("auto", description="Pack rows into sequences; attention does not cross rows.")
     checkpointing: Switch = Field(
         "auto",
-        description="On the plain path: blocks keep their input and compute the rest again; auto: by plan.",
+        description="Gradient checkpointing on the plain step; auto: as planned.",
     )
-    epochs: int = Field(2, ge=1, description="How often every row is seen.")
-    batch_rows: int = Field(8, ge=1, description="Rows in one optimizer step.")
-    learning_rate: float = Field(5e-4, gt=0, le=1, description="The highest rate; it falls as a cosine.")
-    warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps in which the rate rises.")
-    weight_decay: float = Field(0.0, ge=0, description="Decay of the trained weights.")
-    max_gradient_norm: float = Field(1.0, gt=0, description="Longer gradients are shortened to this.")
-    max_rows: int | None = Field(None, ge=1, description="Train on at most so many rows: a budget of time.")
-    validation_rows: int = Field(24, ge=0, description="Rows for the loss before and after.")
+    epochs: int = Field(2, ge=1, description="Number of epochs.")
+    batch_rows: int = Field(8, ge=1, description="Rows per optimizer step.")
+    learning_rate: float = Field(5e-4, gt=0, le=1, description="Peak learning rate; cosine decay.")
+    warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the trained weights.")
+    max_gradient_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
+    max_rows: int | None = Field(None, ge=1, description="Train on at most this many rows.")
+    validation_rows: int = Field(
+        24, ge=0, description="Rows for the validation loss before and after training."
+    )
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Good checkpoints that stay, besides the best.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints to keep, besides the best.")
     examine: ExamineSettings = Field(
-        default_factory=ExamineSettings, description="Looks during training: early stop, best model."
+        default_factory=ExamineSettings,
+        description="Evaluations during training: early stopping, best checkpoint.",
     )
-    watch: WatchSettings = Field(default_factory=WatchSettings, description="When a run has gone wrong.")
-    strategy: Strategy = Field("single", description="How several devices share the work.")
-    processes: int = Field(1, ge=1, description="Devices on one machine that work together.")
+    watch: WatchSettings = Field(
+        default_factory=WatchSettings, description="When to stop a run that diverges."
+    )
+    strategy: Strategy = Field("single", description="Distributed strategy.")
+    processes: int = Field(1, ge=1, description="Number of processes (devices) per machine.")
     offload: bool = Field(
-        False, description="Optimizer and weights wait in host memory (fsdp, zero2, zero3)."
+        False, description="Offload optimizer and weights to host memory (fsdp, zero2, zero3)."
     )
-    threads: int | None = Field(None, ge=1, description="Processor threads; all by default.")
-    seed: int = Field(17, ge=0, description="Order of the rows and first weights.")
-    run: RunSettings = Field(default_factory=RunSettings, description="How the run is watched and kept.")
+    threads: int | None = Field(None, ge=1, description="CPU threads. Default: all.")
+    seed: int = Field(17, ge=0, description="Seed of the row order and the initial weights.")
+    run: RunSettings = Field(
+        default_factory=RunSettings, description="Monitoring, checkpoint copies and restarts."
+    )
 
     @model_validator(mode="after")
     def _answers_need_a_whole_model(self) -> Self:

@@ -74,7 +74,7 @@ class _Rendezvous:
 
 
 class SharedSteps:
-    """The runs that share their steps. `turn` is held by whoever works."""
+    """The runs that share their steps. `turn` is held by the thread that works."""
 
     def __init__(self, base: Any, count: int) -> None:
         self.turn = threading.Condition()
@@ -97,7 +97,7 @@ class SharedSteps:
         return self._models[run]
 
     def leave(self, run: int) -> None:
-        """The run is over, well or badly: nobody waits for it any more."""
+        """The run has ended: the others no longer wait for it."""
         self._here.discard(run)
         for work, meeting in self._meetings.items():
             if meeting.brought and set(meeting.brought) >= self._here:
@@ -155,7 +155,7 @@ class SharedSteps:
         return dict.fromkeys(brought)
 
     def _lead_model(self) -> Any:
-        """A model whose adapted layers are those of all runs; made anew when a run has come."""
+        """A model whose adapted layers are those of all runs; rebuilt when a run joins."""
         if self._lead is None:
             self._lead = share_weights(self._base)
             found: dict[str, dict[int, LoraLinear]] = {}

@@ -290,7 +290,9 @@ def hash_base(job: TrainJob, model: Any, strategy: "DistributedStrategy", *, fir
     full = job.plan.method == "full"
     if not first and (full or not strategy.shards):
         return ""
-    return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=strategy.gather)
+    if full:
+        return base_files_digest(Path(job.base_folder))
+    return base_digest(model, whole=strategy.gather if strategy.shards else None)
 
 
 def require_base_unchanged(before: str, after: str, *, where: str) -> None:

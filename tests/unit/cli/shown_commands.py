@@ -69,10 +69,10 @@ def astray(shown: Shown, printed: Printed) -> list[str]:
     return wrong
 
 
-def unshown_figures(page: Path, *, units: str, beside: tuple[Path, ...] = ()) -> list[str]:
-    """Figures of the text with one of these units that no block of the page, nor a page beside it, has."""
+def unshown_figures(page: Path, *, units: str, others: tuple[Path, ...] = ()) -> list[str]:
+    """Figures of the text with one of these units that no block of the page, nor a page next to it, has."""
     content = page.read_text()
-    known = " ".join([*_FENCED.findall(content), *(one.read_text() for one in beside)])
+    known = " ".join([*_FENCED.findall(content), *(path.read_text() for path in others)])
     figures = re.findall(rf"(?<![\d.,])(\d[\d,]*(?:\.\d+)?) (?:{units})(?!\w)", _FENCED.sub("", content))
     assert len(figures) > 10
-    return [one for one in figures if not re.search(rf"(?<![\d.,]){re.escape(one)}(?!\.?\d)", known)]
+    return [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?!\.?\d)", known)]

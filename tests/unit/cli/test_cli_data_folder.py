@@ -1,4 +1,4 @@
-"""`graft data trace, show, diff, export`: found by name, told in words or in one JSON document."""
+"""`graft data trace, show, diff, export`: found by name, printed as text or as one JSON document."""
 
 import json
 import shutil
@@ -104,7 +104,7 @@ def test_a_dataset_that_is_not_there_is_a_mistake(data, project, dataset, name):
         data("trace", "train:0", "-d", name, "-C", project)
 
 
-def test_a_project_without_a_dataset_is_told_to_prepare(data, project):
+def test_a_project_without_a_dataset_is_asked_to_prepare(data, project):
     with pytest.raises(UserMistake) as caught:
         data("show", "-C", project)
     assert caught.value.fix == "run `graft data prepare`"
@@ -174,7 +174,7 @@ def test_show_refuses_a_base_model_that_is_not_the_datasets(data, prepared):
         data("show", "-C", prepared)
 
 
-def test_diff_tells_what_changed(data, project, dataset):
+def test_diff_reports_what_changed(data, project, dataset):
     other = write_dataset(
         project / ".graft" / "datasets", train=[row("Who?", "[/] nobody", line=3)], settings={"seed": 1}
     )

@@ -29,6 +29,6 @@ def test_the_page_shows_what_the_command_prints(command, output, monkeypatch, ca
     assert capsys.readouterr().out.rstrip() == output
 
 
-def test_every_rule_stands_in_the_page():
+def test_every_rule_is_in_the_page():
     missing = [rule.id for rule in RULES if f"| `{rule.id}` | {rule.severity} |" not in PAGE]
     assert not missing

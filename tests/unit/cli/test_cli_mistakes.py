@@ -43,7 +43,7 @@ def error_of(out):
 
 
 @pytest.mark.parametrize("name", ["nothing.jsonl", "empty.jsonl", "folder"])
-def test_what_cannot_be_audited_is_said_with_its_path(graft, tmp_path, name):
+def test_what_cannot_be_audited_is_reported_with_its_path(graft, tmp_path, name):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
     code, out, _ = graft("data", "audit", tmp_path / name, "--json")
@@ -66,14 +66,14 @@ def test_a_bad_row_is_a_finding_with_its_line_and_the_good_rows_survive(graft, t
     log.write_bytes(GOOD_ROW.encode() + bad + GOOD_ROW.replace("fern", "moss").encode())
     code, out, _ = graft("data", "audit", log, "--json")
     audit = json.loads(out)
-    found = {one["code"]: one for one in audit["findings"]}
+    found = {finding["code"]: finding for finding in audit["findings"]}
     assert finding in found
     assert [row["line"] for row in found[finding]["rows"]] == [2]
     assert audit["readable"] == 2
     assert code in (0, 1)
 
 
-def test_no_project_is_said_with_the_command_that_makes_one(graft, tmp_path):
+def test_no_project_is_reported_with_the_command_that_makes_one(graft, tmp_path):
     code, out, _ = graft("plan", "-C", tmp_path, "--json")
     assert code == 2
     assert "graft init" in error_of(out)["fix"]
@@ -87,7 +87,7 @@ def test_no_project_is_said_with_the_command_that_makes_one(graft, tmp_path):
         ("train:\n  rank: many\n", "train.rank", "Rank of the adapters.", 5),
         ("train:\n  rank: 0\n", "train.rank", "Rank of the adapters.", 5),
         ("gate:\n  rules:\n    - {metric: json_valid, ovr: 1}\n", "ovr", "over", 6),
-        ("base: 3\nbase: 4\n", "stands twice", "remove one", 5),
+        ("base: 3\nbase: 4\n", "occurs twice", "remove one", 5),
         ("train: [\n", "not valid YAML", "indentation", 6),
     ],
 )
@@ -102,14 +102,14 @@ def test_a_mistake_in_the_project_file_is_named_with_its_line(graft, project, te
         assert error["where"].endswith(f"graft.yaml:{line}")
 
 
-def test_an_empty_project_file_is_said_to_be_empty(graft, project):
+def test_an_empty_project_file_is_reported_as_empty(graft, project):
     (project / "graft.yaml").write_text("")
     code, out, _ = graft("status", "-C", project, "--json")
     assert code == 2
     assert "empty" in error_of(out)["what"]
 
 
-def test_a_missing_model_is_said_with_what_would_do(graft, project):
+def test_a_missing_model_is_reported_with_what_would_do(graft, project):
     (project / "graft.yaml").write_text(PROJECT + "base: models/none\n")
     code, out, _ = graft("data", "prepare", "-C", project, "--json")
     assert code == 2
@@ -155,7 +155,7 @@ def test_init_of_a_log_outside_the_project_names_it_whole(graft, tmp_path):
     assert f"logs: [{tmp_path / 'tickets.jsonl'}]" in (tmp_path / "desk" / "graft.yaml").read_text()
 
 
-def test_init_of_a_log_that_is_not_there_is_told(graft, tmp_path):
+def test_init_of_a_log_that_is_not_there_is_reported(graft, tmp_path):
     code, out, _ = graft("init", tmp_path / "none.jsonl", "-C", tmp_path, "--json")
     assert code == 2
     assert "none.jsonl" in json.dumps(error_of(out))
@@ -265,11 +265,11 @@ def test_a_missing_part_is_installed_from_where_this_installation_came(monkeypat
 
 
 class Installed:
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, message):
+        self.message = message
 
     def read_text(self, _name):
-        return self.said
+        return self.message
 
 
 def test_records_of_an_array_on_one_line_are_not_named_by_one_number_many_times(graft, tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, out, _ = graft("data", "audit", "log.jsonl", "--json")
-    finding = next(one for one in json.loads(out)["findings"] if one["code"] == "failed_status")
+    finding = next(item for item in json.loads(out)["findings"] if item["code"] == "failed_status")
     assert (
         finding["title"] == "3 rows state a status that does not count as success: 'escalated' 2, 'error' 1"
     )
@@ -298,9 +298,9 @@ def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
 def test_the_doctor_names_its_smaller_findings(graft, project):
     (project / "graft.yaml").write_text(f"{PROJECT}train:\n  learning_rate: 0.01\n  epochs: 30\n")
     _, out, _ = graft("doctor", "-C", project, "--json")
-    said = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
-    assert "train." in said
-    assert "smaller finding;" not in said
+    message = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
+    assert "train." in message
+    assert "smaller finding;" not in message
 
 
 def test_verbs_that_need_a_project_say_so_in_their_help(graft):

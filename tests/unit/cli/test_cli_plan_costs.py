@@ -68,15 +68,15 @@ def test_people_see_a_table_a_verdict_and_what_changes_it():
         assert words in result.stdout
 
 
-def test_one_epoch_is_one_epoch():
+def test_one_epoch_is_printed_in_the_singular():
     run = [*RUN[:5], "1", *RUN[6:]]
     compared = ask("compare", *run, "--place", "lambda")
     bought = ask("buy", *run, "--have", "RTX 3090", "--place", "lambda", "--years", "1", "--runs-a-week", "1")
     # Where a line breaks depends on how long the name of the model is.
-    said, weighed = (" ".join(answer.stdout.split()) for answer in (compared, bought))
-    assert "1024 tokens, 1 epoch place" in said
+    message, weighed = (" ".join(answer.stdout.split()) for answer in (compared, bought))
+    assert "1024 tokens, 1 epoch place" in message
     assert "1 epoch; 1 run a week for 1 year " in weighed
-    assert "epochs" not in said
+    assert "epochs" not in message
     assert "years" not in weighed.partition("for 1 year")[0]
 
 
@@ -111,9 +111,9 @@ def test_a_purchase_says_what_is_best_and_what_it_assumes():
 def test_people_see_the_purchase_as_tables():
     result = ask("buy", *RUN, "--have", "RTX 3090", "--option", "RTX 5090=2500", "--place", "lambda")
     assert result.exit_code == 0
-    told = " ".join(result.stdout.split())
+    reported = " ".join(result.stdout.split())
     for words in ("RTX 3090", "RTX 5090", "months until paid back", "Assumed", "Keep RTX 3090"):
-        assert words in told
+        assert words in reported
 
 
 @pytest.mark.parametrize("words", [("--have", "RTX 9999"), ("--have", "RTX 4090", "--option", "A100 80GB")])
@@ -128,7 +128,7 @@ def test_nothing_of_an_epoch_is_a_mistake_and_not_one_epoch():
     assert "--epochs" in result.output
 
 
-def test_a_broken_project_beside_it_is_no_hindrance_where_the_model_is_named(tmp_path):
+def test_a_broken_project_next_to_it_is_no_hindrance_where_the_model_is_named(tmp_path):
     (tmp_path / "graft.yaml").write_text("base: [unclosed")
     assert read("compare", *RUN, "--place", "lambda")["best"]
 

@@ -45,7 +45,9 @@ def test_what_does_not_fit_ends_with_one_and_the_whole_answer():
     answer = json.loads(done.stdout)
     assert answer["fits"] is False
     assert "GiB are lacking" in answer["verdict"]
-    assert {"lora instead of full", "qlora instead of full"} <= {one["name"] for one in answer["remedies"]}
+    assert {"lora instead of full", "qlora instead of full"} <= {
+        remedy["name"] for remedy in answer["remedies"]
+    }
 
 
 def test_people_see_the_verdict_first_then_memory_time_and_strategy():
@@ -57,7 +59,7 @@ def test_people_see_the_verdict_first_then_memory_time_and_strategy():
     assert "█" in done.stdout
 
 
-def test_a_long_run_is_told_in_hours_and_a_short_one_in_minutes():
+def test_a_long_run_is_reported_in_hours_and_a_short_one_in_minutes():
     long = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100000")
     assert "hours an epoch" in long.stdout
     short = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100")

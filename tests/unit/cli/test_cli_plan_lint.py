@@ -31,7 +31,7 @@ def test_a_good_configuration_is_exit_0_and_an_error_exit_1(graft, tmp_path):
     code, out = graft("plan", "lint", file, "--json")
     assert code == 1
     found = json.loads(out)["findings"]
-    assert {one["rule"] for one in found} == {"warmup-outlasts-run", "checkpoint-never-comes"}
+    assert {item["rule"] for item in found} == {"warmup-outlasts-run", "checkpoint-never-comes"}
     assert found[0]["where"].endswith("training.yaml:3")
 
 
@@ -40,7 +40,7 @@ def test_warnings_alone_are_exit_0(graft, tmp_path):
     file.write_text(GOOD + "  packing: true\n")
     code, out = graft("plan", "lint", file, "--json")
     assert code == 0
-    assert [one["severity"] for one in json.loads(out)["findings"]] == ["warning"]
+    assert [finding["severity"] for finding in json.loads(out)["findings"]] == ["warning"]
 
 
 def test_what_the_file_does_not_say_the_command_line_can(graft, tmp_path):
@@ -49,7 +49,9 @@ def test_what_the_file_does_not_say_the_command_line_can(graft, tmp_path):
     assert graft("plan", "lint", file)[0] == 0
     code, out = graft("plan", "lint", file, "--rows", 100, "--gpu", "V100", "--json")
     assert code == 1
-    assert {"bf16-missing", "checkpoint-never-comes"} <= {one["rule"] for one in json.loads(out)["findings"]}
+    assert {"bf16-missing", "checkpoint-never-comes"} <= {
+        finding["rule"] for finding in json.loads(out)["findings"]
+    }
 
 
 def test_lengths_come_from_a_file_of_numbers_or_of_rows(graft, tmp_path):
@@ -63,7 +65,7 @@ def test_lengths_come_from_a_file_of_numbers_or_of_rows(graft, tmp_path):
         assert "50.0%" in found["what"]
 
 
-def test_what_was_not_looked_at_is_said_with_the_option_that_would(graft, tmp_path):
+def test_what_was_not_checked_is_reported_with_the_option_that_would(graft, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("learning_rate: 0.0002\nmodel_name: nobody/knows-this\n")
     _, out = graft("plan", "lint", file, "--json")
@@ -81,7 +83,7 @@ def test_an_unknown_card_and_a_missing_file_are_the_users_mistakes(graft, tmp_pa
     assert graft("plan", "lint", tmp_path / "none.yaml", "--json")[0] == 2
 
 
-def test_graft_yaml_is_looked_at_with_its_defaults_resolved(graft, tmp_path):
+def test_graft_yaml_is_checked_with_its_defaults_resolved(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\ndata:\n  logs: [log.jsonl]\ntrain:\n  method: full\n  learning_rate: 3.0e-3\n"
         "  checkpoint_every: 20\n"
@@ -89,7 +91,7 @@ def test_graft_yaml_is_looked_at_with_its_defaults_resolved(graft, tmp_path):
     )
     code, out = graft("plan", "lint", tmp_path / "graft.yaml", "--rows", 40, "--json")
     answer = json.loads(out)
-    found = {one["rule"]: one for one in answer["findings"]}
+    found = {finding["rule"]: finding for finding in answer["findings"]}
     assert answer["kind"] == "graft"
     assert code == 1, "40 rows by 8, twice, are 10 steps"
     assert "10" in found["checkpoint-never-comes"]["what"]
@@ -97,7 +99,7 @@ def test_graft_yaml_is_looked_at_with_its_defaults_resolved(graft, tmp_path):
     assert found["rate-out-of-range"]["where"].endswith("graft.yaml:6")
 
 
-def test_a_mistake_in_graft_yaml_is_told_as_everywhere(graft, tmp_path):
+def test_a_mistake_in_graft_yaml_is_reported_as_everywhere(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text("project: p\ndata:\n  logs: [a]\ntrain:\n  ranc: 8\n")
     code, out = graft("plan", "lint", tmp_path / "graft.yaml", "--json")
     assert code == 2
@@ -113,14 +115,14 @@ def test_text_of_a_file_is_not_obeyed_by_the_terminal(graft, tmp_path):
     assert "[red]" in out
 
 
-def test_every_model_of_a_project_is_looked_at_and_what_they_share_is_told_once(graft, tmp_path):
+def test_every_model_of_a_project_is_checked_and_what_they_share_is_reported_once(graft, tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\ndata:\n  logs: [log.jsonl]\ntrain:\n  alpha: 1000\n"
         "models:\n  main: {}\n  cook:\n    train:\n      learning_rate: 0.9\n"
     )
     _, out = graft("plan", "lint", tmp_path / "graft.yaml", "--json")
     found = json.loads(out)["findings"]
-    assert [one["rule"] for one in found] == ["scale-is-odd", "rate-out-of-range"]
+    assert [item["rule"] for item in found] == ["scale-is-odd", "rate-out-of-range"]
     assert found[1]["where"].endswith("graft.yaml:10")
 
 

@@ -1,4 +1,4 @@
-"""What a probe found and how far plans were off is told to people and to programs."""
+"""What a probe found and how far plans were off is shown to people and to programs."""
 
 import json
 import sys
@@ -56,16 +56,16 @@ def measured(monkeypatch):
 
 def test_a_probe_is_shown_with_ranges_and_kept(graft, measured):
     code, out = graft("plan", "probe", "--model", "smollm2-135m", "--json")
-    told = json.loads(out)
+    reported = json.loads(out)
     assert code == 0
-    assert told["certainty"] == "probed"
-    assert told["figures"]["products_float32_gflops"] == {
+    assert reported["certainty"] == "probed"
+    assert reported["figures"]["products_float32_gflops"] == {
         "value": 50,
         "low": 50,
         "high": 50,
         "unit": "GFLOPS",
     }
-    assert set(told["figures"]["memory_gb_s"]) == {"value", "low", "high", "unit"}
+    assert set(reported["figures"]["memory_gb_s"]) == {"value", "low", "high", "unit"}
     assert stored_probe().shape.hidden_size == 576
 
 
@@ -105,14 +105,14 @@ def add_runs(project, *actuals):
 def test_past_runs_are_listed_with_the_bias_of_each_kind(graft, project):
     add_runs(project, 10.0, 12.0, 13.0)
     code, out = graft("plan", "residuals", "--json")
-    told = json.loads(out)
+    reported = json.loads(out)
     assert code == 0
-    assert [run["run_id"] for run in told["runs"]] == ["run2", "run1", "run0"]
-    bias = next(one for one in told["biases"] if one["figure"] == "minutes")
+    assert [run["run_id"] for run in reported["runs"]] == ["run2", "run1", "run0"]
+    bias = next(bias for bias in reported["biases"] if bias["figure"] == "minutes")
     assert bias["off"]["value"] == pytest.approx(0.2)
     assert bias["inside"]["value"] == pytest.approx(1 / 3)
-    assert told["runs"][0]["residuals"][0]["actual"]["value"] == 13.0
-    assert told["runs"][0]["residuals"][0]["inside"] is False
+    assert reported["runs"][0]["residuals"][0]["actual"]["value"] == 13.0
+    assert reported["runs"][0]["residuals"][0]["inside"] is False
 
 
 def test_people_see_the_runs_and_the_bias(graft, project):

@@ -65,7 +65,7 @@ def test_serve_options_override_single_settings_of_graft_yaml(asked):
         (("--port", "99999"), "--port"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_option_that_said_it(asked, options, where):
+def test_an_impossible_value_is_refused_with_its_option(asked, options, where):
     with pytest.raises(UserMistake) as refused:
         asked(*options)
     assert refused.value.where == where

@@ -67,7 +67,7 @@ def test_every_kind_of_fault_at_once_fits_on_one_screen():
     assert "must not be trained on as it is" in text
 
 
-def test_what_is_said_of_a_fault_follows_its_weight():
+def test_the_summary_of_a_finding_follows_its_severity():
     text = printed(make_audit(make_finding("a", "blocker")))
     assert "stop in the middle" in " ".join(text.split())
     assert "line 1, 2, 3, 4 …" in " ".join(text.split())
@@ -89,7 +89,7 @@ def test_markup_in_a_log_is_text():
 
 
 @pytest.mark.parametrize("code", ["parse_error", "schema"])
-def test_why_rows_could_not_be_read_is_told_with_counts(code):
+def test_why_rows_could_not_be_read_is_reported_with_counts(code):
     reasons = {
         "no known shape (keys: a, b); expected one of: chat; completion": 2,
         "no known shape (keys: a, b); expected one of: chat": 5,
@@ -99,8 +99,8 @@ def test_why_rows_could_not_be_read_is_told_with_counts(code):
         "other reasons": 1,
     }
     text = printed(make_audit(make_finding(code, "warning", reasons=reasons)))
-    told = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
-    assert told == [
+    reported = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
+    assert reported == [
         "7 no known shape (keys: a, b)",
         "3 the key `x` stands twice in one object",
         "1 the row is nested too deeply",
@@ -108,7 +108,7 @@ def test_why_rows_could_not_be_read_is_told_with_counts(code):
     ]
 
 
-def test_usable_rows_that_are_too_long_are_told_in_the_summary():
+def test_usable_rows_that_are_too_long_are_reported_in_the_summary():
     long = make_finding("too_long", "warning", reasons={BUT_FOR_LENGTH: 1200, "other": 7})
     assert "9,000 usable after cleaning, of which about 1,200 are longer than data.max_tokens" in " ".join(
         printed(make_audit(long)).split()

@@ -26,7 +26,7 @@ def report():
     return make_evaluation().report
 
 
-def test_every_subject_stands_in_the_table_with_interval_pairs_and_both_ps(report):
+def test_every_subject_is_in_the_table_with_interval_pairs_and_both_ps(report):
     text = shown(report)
     head = next(line for line in text.splitlines() if "won/lost" in line)
     assert [word for word in ("base", "adapter", "log", "p, corrected") if word not in head] == []
@@ -39,7 +39,7 @@ def test_every_subject_stands_in_the_table_with_interval_pairs_and_both_ps(repor
     assert f"({100 * metric.low:.0f}–{100 * metric.high:.0f})" in below
 
 
-def test_what_the_cases_can_show_is_said(report):
+def test_what_the_cases_can_show_is_reported(report):
     assert report.power.sentence[:60] in shown(report, width=300)
 
 
@@ -103,11 +103,15 @@ def test_evaluation_does_not_call_small_slices_equal(report):
 def with_subjects(report, *names):
     """The report with more subjects, all compared with the candidate."""
     more = tuple(report.others[0].model_copy(update={"subject": name}) for name in names)
-    pairs = [one for one in report.comparisons if one.candidate == "adapter" and one.baseline == "base"]
+    pairs = [
+        comparison
+        for comparison in report.comparisons
+        if comparison.candidate == "adapter" and comparison.baseline == "base"
+    ]
     against = [
-        one.model_copy(update={"baseline": name, "p_value": 0.0039})
+        pair.model_copy(update={"baseline": name, "p_value": 0.0039})
         for name in ("log", *names)
-        for one in pairs
+        for pair in pairs
     ]
     return report.model_copy(
         update={"others": (*report.others, *more), "comparisons": (*report.comparisons, *against)}
@@ -153,10 +157,10 @@ def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width
         return subject.model_copy(update={"metrics": metrics})
 
     pairs = tuple(
-        one.model_copy(update={"n": 0, "wins": 0, "losses": 0, "p_value": 1.0})
-        if one.metric == "polite"
-        else one
-        for one in report.comparisons
+        comparison.model_copy(update={"n": 0, "wins": 0, "losses": 0, "p_value": 1.0})
+        if comparison.metric == "polite"
+        else comparison
+        for comparison in report.comparisons
     )
     text = shown(
         report.model_copy(
@@ -175,7 +179,7 @@ def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width
     ]
 
 
-def test_a_median_of_too_few_requests_has_no_interval_and_that_is_said(report):
+def test_a_median_of_too_few_requests_has_no_interval_and_that_is_reported(report):
     row = next(line for line in shown(report, width=80).splitlines() if line.startswith("Latency"))
     assert "0.2 s" in row
     assert "(" not in row
@@ -196,7 +200,7 @@ def test_a_median_of_too_few_requests_has_no_interval_and_that_is_said(report):
     assert "no interval" not in shown(enough)
 
 
-def test_only_who_was_shown_a_worked_example_is_said_to_have_seen_one(report):
+def test_only_who_was_shown_a_worked_example_is_reported_to_have_seen_one(report):
     def helped(subject, example):
         made = subject.generation.model_copy(update={"settings": {"worked_example": example}})
         return subject.model_copy(update={"generation": made})
@@ -233,10 +237,10 @@ def test_evaluation_uses_the_singular_for_one(report):
     assert "the grader failed on 1 case without a result (a bug)" in text
 
 
-def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):
+def test_a_worn_test_set_is_reported_and_a_fresh_one_is_not(report):
     assert "looked at" not in shown(report, width=300)
     worn = shown(make_evaluation(looks=14, candidates=14).report, width=300)
-    assert "looked at 14 times, and this is look 14 at its questions" in worn
+    assert "looked at 14 times, and this is evaluation 14 on its questions" in worn
     assert "worn out" in worn
 
 
@@ -245,7 +249,7 @@ def test_what_a_name_says_to_a_terminal_is_not_obeyed(report):
     assert "\x1b" not in shown(type(report).from_json(text))
 
 
-def test_what_one_should_know_of_a_subject_is_told_under_the_table_and_on_the_page(report):
+def test_what_one_should_know_of_a_subject_is_reported_under_the_table_and_on_the_page(report):
     from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
     remarked = report.model_copy(update={"remarks": ("The log is flattered.",)})

@@ -51,7 +51,7 @@ def test_reasons_that_differ_in_rows_and_figures_count_as_one():
     }
 
 
-def test_the_most_frequent_reasons_are_told_with_the_folder_and_what_to_do_next(tmp_path):
+def test_the_most_frequent_reasons_are_reported_with_the_folder_and_what_to_do_next(tmp_path):
     folder = write_dataset(
         tmp_path, train=[row("a", "b")], drops=[drop(one, n + 1) for n, one in enumerate(REASONS)]
     )
@@ -65,7 +65,7 @@ def test_the_most_frequent_reasons_are_told_with_the_folder_and_what_to_do_next(
     assert "question groups" in text
 
 
-def test_nothing_left_out_is_not_told(tmp_path):
+def test_a_dataset_without_dropped_rows_reports_none(tmp_path):
     assert "left out" not in printed(write_dataset(tmp_path, train=[row("a", "b")]))
 
 

@@ -122,7 +122,7 @@ def test_words_are_cut_only_where_they_do_not_fit_side_by_side(rows):
     assert all(len(line) <= 60 for line in text.splitlines())
     columns = zip(*rows, strict=True)
     longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
-    if sum(max(one, 5) for one in longest) <= 60 - 11:
+    if sum(max(width, 5) for width in longest) <= 60 - 11:
         assert {word for cells in rows for cell in cells for word in cell.split()} <= set(text.split())
 
 
@@ -165,8 +165,8 @@ def test_a_comparison_on_cases_says_which_of_the_two_was_better():
 
 
 @pytest.mark.parametrize(
-    ("evidence", "said"),
+    ("evidence", "output"),
     [(20.4, "e-value 20, decided at 20"), (1e300, "e-value over 1,000,000, decided at 20")],
 )
-def test_a_decided_comparison_says_what_decided_it(evidence, said):
-    assert said in said_of(winner="B", e_value=evidence)
+def test_a_decided_comparison_says_what_decided_it(evidence, output):
+    assert output in said_of(winner="B", e_value=evidence)

@@ -14,7 +14,7 @@ def test_every_line_that_is_shown_is_printed(shown):
     assert printed.failed is shown.lines[0].startswith("✗")
 
 
-def test_every_figure_of_the_text_stands_in_an_output():
+def test_every_figure_of_the_text_is_in_an_output():
     assert unshown_figures(PAGE, units="GiB|s|min") == []
 
 

@@ -11,7 +11,7 @@ from shown_commands import ANSWERS, ROOT, astray, printed_by, shown_in, unshown_
 PAGES = {name: ANSWERS / f"{name}.md" for name in ("16gb", "dual-gpu")}
 SHOWN = {shown.command: (name, shown) for name, page in PAGES.items() for shown in shown_in(page)}
 UNITS = "GiB|h|min|s|days|tokens/s"
-RECKONED = {"16gb": {"102", "5.8", "0.1"}, "dual-gpu": set()}
+COMPUTED = {"16gb": {"102", "5.8", "0.1"}, "dual-gpu": set()}
 """Seconds of a step by its two prompts; the bytes of all tokens."""
 
 
@@ -24,10 +24,10 @@ def test_the_page_shows_what_is_printed_and_marks_what_it_leaves_out(command):
 
 
 @pytest.mark.parametrize(
-    ("name", "beside"), [("16gb", ROOT / "docs" / "benchmarks.md"), ("dual-gpu", PAGES["16gb"])]
+    ("name", "other"), [("16gb", ROOT / "docs" / "benchmarks.md"), ("dual-gpu", PAGES["16gb"])]
 )
-def test_every_figure_of_the_text_stands_in_an_output(name, beside):
-    assert set(unshown_figures(PAGES[name], units=UNITS, beside=(beside,))) <= RECKONED[name]
+def test_every_figure_of_the_text_is_in_an_output(name, other):
+    assert set(unshown_figures(PAGES[name], units=UNITS, others=(other,))) <= COMPUTED[name]
 
 
 @pytest.mark.parametrize(("name", "headings"), [("16gb", 8), ("dual-gpu", 7)])

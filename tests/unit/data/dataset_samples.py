@@ -1,10 +1,20 @@
 """Small dataset folders, and a tokenizer of bytes that needs no model."""
 
 import codecs
+import json
 from pathlib import Path
 
-from graftwork.data.inspect.trace import hash_line
-from graftwork.files.dataset import DROPS, MANIFEST, drops_table, hash_manifest, rows_table, write_table
+from graftwork.data.ingest.read import hash_line
+from graftwork.files.dataset import (
+    DROPS,
+    MANIFEST,
+    OPTIONAL,
+    drops_table,
+    encode_optional,
+    hash_manifest,
+    row_schema,
+    write_table,
+)
 from graftwork.files.disk import file_digest
 from graftwork.records.dataset import Dataset, InputFile, Row, Shard, SplitSummary
 from graftwork.records.interaction import Message, Origin
@@ -38,6 +48,30 @@ def write_tokenizer(file: Path) -> None:
     tokenizer.save(str(file))
 
 
+def _encode_messages(messages):
+    return json.dumps([{"role": message.role, "content": message.content} for message in messages])
+
+
+def rows_table(rows):
+    """Rows as a table, the same bytes for the same rows once it is written."""
+    import pyarrow as pa
+
+    columns = {
+        "id": [row.id for row in rows],
+        "file": [row.origin.file for row in rows],
+        "line": [row.origin.line for row in rows],
+        "input_hash": [row.input_hash for row in rows],
+        "messages": [_encode_messages(row.messages) for row in rows],
+        "reply": [row.reply for row in rows],
+        "tokens": [row.tokens for row in rows],
+        "trained_from": [row.trained_from for row in rows],
+    }
+    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
+        columns[name] = [getattr(row, name) for row in rows]
+    optional = encode_optional({name: [getattr(row, name) for row in rows] for name in OPTIONAL})
+    return pa.table(columns | optional, schema=row_schema(optional=tuple(optional)))
+
+
 def row(
     question, reply="a fine answer", *, line=1, file="log.jsonl", turns=(), rejected=None, raw=b"", **more
 ):
@@ -45,7 +79,7 @@ def row(
     messages = [Message(role=role, content=content) for role, content in turns]
     if question is not None:
         messages.append(Message(role="user", content=question))
-    prompt = [token for one in messages for token in (256, *one.content.encode(), 258)] + [257]
+    prompt = [token for message in messages for token in (256, *message.content.encode(), 258)] + [257]
     values = {"id": f"{file}:{line}", "group": "writer", "input_hash": hash_line(raw) if raw else "", **more}
     return Row(
         origin=Origin(file=file, line=line),
@@ -97,8 +131,8 @@ def _write_split(folder, split, rows, shard_rows):
     return SplitSummary(
         rows=len(rows),
         groups=len(rows),
-        tokens=sum(len(one.tokens) for one in rows),
-        trained_tokens=sum(len(one.tokens) - one.trained_from for one in rows),
-        longest=max((len(one.tokens) for one in rows), default=0),
+        tokens=sum(len(row.tokens) for row in rows),
+        trained_tokens=sum(len(row.tokens) - row.trained_from for row in rows),
+        longest=max((len(row.tokens) for row in rows), default=0),
         shards=tuple(shards),
     )

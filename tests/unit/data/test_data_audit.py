@@ -67,7 +67,7 @@ def test_clean_logs_are_fit_to_train_on():
         ("secret", make_row("Is it safe?", f"Use {SECRET} for it.")),
     ],
 )
-def test_what_must_not_be_trained_on_blocks_and_names_its_mending(code, row):
+def test_what_must_not_be_trained_on_blocks_and_names_its_fix(code, row):
     found = audit_rows(with_more(row))
     assert not found.fit_to_train
     blocker = finding(found, code)
@@ -80,13 +80,13 @@ def test_what_must_not_be_trained_on_blocks_and_names_its_mending(code, row):
     assert found.usable == (15 if code == "secret" else 14)
 
 
-def test_a_switched_off_setting_is_named_as_the_mending():
+def test_a_switched_off_setting_is_named_as_the_fix():
     found = audit_rows(with_more(make_row("Is it open?", "Mock response")), drop_placeholders=False)
     assert "set data.drop_placeholders to true" in finding(found, "placeholder").fix
     assert found.usable == 15
 
 
-def test_repeats_and_conflicts_are_told_apart():
+def test_repeats_and_conflicts_are_distinguished():
     rows = with_more(
         good_rows()[0],
         make_row("How long is it open?", "All day."),
@@ -107,7 +107,7 @@ def test_repeats_and_conflicts_are_told_apart():
     assert {row.reply for row in found.clusters[0].shown} == {"All day.", "Two hours only."}
 
 
-def test_conflicts_that_the_filter_ends_are_counted_beside_those_that_stay():
+def test_conflicts_that_the_filter_ends_are_counted_next_to_those_that_stay():
     asked = "How long is it open?"
     rows = with_more(
         make_row(asked, "All day."), make_row(asked, "Two hours."), make_row(asked, "<think>Let me see")
@@ -159,14 +159,14 @@ def test_one_side_of_a_split_alone_says_what_is_missing():
     assert "held-out file" in next(n.why for n in found.not_looked_for if n.code == "split_leak")
 
 
-def test_what_was_found_is_not_said_to_be_not_looked_for():
+def test_what_was_found_is_not_reported_as_not_searched_for():
     rows = [
         *good_rows(file="ours_train.jsonl", model="smol"),
         *(make_row("Who are you?", f"Number {n}.", file="ours_train.jsonl", model="large") for n in range(9)),
         make_row("How many?", "<think>Two.</think>Two.", file="ours_train.jsonl"),
     ]
     found = audit_rows(rows, conflicts="keep_all")
-    assert not {"split_leak", "foreign_model"} & {one.code for one in found.not_looked_for}
+    assert not {"split_leak", "foreign_model"} & {item.code for item in found.not_looked_for}
     assert "give the held-out file too" in finding(found, "split_leak").title
     models = next(f for f in found.findings if f.code == "foreign_model" and f.severity == "info")
     assert "no base is named" in models.title
@@ -175,13 +175,13 @@ def test_what_was_found_is_not_said_to_be_not_looked_for():
 def test_reasoning_without_names_of_models_says_that_those_are_missing():
     found = audit_rows(with_more(make_row("How many?", "<think>Two.</think>Two.")))
     assert "no row names the model" in finding(found, "foreign_model").title
-    assert "foreign_model" not in {one.code for one in found.not_looked_for}
+    assert "foreign_model" not in {item.code for item in found.not_looked_for}
 
 
 @pytest.mark.parametrize(
     ("split_by", "bond"), [("session", "of its session"), ("customer.id", "have its `customer.id`")]
 )
-def test_a_leak_is_told_by_what_the_rows_are_split_by(split_by, bond):
+def test_a_leak_is_reported_by_what_the_rows_are_split_by(split_by, bond):
     rows = [make_row(f"What is {n}?", f"It is {n}.", line=n, session="s") for n in range(1, 21)]
     together = Dealing(np.zeros(20, dtype=np.int64))
     leak = finding(audit_rows(rows, assignment=together, split_by=split_by), "split_leak")
@@ -211,13 +211,13 @@ def test_rows_are_unreadable_for_many_reasons_and_each_is_counted():
     assert sum(unread.reasons.values()) == unread.count
 
 
-def test_only_a_shape_that_is_not_known_is_mended_by_a_mapping():
-    for message, mended in (
+def test_only_a_shape_that_is_not_known_is_repaired_by_a_mapping():
+    for message, fixed in (
         ("no known shape (keys: a, b); expected one of: x", True),
         ("the key `a` stands twice in one object", False),
     ):
         fault = Fault(Origin(file="log.jsonl", line=15), "schema", message)
-        assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is mended
+        assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is fixed
 
 
 def test_too_long_counts_the_rows_that_would_be_usable_otherwise():
@@ -292,7 +292,7 @@ def test_reasoning_where_the_base_writes_none_is_a_warning():
     reasons = AuditContext(settings=DataSettings(), base="b", base_reasons=True)
     assert finding(audit_rows([thinks], context=plain), "foreign_model").severity == "warning"
     assert "foreign_model" not in codes(audit_rows([thinks], context=reasons))
-    # Rows that reason beside rows that do not teach neither.
+    # Rows that reason next to rows that do not teach neither.
     assert finding(audit_rows(with_more(thinks)), "foreign_model").count == 1
 
 
@@ -336,7 +336,7 @@ def test_logs_without_one_usable_row_are_not_fit():
         assert finding(found, "nothing_usable").count == 1 + len(rows)
 
 
-def test_everything_stands_in_the_json():
+def test_everything_is_in_the_json():
     rows = with_more(good_rows()[0], make_row("Is it open?", "Mock response"), group="a", model="m")
     found = audit_rows(rows)
     assert Audit.from_json(found.to_json()) == found

@@ -48,7 +48,7 @@ def test_rows_added_removed_moved_and_rendered_otherwise_are_counted_and_named(t
         1,
     )
     named = {
-        kind: [(one.id, one.before, one.after) for one in rows] for kind, rows in diff.rows.named.items()
+        kind: [(row.id, row.before, row.after) for row in rows] for kind, rows in diff.rows.named.items()
     }
     assert named == {
         "moved": [("log.jsonl:5", "test", "train"), ("log.jsonl:4", "train", "test")],
@@ -68,7 +68,7 @@ def test_twenty_rows_are_named_and_all_are_counted(tmp_path):
     )
     diff = diff_datasets(before, after)
     assert diff.rows.moved == 30
-    assert [one.origin.line for one in diff.rows.named["moved"]] == list(range(20))
+    assert [row.origin.line for row in diff.rows.named["moved"]] == list(range(20))
 
 
 def test_an_id_that_is_used_twice_counts_twice(tmp_path):
@@ -140,7 +140,7 @@ def test_counts_agree_with_a_plain_comparison(tmp_path_factory, sides):
     assert rows.same == sum(before is not None and before == after for before, after in sides)
 
 
-def test_a_folder_that_is_no_dataset_is_said(tmp_path):
+def test_a_folder_that_is_no_dataset_is_reported(tmp_path):
     folder = write_dataset(tmp_path, train=[row("q")])
     with pytest.raises(Exception, match="no such file"):
         diff_datasets(folder, tmp_path / "none")

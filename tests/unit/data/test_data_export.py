@@ -108,7 +108,7 @@ def test_openai_calls_are_taken_out_of_the_text_and_answered_by_id(folder, tmp_p
     assert answer == {"role": "tool", "content": "pond", "tool_call_id": asked["tool_calls"][0]["id"]}
     assert (asked["weight"], last["weight"]) == (0, 1)
     assert lines[3]["messages"][1]["content"] == "I look twice."
-    assert [one["function"]["name"] for one in lines[3]["tools"]] == ["look_up"]
+    assert [line["function"]["name"] for line in lines[3]["tools"]] == ["look_up"]
     ids = [call["id"] for message in lines[3]["messages"] for call in message.get("tool_calls", ())]
     assert len(set(ids)) == len(ids) == 3
 
@@ -127,7 +127,7 @@ def test_definitions_of_tools_leave_the_system_prompt_for_a_place_of_their_own(t
     export(folder, tmp_path / "openai", "openai")
     (line,) = read_lines(tmp_path / "openai" / "train.jsonl")
     assert line["tools"] == [TOOL]
-    assert [one["content"] for one in line["messages"] if one["role"] == "system"] == (
+    assert [message["content"] for message in line["messages"] if message["role"] == "system"] == (
         [system] if system else []
     )
     require_openai(line["messages"], tools=line["tools"])
@@ -147,7 +147,7 @@ def test_a_block_of_tools_that_is_not_ours_stays_in_the_system_prompt(tmp_path, 
     assert "tools" not in line
 
 
-def test_openai_pairs_stand_in_a_file_of_their_own(folder, tmp_path):
+def test_openai_pairs_are_in_a_file_of_their_own(folder, tmp_path):
     export(folder, tmp_path / "out", "openai")
     (pair,) = read_lines(tmp_path / "out" / "train.preference.jsonl")
     assert pair == {
@@ -170,7 +170,7 @@ def test_openai_leaves_out_calls_without_answers_by_name(tmp_path, turns):
     folder = write_dataset(tmp_path, train=[row("fine?", line=1), row(None, line=2, turns=turns)])
     made = export(folder, tmp_path / "out", "openai")
     assert made.rows == 1
-    assert [(one.rows, one.first[0].line) for one in made.left_out] == [(1, 2)]
+    assert [(report.rows, report.first[0].line) for report in made.left_out] == [(1, 2)]
 
 
 def require_openai(messages, *, tools):
@@ -225,28 +225,30 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
     card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
     assert [config["config_name"] for config in card["configs"]] == ["default", "preference"]
     for config, info in zip(card["configs"], card["dataset_info"], strict=True):
-        assert {one["split"] for one in config["data_files"]} == {one["name"] for one in info["splits"]}
-        for one in config["data_files"]:
-            assert list((tmp_path / "out").glob(one["path"]))
+        assert {data_file["split"] for data_file in config["data_files"]} == {
+            split["name"] for split in info["splits"]
+        }
+        for data_file in config["data_files"]:
+            assert list((tmp_path / "out").glob(data_file["path"]))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "output"),
     [
-        ({}, "; rows that ask alike stand in one split."),
-        ({"split_by": "session"}, "rows that ask alike or are of one session stand in one split."),
+        ({}, "; rows that ask alike are in one split."),
+        ({"split_by": "session"}, "rows that ask alike or are of one session are in one split."),
         (
             {"split_by": "customer.id"},
-            "rows that ask alike or have the same `customer.id` stand in one split.",
+            "rows that ask alike or have the same `customer.id` are in one split.",
         ),
         ({"redact": False}, "not redacted"),
     ],
 )
-def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, said):
+def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, output):
     made = write_dataset(tmp_path / "ds", train=[row("one?", "1")], settings=settings)
     export(made, tmp_path / "out", "huggingface")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert said in card
+    assert output in card
     assert "`completion`" in card
     assert "`chosen`" not in card
 
@@ -286,7 +288,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
     assert 3 <= len(metadata["id"].partition("/")[2]) <= 50
     assert 6 <= len(metadata["title"]) <= 50
     assert 20 <= len(metadata["subtitle"]) <= 80
-    assert [one["name"] in hubs.LICENSES for one in metadata["licenses"]] == [True]
+    assert [license_["name"] in hubs.LICENSES for license_ in metadata["licenses"]] == [True]
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     for resource in metadata["resources"]:
         assert (tmp_path / "out" / resource["path"]).is_file()
@@ -316,7 +318,7 @@ def test_sagemaker_has_a_folder_a_channel_and_names_it(folder, tmp_path):
     place = ExportOptions(name="s3://our-bucket/agent/")
     export(folder, tmp_path / "out", "sagemaker", options=place)
     channels = json.loads((tmp_path / "out" / "channels.json").read_text())["InputDataConfig"]
-    assert {one["ChannelName"] for one in channels} == {
+    assert {channel["ChannelName"] for channel in channels} == {
         "train",
         "validation",
         "test",
@@ -349,8 +351,8 @@ def test_axolotl_trains_on_the_last_turn_alone(folder, tmp_path):
         "turn",
     )
     assert dataset["message_field_training"] == "train"
-    for one in (*part["datasets"], *part["test_datasets"]):
-        assert (tmp_path / "out" / one["path"]).is_file()
+    for entry in (*part["datasets"], *part["test_datasets"]):
+        assert (tmp_path / "out" / entry["path"]).is_file()
     pairs = yaml.safe_load((tmp_path / "out" / "axolotl-dpo.yaml").read_text())
     assert (pairs["rl"], pairs["datasets"][0]["type"]) == ("dpo", "chat_template.default")
     (line,) = read_lines(tmp_path / "out" / "train.preference.jsonl")
@@ -495,7 +497,7 @@ def test_nothing_is_left_behind_when_an_export_fails(folder, tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_said(folder, tmp_path):
+def test_a_file_in_the_place_of_the_folder_is_reported(folder, tmp_path):
     (tmp_path / "out").write_text("a file")
     for force in (False, True):
         with pytest.raises(UserMistake, match="not a folder"):
@@ -511,6 +513,6 @@ def test_an_empty_split_is_nothing_to_export(tmp_path):
 def test_formats_say_the_rows_in_the_order_of_the_dataset(folder, tmp_path):
     export(folder, tmp_path / "out", "sagemaker")
     lines = [
-        int(one["id"].rpartition(":")[2]) for one in read_lines(tmp_path / "out" / "train" / "train.jsonl")
+        int(line["id"].rpartition(":")[2]) for line in read_lines(tmp_path / "out" / "train" / "train.jsonl")
     ]
     assert all(before < after for before, after in pairwise(lines))

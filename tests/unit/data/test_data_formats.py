@@ -3,9 +3,10 @@ import json
 import pytest
 from data_rows import chat, write_log
 
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.formats import FORMATS, to_interactions
-from graftwork.data.ingest.read import ReadFault, read
+from graftwork.data.ingest.read import read
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 
@@ -87,7 +88,7 @@ def test_results_of_tools_inside_a_users_message_are_turns_of_the_tool():
     assert turns(take(row))[2:] == [("tool", "42"), ("user", "and?")]
 
 
-def test_definitions_of_tools_stand_behind_the_system_prompt():
+def test_definitions_of_tools_follow_the_system_prompt():
     row = chat("q", "a", tools=[FIND])
     [(role, block), _] = turns(take(row))
     assert role == "system"
@@ -112,7 +113,7 @@ def test_definitions_of_tools_stand_behind_the_system_prompt():
         assistant("<think>\nLook.\n</think>\n\nHere.", reasoning_content="Look."),
     ],
 )
-def test_reasoning_of_the_reply_stands_before_it_or_is_dropped(reply):
+def test_reasoning_of_the_reply_precedes_it_or_is_dropped(reply):
     row = {"messages": [user("q"), reply]}
     assert take(row).reply == "<think>\nLook.\n</think>\n\nHere."
     assert take(row, reasoning="drop").reply == "Here."
@@ -132,7 +133,7 @@ def test_reasoning_that_was_cut_off_stays_to_be_seen():
     assert take(chat("q", "<think>and then"), reasoning="drop").reply == "<think>and then"
 
 
-def test_what_a_log_says_beside_the_text_is_kept():
+def test_what_a_log_says_next_to_the_text_is_kept():
     more = {
         "role": "coder", "domain": "files", "stage": "Stage 3", "session_id": 9, "split": "test",
         "model": "m", "success": False, "reward": "0.5", "duration_ms": "12.5", "max_tokens": "400",
@@ -160,7 +161,7 @@ def test_what_a_log_says_beside_the_text_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("stated", "status"),
     [
         ({"status": True}, "success"), ({"success": False}, "failed"), ({"status": 200}, "success"),
         ({"status": 503}, "failed"), ({"success": "yes"}, "success"), ({}, None), ({"status": ""}, None),
@@ -177,8 +178,8 @@ def test_what_a_log_says_beside_the_text_is_kept():
         ({"error": 0.02}, None), ({"error": False}, None),
     ],
 )  # fmt: skip
-def test_the_outcome_is_said_in_words(said, status):
-    assert take(chat("q", "a", **said)).status == status
+def test_the_outcome_is_reported_in_words(stated, status):
+    assert take(chat("q", "a", **stated)).status == status
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_a_stage_is_a_place_in_a_curriculum_or_none(stage, place):
 
 
 @pytest.mark.parametrize(
-    ("fact", "said", "taken"),
+    ("fact", "stated", "taken"),
     [
         ("duration_ms", "12.5ms", 12.5), ("duration_ms", "1.5 s", 1500), ("duration_ms", "2 min", 120000),
         ("duration_ms", "long", None), ("duration_ms", "1_000", None), ("duration_ms", "3 parsecs", None),
@@ -213,8 +214,8 @@ def test_a_stage_is_a_place_in_a_curriculum_or_none(stage, place):
         ("reward", "good", None), ("split", {"x": 1}, None), ("stage", {"x": 1}, None), ("domain", [1], None),
     ],
 )  # fmt: skip
-def test_a_fact_that_cannot_be_used_is_not_stated_and_the_row_survives(fact, said, taken):
-    found = take(chat("q", "a", **{fact: said}))
+def test_a_fact_that_cannot_be_used_is_not_stated_and_the_row_survives(fact, stated, taken):
+    found = take(chat("q", "a", **{fact: stated}))
     assert (found.reply, getattr(found, fact)) == ("a", taken)
 
 
@@ -229,7 +230,7 @@ def test_what_defines_no_tool_is_left_out(tools):
     assert "<tools>" in turns(take(chat("q", "a", tools=[tools, FIND])))[0][1]
 
 
-def test_odd_facts_beside_an_execution_or_a_response_do_no_harm():
+def test_odd_facts_next_to_an_execution_or_a_response_do_no_harm():
     execution = {"output": "a", "duration_ms": "3s", "status": "200", "finish_reason": [1]}
     row = {"task": {"description": "q"}, "execution": execution, "llm": "m"}
     found = take(row)
@@ -247,14 +248,18 @@ def test_odd_facts_beside_an_execution_or_a_response_do_no_harm():
     assert (found.reply, found.model, found.max_tokens, found.finish_reason) == ("a", "m", None, None)
 
 
-def test_what_is_said_behind_the_last_reply_is_left_out():
-    said = [user("q"), assistant("a"), user("thanks"), {"role": "tool", "content": "x"}]
-    for row in ({"messages": said}, {"conversations": said}, {"prompt": [user("q")], "completion": said[1:]}):
+def test_turns_after_the_last_reply_are_left_out():
+    stated = [user("q"), assistant("a"), user("thanks"), {"role": "tool", "content": "x"}]
+    for row in (
+        {"messages": stated},
+        {"conversations": stated},
+        {"prompt": [user("q")], "completion": stated[1:]},
+    ):
         found = take(row)
         assert (turns(found), found.reply) == ([("user", "q")], "a")
-    found = take({"chosen": said, "rejected": [user("q"), assistant("b"), user("no")]})
+    found = take({"chosen": stated, "rejected": [user("q"), assistant("b"), user("no")]})
     assert (turns(found), found.reply, found.rejected) == ([("user", "q")], "a", "b")
-    mapped = take({"log": said, "out": "a"}, mapping=Mapping(messages="log", reply="out"))
+    mapped = take({"log": stated, "out": "a"}, mapping=Mapping(messages="log", reply="out"))
     assert (turns(mapped), mapped.reply) == ([("user", "q")], "a")
     with pytest.raises(BadRow, match="user"):
         take({"messages": [assistant("Hello!"), user("q")]})
@@ -373,7 +378,7 @@ def test_chat_completions_are_read_from_request_and_response():
     assert take(wrapped).reply == found.reply
 
 
-def test_results_of_a_batch_are_read_beside_their_requests():
+def test_results_of_a_batch_are_read_next_to_their_requests():
     row = {
         "custom_id": "c1",
         "body": {"messages": [user("q")]},

@@ -46,14 +46,14 @@ def tickets(count=300, *, wrong=0.08, seed=1, form="json"):
     rows = []
     for number in range(count):
         queue = chance.choice(list(WORDS))
-        told = [*chance.sample(WORDS[queue], 3), *chance.sample(FILLER, 6)]
+        reported = [*chance.sample(WORDS[queue], 3), *chance.sample(FILLER, 6)]
         # Some words of another queue: real tickets are not clean either.
-        told += chance.sample(WORDS[chance.choice(list(WORDS))], 1)
-        chance.shuffle(told)
-        said = chance.choice([name for name in WORDS if name != queue]) if number in planted else queue
-        fields = {"queue": said, "priority": chance.choice(PRIORITIES), "summary": " ".join(told[:4])}
-        reply = json.dumps(fields) if form == "json" else said
-        rows.append(make_row(f"Ticket {number}: {' '.join(told)}", reply, line=number + 1))
+        reported += chance.sample(WORDS[chance.choice(list(WORDS))], 1)
+        chance.shuffle(reported)
+        output = chance.choice([name for name in WORDS if name != queue]) if number in planted else queue
+        fields = {"queue": output, "priority": chance.choice(PRIORITIES), "summary": " ".join(reported[:4])}
+        reply = json.dumps(fields) if form == "json" else output
+        rows.append(make_row(f"Ticket {number}: {' '.join(reported)}", reply, line=number + 1))
     return rows, {number + 1 for number in planted}
 
 
@@ -70,8 +70,8 @@ def test_eight_percent_of_wrong_labels_are_estimated_and_half_of_them_listed(see
     noise = queue_noise(found)
     assert noise.rate.low <= 0.08 <= noise.rate.high
     assert noise.rate.high < 0.25
-    listed = [one for one in found.label_noise.suspicious if one.field in ("queue", None)]
-    assert len(planted & {one.origin.line for one in listed[:36]}) >= len(planted) / 2
+    listed = [suspiciou for suspiciou in found.label_noise.suspicious if suspiciou.field in ("queue", None)]
+    assert len(planted & {label.origin.line for label in listed[:36]}) >= len(planted) / 2
     assert "label_noise" in {finding.code for finding in found.findings}
     assert time.process_time() - started < 30
 
@@ -85,7 +85,7 @@ def test_a_clean_log_has_about_no_wrong_labels(seed):
     assert "label_noise" not in {finding.code for finding in found.findings}
 
 
-def test_a_field_that_the_prompt_does_not_tell_is_not_estimated_and_says_why():
+def test_a_field_that_the_prompt_does_not_determine_is_not_estimated_and_says_why():
     rows, _ = tickets()
     noise = audit_rows(rows).label_noise
     assert "priority" in noise.not_estimated
@@ -122,7 +122,7 @@ def test_a_near_duplicate_with_another_label_is_named():
     other = next(name for name in WORDS if name != rows[0].reply)
     rows.append(make_row(twin, other, line=301))
     found = audit_rows(rows)
-    listed = {one.origin.line: one for one in found.label_noise.suspicious}
+    listed = {suspiciou.origin.line: suspiciou for suspiciou in found.label_noise.suspicious}
     assert listed[301].near is not None
     assert listed[301].near.line == 1
     assert listed[301].suggested == rows[0].reply

@@ -69,12 +69,12 @@ def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeyp
     for module in ("dedup.paraphrases", "split.assignment", "split.leakage"):
         monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
-    columns, anew = assign_group(*asked, embedder=BySubject())
+    columns, again = assign_group(*asked, embedder=BySubject())
     _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
     known = KnownAssignment(*before, np.ones(len(before.split), dtype=bool))
     went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
-    assert went_on.split.tolist() == anew.split.tolist()
-    assert went_on.group.tolist() == anew.group.tolist()
+    assert went_on.split.tolist() == again.split.tolist()
+    assert went_on.group.tolist() == again.group.tolist()
     kept = np.ones(columns.rows, dtype=bool)
     went_on.split[-1] = SPLITS.index("test") if went_on.split[-1] == 0 else 0
     found = find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject(), known=known)
@@ -96,7 +96,7 @@ def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs
     assert "[paraphrases]" in caught.value.fix
 
 
-def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
+def test_the_installed_embedder_distinguishes_a_paraphrase_from_another_subject():
     embedder = find_embedder(ASKED_FOR)
     one, same, other = embedder.embed(
         ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]

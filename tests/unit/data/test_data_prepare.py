@@ -215,7 +215,7 @@ def test_rows_inserted_between_others_put_none_of_them_aside(tmp_path):
     assert {row: after.get(row) for row in before} == before
 
 
-def test_a_dataset_that_was_damaged_is_made_anew(tmp_path):
+def test_a_dataset_that_was_damaged_is_rebuilt(tmp_path):
     dataset, folder = run(tmp_path, good_rows())
     before = bytes_of(folder)
     (folder / dataset.splits["train"].shards[0].file).unlink()
@@ -223,7 +223,7 @@ def test_a_dataset_that_was_damaged_is_made_anew(tmp_path):
     assert bytes_of(again) == before
 
 
-def test_a_sifted_block_that_was_damaged_is_sifted_again(tmp_path):
+def test_a_damaged_block_of_row_features_is_computed_again(tmp_path):
     _, folder = run(tmp_path, good_rows())
     before = splits_of(folder)
     [block] = (tmp_path / "work" / "sifted").glob("*.arrow")
@@ -237,8 +237,8 @@ def test_a_sifted_block_that_was_damaged_is_sifted_again(tmp_path):
 
 
 def test_signs_that_carry_the_meaning_make_another_row(tmp_path):
-    said = ["C", "C++", "C#", "2+2", "2-2", "x < y", "x > y", "2.5", "25"]
-    rows = [chat(f"What is {thing}?", f"It is number {n} of the list.") for n, thing in enumerate(said)]
+    output = ["C", "C++", "C#", "2+2", "2-2", "x < y", "x > y", "2.5", "25"]
+    rows = [chat(f"What is {thing}?", f"It is number {n} of the list.") for n, thing in enumerate(output)]
     rows += [chat("Compare a and b!", "a < b."), chat("Compare a and b!", "a > b.")]
     dataset, _ = run(tmp_path, [*good_rows(), *rows], conflicts="keep_all")
     assert dataset.kept_after["duplicate"] == len(good_rows()) + len(rows)
@@ -274,7 +274,7 @@ def test_rows_that_no_model_is_made_of_are_named(tmp_path):
     assert made.dataset.dropped == {"models": 14}
 
 
-def test_another_seed_deals_anew(tmp_path):
+def test_another_seed_reassigns_everything(tmp_path):
     _, folder = run(tmp_path, good_rows())
     _, again = run(tmp_path, seed=1)
     assert splits_of(folder) != splits_of(again)
@@ -312,14 +312,14 @@ def test_no_planted_secret_is_in_any_file(tmp_path):
     )
     rows.append(chat("Is that so?", "Yes.", status=f"failed with {SECRET}"))
     dataset, folder = run(tmp_path, rows)
-    said = [json.dumps(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
-    said += [path.read_text() for path in folder.glob("*.json")]
-    said += [
+    output = [json.dumps(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
+    output += [path.read_text() for path in folder.glob("*.json")]
+    output += [
         path.read_bytes().decode(errors="ignore")
         for path in tmp_path.rglob("*")
         if path.is_file() and path.name != "log.jsonl"
     ]
-    assert not any(SECRET in text or "ann@firm" in text for text in said)
+    assert not any(SECRET in text or "ann@firm" in text for text in output)
     assert dataset.redactions["github_token"] >= 2
 
 
@@ -386,7 +386,7 @@ def test_each_model_gets_its_own_rows_and_what_is_held_out_is_so_for_all(tmp_pat
     asks = [
         f"{start} {{}} {end}?"
         for start in ("Is my", "Can our", "May the", "Does any", "Will his")
-        for end in ("sold", "broken", "red", "here", "mended", "tuned")
+        for end in ("sold", "broken", "red", "here", "fixed", "tuned")
     ]
     rows = [
         {**row, "agent": ("coder", "writer", "tester")[n % 3], "stage": 1 + n % 4}
@@ -504,7 +504,7 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
 
 def test_progress_is_reported_by_step(tmp_path):
     seen = []
-    run_all(tmp_path, good_rows(), on_progress=lambda *said: seen.append(said))
+    run_all(tmp_path, good_rows(), on_progress=lambda *output: seen.append(output))
     assert seen[0][0] == "read and sift"
     assert ("render", 42, 42) in seen
     assert all(done <= total for _, done, total in seen)
@@ -523,7 +523,7 @@ QUESTION = st.lists(st.sampled_from([*THINGS, "where", "is", "the", "old"]), min
 
 @given(st.lists(st.tuples(QUESTION, QUESTION), min_size=1, max_size=25))
 @settings(max_examples=25, deadline=None)
-def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, pairs):
+def test_whatever_is_logged_no_question_is_in_two_splits(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("any")
     try:
         _, made = run(folder, [chat(question, reply) for question, reply in pairs])

@@ -30,7 +30,7 @@ def test_the_given_prompt_takes_the_place_of_the_logged_one():
     assert give((LOGGED, *TALK), **BOTH) == (Message(role="system", content="For all."), *TALK)
 
 
-def test_the_logged_prompt_stands_behind_the_given_one_in_the_same_turn():
+def test_the_logged_prompt_follows_the_given_one_in_the_same_turn():
     made = give((LOGGED, *TALK), "coder", logged_system_prompt="keep_behind", **BOTH)
     assert made == (Message(role="system", content="For coders.\n\nYou are an old hand."), *TALK)
     assert give(TALK, "coder", logged_system_prompt="keep_behind", **BOTH)[0].content == "For coders."
@@ -49,7 +49,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.sampled_from([None, "coder", "judge"]), st.sampled_from(["replace", "keep_behind"]))
-def test_one_system_turn_in_front_and_nothing_else_changed(messages, role, rule):
+def test_a_system_prompt_adds_one_turn_in_front_and_changes_nothing_else(messages, role, rule):
     made = give(messages, role, logged_system_prompt=rule, **BOTH)
     assert [m.role for m in made].count("system") == 1
     assert made[0].role == "system"

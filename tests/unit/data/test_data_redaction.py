@@ -156,7 +156,7 @@ def test_a_row_without_findings_is_returned_as_it_is():
     assert redacted.counts == {}
 
 
-def test_numbers_begin_anew_in_every_row_and_agree_inside_it():
+def test_numbers_restart_in_every_row_and_agree_inside_it():
     row = make_row("a@x.example or b@x.example?", "b@x.example", rejected="a@x.example", domain="c@x.example")
     for _ in range(2):
         redacted = redact_row(row)
@@ -175,7 +175,7 @@ def test_a_row_comes_out_the_same_whatever_was_redacted_before_it():
     assert len({redacted.row.question for redacted in forward}) == 1
 
 
-def test_placeholders_that_stand_in_the_log_stay_and_are_numbered_past():
+def test_placeholders_that_are_in_the_log_stay_and_are_numbered_past():
     row = make_row("new@x.example", "as <REDACTED:email:7> said", extra={"by": "<REDACTED:phone:2>"})
     redacted = redact_row(row)
     assert redacted.row.question == "<REDACTED:email:8>"

@@ -110,14 +110,14 @@ ROWS = st.lists(
 
 @given(ROWS, st.sampled_from(["first", "last", "longest"]), st.sampled_from(["keep_last", "keep_all"]))
 @settings(max_examples=60, deadline=None)
-def test_what_stays_in_a_row_s_place_stays_itself_and_nothing_that_was_said_is_lost(rows, rule, conflicts):
+def test_the_row_kept_for_its_duplicates_stays_itself_and_no_exchange_is_lost(rows, rule, conflicts):
     found = repeats_of(rows, keep_duplicate=rule, conflicts=conflicts)
     assert all(stays not in found for _, stays in found.values())
     left = [row for place, row in enumerate(rows) if place not in found]
-    said = [(normalise(row.question), normalise(row.reply)) for row in left]
-    assert len(said) == len(set(said))
+    output = [(normalise(row.question), normalise(row.reply)) for row in left]
+    assert len(output) == len(set(output))
     if conflicts == "keep_last":
-        assert len({question for question, _ in said}) == len(said)
+        assert len({question for question, _ in output}) == len(output)
 
 
 @given(ROWS, st.data())

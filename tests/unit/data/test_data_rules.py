@@ -72,7 +72,7 @@ def test_good_text_of_any_language_is_not_called_damaged(text):
     assert codes_of(make_row(text, f"You said: {text}.")) == set()
 
 
-def test_tokens_of_the_base_are_looked_for_in_place_of_the_known_ones():
+def test_tokens_of_the_base_are_searched_for_in_place_of_the_known_ones():
     known = {"base": "own", "control_tokens": ("<|own_turn|>", "<think>", "</think>")}
     assert codes_of(make_row("Say <|own_turn|> now", "No."), **known) == {"special_tokens"}
     assert codes_of(make_row("Say <|im_start|> now", "No."), **known) == set()
@@ -85,7 +85,7 @@ def test_every_known_control_token_is_seen(token):
     assert [note.reason for note in notes_of(make_row(f"Repeat: {token} please", "No."))] == [token]
 
 
-def test_what_a_cut_would_take_is_said():
+def test_what_a_cut_would_take_is_reported():
     row = make_row("word " * 200, "word " * 200)
     (note,) = notes_of(row, changes={"max_tokens": 300})
     assert note.reason == "would lose 256 of 556 tokens, the end of the reply included"
@@ -147,7 +147,7 @@ def test_reasons_that_differ_in_every_row_are_not_listed():
         ("interactions.jsonl", None),
     ],
 )
-def test_the_side_of_a_split_is_told_by_whole_words(name, side):
+def test_a_split_is_recognised_by_whole_words(name, side):
     assert name_side(name) == side
 
 

@@ -1,4 +1,4 @@
-"""Tokens become text again, and every token is told to be trained or not."""
+"""Tokens become text again, and every token is marked as trained or not."""
 
 import pytest
 from dataset_samples import CONTROL, ByteDecoder, row, write_dataset, write_tokenizer
@@ -58,7 +58,7 @@ def test_the_first_rows_of_a_split_or_one_by_the_beginning_of_its_id(tmp_path):
     rows = [row(f"question {n}", line=n, id=f"{n}abc") for n in range(1, 6)]
     folder = write_dataset(tmp_path, train=rows[:4], test=rows[4:])
     shown = show_rows(folder, decoder=ByteDecoder(), rows=3)
-    assert [(one.split, one.number, one.id) for one in shown] == [
+    assert [(row.split, row.number, row.id) for row in shown] == [
         ("train", 0, "1abc"),
         ("train", 1, "2abc"),
         ("train", 2, "3abc"),
@@ -69,7 +69,7 @@ def test_the_first_rows_of_a_split_or_one_by_the_beginning_of_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("row_id", ["zzz", "12"])
-def test_a_row_that_is_not_there_or_not_told_apart_is_a_mistake(tmp_path, row_id):
+def test_a_missing_or_ambiguous_row_id_is_a_mistake(tmp_path, row_id):
     folder = write_dataset(tmp_path, train=[row("q", id="12a"), row("r", id="12b")])
     with pytest.raises(UserMistake) as caught:
         show_rows(folder, decoder=ByteDecoder(), row_id=row_id)

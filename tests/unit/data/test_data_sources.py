@@ -404,7 +404,7 @@ def test_folders_are_walked_in_order_without_hidden_files_and_links(tmp_path):
     )
 
 
-def test_what_names_no_file_is_said_by_name(tmp_path):
+def test_what_names_no_file_is_reported_by_name(tmp_path):
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "empty").mkdir()
     for path, named in (

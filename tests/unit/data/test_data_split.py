@@ -59,7 +59,7 @@ def test_the_same_question_on_other_sources_shares_a_group():
 def test_an_instruction_that_every_row_repeats_is_no_question():
     rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in (*THINGS, *"mnopqrstuvwx")]
     groups = assign_group(rows).group.tolist()
-    # Whoever has seen a line no more than five times cannot tell an instruction from a question.
+    # After seeing a line at most five times one cannot distinguish an instruction from a question.
     assert len(set(groups[:6])) == 1
     assert len(set(groups[6:])) == len(groups[6:])
 
@@ -179,7 +179,7 @@ def test_a_row_that_would_join_two_splits_is_set_aside_by_name():
     assert assignment.group[-1] == -1
 
 
-def test_rows_that_did_not_pass_are_not_dealt():
+def test_rows_that_did_not_pass_are_not_assigned():
     rows = [make_row("a b c?"), make_row("a b c?"), make_row("d e f?")]
     assignment = assign_group(rows, passed=[True, False, True])
     assert assignment.split[1] == UNASSIGNED
@@ -296,14 +296,14 @@ def test_every_role_is_within_one_group_of_its_shares(roles, seed):
             assert abs(counts[split] - share * total) <= 1 + 1e-9
 
 
-def test_dealing_twice_gives_the_same_and_another_seed_deals_anew():
+def test_assigning_twice_gives_the_same_and_another_seed_reassigns_everything():
     rows = [make_row(f"{thing} {n} {thing}{n}?") for n, thing in enumerate(THINGS * 3)]
     again = SETTINGS.model_copy(update={"seed": 1})
     assert assign_group(rows).split.tolist() == assign_group(rows, block=3).split.tolist()
     assert assign_group(rows).split.tolist() != assign_group(rows, chosen=again).split.tolist()
 
 
-def test_draws_are_even():
+def test_split_draws_are_uniform():
     drawn = draw(np.arange(1, 40_001, dtype=np.uint64), seed=0)
     assert drawn.min() >= 0
     assert drawn.max() < 1

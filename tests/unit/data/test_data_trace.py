@@ -5,7 +5,8 @@ from dataset_samples import ByteDecoder, row, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.inspect.trace import check_line, hash_line, trace
+from graftwork.data.ingest.read import hash_line
+from graftwork.data.inspect.trace import check_line, trace
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Origin
@@ -50,7 +51,7 @@ def test_a_log_line_shows_its_row(project, folder):
 
 def test_a_line_that_gave_several_rows_shows_all(project, folder):
     found = trace(folder, "logs/a b.jsonl:3", root=project)
-    assert {(one.place.split, one.place.id) for one in found.rows} == {
+    assert {(row.place.split, row.place.id) for row in found.rows} == {
         ("train", "id-3#1"),
         ("train", "id-3#2"),
         ("test", "id-3"),
@@ -76,7 +77,7 @@ def test_a_file_is_known_by_any_of_its_names(project, folder, name):
     assert trace(folder, f"{asked}:1", root=project).rows[0].place.id == "id-1"
 
 
-def test_a_token_is_told_with_its_text_and_whether_it_is_trained(project, folder):
+def test_a_token_is_reported_with_its_text_and_whether_it_is_trained(project, folder):
     first = trace(folder, "train:0", root=project).rows[0]
     for place, text, trained in (
         (0, "<|user|>", False),
@@ -122,7 +123,7 @@ def test_what_is_not_found_is_a_mistake_with_a_fix(project, folder, what):
     assert caught.value.fix
 
 
-def test_a_log_that_changed_or_went_is_said(project, folder):
+def test_a_log_that_changed_or_went_is_reported(project, folder):
     log = project / "logs" / "a b.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"n": 2', b'"n": 7'))
     assert trace(folder, "train:1", root=project).rows[0].log.words == "the log has changed"
@@ -134,13 +135,13 @@ def test_a_log_that_changed_or_went_is_said(project, folder):
 
 
 @pytest.mark.parametrize("name", ["log.jsonl.gz", "log.jsonl.zst", "log.csv", "log.parquet", "-"])
-def test_a_log_without_lines_is_not_checked_and_said_so(tmp_path, name):
+def test_a_log_without_lines_is_reported_as_not_checked(tmp_path, name):
     check = check_line(Origin(file=name, line=1), expected="0" * 32, root=tmp_path)
     assert check.state == "not_checked"
     assert "not checked" in check.words
 
 
-def test_a_json_array_is_not_said_to_have_changed(tmp_path):
+def test_a_json_array_is_not_reported_to_have_changed(tmp_path):
     (tmp_path / "log.json").write_text('[\n{"n": 1},\n{"n": 2}]')
     assert (
         check_line(Origin(file="log.json", line=2), expected="0" * 32, root=tmp_path).state == "not_checked"

@@ -1,7 +1,9 @@
 """What reviewers said of a reply goes with it from the log to the case."""
 
+import json
+
 from graftwork.evaluate.cases import choose_cases, hash_cases
-from graftwork.files.dataset import row_from_values, rows_table
+from graftwork.files.dataset import row_from_values
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 
@@ -18,14 +20,23 @@ def row(**more):
     )
 
 
+def as_stored(row):
+    values = row.model_dump(exclude={"origin", "messages", "capture"}) | row.origin.model_dump()
+    return values | {
+        "messages": json.dumps(
+            [{"role": message.role, "content": message.content} for message in row.messages]
+        )
+    }
+
+
 def test_a_mark_survives_the_dataset_and_reaches_the_case():
-    (values,) = rows_table([row(reward=0.75, rejected="no idea")]).to_pylist()
-    (case,) = choose_cases([row_from_values(values)])
+    stored = row_from_values(as_stored(row(reward=0.75, rejected="no idea")))
+    (case,) = choose_cases([stored])
     assert (case.reward, case.rejected) == (0.75, "no idea")
 
 
 def test_rows_of_a_dataset_without_marks_still_read():
-    (values,) = rows_table([row()]).to_pylist()
+    values = as_stored(row())
     del values["reward"]
     assert row_from_values(values).reward is None
 

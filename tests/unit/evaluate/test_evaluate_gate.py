@@ -155,9 +155,9 @@ def test_one_more_right_answer_never_makes_the_outcome_worse(pairs, limit):
     rank = {"fail": 0, "unknown": 1, "pass": 2}
     first = decide(report_of(before, after), settings)
     if False in after:
-        mended = list(after)
-        mended[after.index(False)] = True
-        second = decide(report_of(before, mended), settings)
+        fixed = list(after)
+        fixed[after.index(False)] = True
+        second = decide(report_of(before, fixed), settings)
         assert rank[second.rules[0].outcome] >= rank[first.rules[0].outcome]
         if first.decision == "deploy":
             assert second.decision == "deploy"
@@ -218,6 +218,8 @@ def test_a_report_counts_what_was_answered():
         "latency_seconds",
         "tokens_per_second",
         "peak_memory_gib",
+        "latency_p95_seconds",
+        "tokens_per_task",
     ]
     assert after.metrics["citation_coverage"].n == 5
     assert (before.metrics["truncated"].successes, after.metrics["truncated"].successes) == (10, 0)

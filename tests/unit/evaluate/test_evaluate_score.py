@@ -207,7 +207,7 @@ def test_a_margin_by_session_asks_more():
     assert found.non_inferior is False
 
 
-def test_without_a_margin_nothing_is_said_of_it():
+def test_without_a_margin_nothing_is_reported_about_it():
     (found,) = compare(subject_of("base", [1.0]), candidate=subject_of("adapter", [1.0]))
     assert found.non_inferior is None
     assert found.adjusted_p is None
@@ -252,11 +252,11 @@ def test_perplexity_is_that_of_the_mean_loss_and_compared_by_losses():
     assert found.p_value == 2 / 2**12
 
 
-def test_what_a_subject_does_not_tell_is_left_out_and_not_taken_for_zero():
+def test_what_a_subject_does_not_report_is_left_out_and_not_taken_for_zero():
     case = make_case(0)
     untold = make_generation().model_copy(update={"peak_memory_gib": 0.0, "tokens_per_second": 0.0})
     found = score([case], answers=[make_answer(case, RIGHT)], generation=untold, settings=SETTINGS)
-    assert set(found.metrics) == {"json_valid", TRUNCATED}
+    assert set(found.metrics) == {"json_valid", TRUNCATED, "tokens_per_task"}
 
 
 def test_the_first_token_is_timed_and_compared_where_it_was_seen():
@@ -269,7 +269,7 @@ def test_the_first_token_is_timed_and_compared_where_it_was_seen():
     assert comparison.difference == 0
 
 
-def test_checks_of_the_settings_are_graded_and_a_failing_grader_is_told():
+def test_checks_of_the_settings_are_graded_and_a_failing_grader_is_reported():
     settings = EvaluateSettings(metrics=("token_f1",), checks=({"name": "says_yes", "contains": "yes"},))
     cases = [make_case(i) for i in range(3)]
     answers = [make_answer(case, RIGHT) for case in cases]
@@ -305,13 +305,13 @@ def test_a_case_of_which_one_repeat_could_not_be_graded_has_no_grade(monkeypatch
     assert (metric.n, metric.failed) == (1, 1)
 
 
-@pytest.mark.parametrize(("count", "told"), [(4, "range of 4: holds the median in 88%"), (6, "exact")])
-def test_few_requests_do_not_claim_to_bound_their_median(count, told):
+@pytest.mark.parametrize(("count", "reported"), [(4, "range of 4: holds the median in 88%"), (6, "exact")])
+def test_few_requests_do_not_claim_to_bound_their_median(count, reported):
     timed = make_generation(latency=tuple(1.0 + at for at in range(count)))
     found = score(
         [make_case(0)], answers=[make_answer(make_case(0), RIGHT)], generation=timed, settings=SETTINGS
     )
-    assert found.metrics[LATENCY].method.startswith(told)
+    assert found.metrics[LATENCY].method.startswith(reported)
 
 
 def test_several_candidates_are_corrected_for():

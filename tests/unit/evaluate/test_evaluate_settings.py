@@ -58,7 +58,7 @@ def test_what_is_measured_is_what_the_settings_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("token_f1", "add it to evaluate.metrics"),
         ("reference_perplexity", "evaluate.perplexity"),
@@ -66,8 +66,8 @@ def test_what_is_measured_is_what_the_settings_name():
         ("json_vald", "did you mean json_valid"),
     ],
 )
-def test_a_rule_about_what_nobody_measures_is_refused_with_the_mending(name, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_rule_about_what_nobody_measures_is_refused_with_the_fix(name, reported):
+    with pytest.raises(ValueError, match=reported):
         require_evaluated(name, EvaluateSettings())
 
 
@@ -84,7 +84,7 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"metrics": ["jason_valid"]}, "did you mean json_valid"),
         ({"metrics": ["contains"]}, "no metric contains"),
@@ -99,12 +99,12 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
         ({"judge": {"url": "localhost", "model": "m"}}, "http://"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, told):
-    with pytest.raises(ValidationError, match=told):
+def test_what_makes_no_sense_is_refused(wrong, reported):
+    with pytest.raises(ValidationError, match=reported):
         EvaluateSettings.model_validate(wrong)
 
 
-def test_settings_of_before_still_stand_for_the_same():
+def test_old_settings_still_mean_the_same():
     settings = EvaluateSettings.model_validate({"max_new_tokens": 56, "metrics": ["json_valid"]})
     assert settings.graded == ("json_valid",)
     assert (settings.repeats, settings.sampling.temperature, settings.judge) == (1, 0.0, None)

@@ -68,7 +68,7 @@ def test_the_parts_hold_every_case_once():
         assert sum(figure.n for figure in sliced.figures if figure.by == cut) == 30
 
 
-def test_lengths_are_cut_in_thirds_and_told_from_short_to_long():
+def test_lengths_are_cut_in_thirds_and_listed_from_short_to_long():
     cases = [make_case(i) for i in range(9)]
     report = report_of(cases, [0.0] * 9, [1.0] * 9)
     figures = slice_report(cases, report=report, by=("length",)).figures

@@ -39,7 +39,7 @@ def test_six_wins_without_a_loss_are_the_least_that_31_cases_prove_at_first():
     assert gain_beyond_chance(31, losses=0, alpha=0.05 / 14) == 10 / 31
 
 
-def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_first():
+def test_evaluations_share_the_error_and_later_ones_spend_at_most_a_quarter():
     shares = [share_of_look(look) for look in range(1, 2000)]
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
@@ -47,18 +47,18 @@ def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_
     assert confidence_at(0.95, look=2) == pytest.approx(1 - 0.05 / 8)
 
 
-def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
+def test_the_fourteenth_evaluation_wears_a_test_set_out_and_the_sentence_says_so():
     wear = describe_wear(14, candidates=14, look=14, comparison=make_pair(31))
     assert wear.worn
     assert wear.confidence == pytest.approx(1 - 0.05 * 0.25 / 182)
     assert (wear.fresh_gain, wear.chance_gain) == (6 / 31, 15 / 31)
-    assert "looked at 14 times, and this is look 14 at its questions" in wear.sentence
+    assert "looked at 14 times, and this is evaluation 14 on its questions" in wear.sentence
     assert "a gain under 48.4 points may be chance" in wear.sentence
     assert "times as many cases as a fresh set" in wear.sentence
     assert "hold out new rows" in wear.sentence
 
 
-def test_the_same_candidate_looked_at_often_wears_nothing():
+def test_repeated_evaluation_of_one_candidate_wears_nothing():
     wear = describe_wear(30, candidates=1, look=1, comparison=make_pair(31))
     assert not wear.worn
     assert wear.confidence == pytest.approx(0.95)
@@ -66,7 +66,7 @@ def test_the_same_candidate_looked_at_often_wears_nothing():
     assert wear.sentence == "This test set was looked at 30 times, always with the same candidate."
 
 
-def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
+def test_a_test_set_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
     assert [describe_wear(k, candidates=k, look=k).worn for k in range(1, 6)] == [
         False,
         False,
@@ -77,7 +77,7 @@ def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
     assert more_cases(1) == 1.0
 
 
-def test_too_few_cases_for_so_many_looks_prove_nothing_any_more():
+def test_too_few_cases_prove_nothing_after_many_evaluations():
     wear = describe_wear(20, candidates=20, look=20, comparison=make_pair(8))
     assert wear.chance_gain is None
     assert wear.fresh_gain is not None
@@ -94,7 +94,7 @@ def test_what_may_be_chance_is_wider_where_sessions_hold_several_cases():
     assert together.chance_gain > 2 * alone.chance_gain
 
 
-def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
+def test_a_later_evaluation_needs_a_clearer_result_or_fresh_cases():
     settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
     before, after = [0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16
     fresh = simple(before, after)
@@ -102,9 +102,9 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
     assert decide(fresh, settings).decision == "deploy"
     verdict = decide(again, settings)
     assert verdict.decision == "not_enough_evidence"
-    assert verdict.reason.startswith("Look 3 at the same questions")
+    assert verdict.reason.startswith("Evaluation 3 on the same questions")
     assert f"Confirm it on about {verdict.cases_needed} fresh cases, such as captures" in verdict.reason
-    assert "On fresh cases so much would do" in verdict.rules[1].sentence
+    assert "On fresh cases this would be enough" in verdict.rules[1].sentence
     # What is clear enough deploys at any look, and a set that grows needs more than a fresh one.
     clear = simple([0] * 40 + [1] * 20, [1] * 60)
     worn = clear.model_copy(update={"wear": describe_wear(9, candidates=9, look=9)})
@@ -114,7 +114,7 @@ def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
 
 @given(st.integers(1, 200), st.integers(0, 30), st.integers(1, 40))
 @settings(max_examples=60)
-def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_looks(n, losses, tried):
+def test_the_gain_is_the_smallest_one_that_is_beyond_chance_and_grows_with_evaluations(n, losses, tried):
     alpha = 0.05 / tried
     gain = gain_beyond_chance(n, losses=losses, alpha=alpha)
     if gain is None:

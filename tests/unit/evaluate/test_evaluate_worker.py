@@ -20,7 +20,6 @@ from graftwork.evaluate.cases import (
     choose_cases,
     choose_worked_example,
     hash_cases,
-    insert_example,
     read_cases,
     write_cases,
 )
@@ -28,6 +27,7 @@ from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Case, EvalJob, Generation
 
 
@@ -169,7 +169,7 @@ def test_cases_survive_the_file_and_their_choice_is_stable(tmp_path):
         read_cases(tmp_path / "absent.jsonl")
 
 
-def test_the_worked_example_answers_and_stands_behind_the_system_turn():
+def test_the_worked_example_answers_and_follows_the_system_turn():
     rows = [
         make_row(0, '{"answer": "", "refused": true}', tokens=12),
         make_row(1, '{"answer": "long", "refused": false}', tokens=90),
@@ -179,9 +179,9 @@ def test_the_worked_example_answers_and_stands_behind_the_system_turn():
     example = choose_worked_example(rows, fields=AnswerFields())
     assert [m.role for m in example] == ["user", "assistant"]
     assert "middle" in example[1].content
-    messages = insert_example(rows[0].messages, example=example)
+    messages = PromptVariant(examples=example).apply(rows[0].messages)
     assert [m.role for m in messages] == ["system", "user", "assistant", "user"]
-    assert insert_example(messages, example=()) == messages
+    assert PromptVariant().apply(messages) == messages
     assert choose_worked_example([], fields=AnswerFields()) == ()
 
 
@@ -240,10 +240,11 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
     assert texts(broken) == texts(whole)
 
 
-def test_the_worker_speaks_with_the_adapter_it_is_given(tmp_path, tiny_base):
+def test_the_worker_answers_with_the_adapter_it_is_given(tmp_path, tiny_base):
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)

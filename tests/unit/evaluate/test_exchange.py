@@ -109,10 +109,10 @@ def test_a_log_of_inspect_is_read_as_inspect_reads_it(name):
 def test_results_of_lm_eval_are_read_with_their_samples():
     run = read_foreign(RESULTS)
     assert (run.tool, len(run.samples), run.notes) == ("lm-eval", 12, ())
-    told = json.loads(RESULTS.read_bytes())["results"]
+    reported = json.loads(RESULTS.read_bytes())["results"]
     metrics = import_runs([run]).report.candidate.metrics
-    assert metrics["shop_hours:exact_match"].value == told["shop_hours"]["exact_match,none"]
-    assert metrics["shop_choice:acc"].value == pytest.approx(told["shop_choice"]["acc,none"])
+    assert metrics["shop_hours:exact_match"].value == reported["shop_hours"]["exact_match,none"]
+    assert metrics["shop_choice:acc"].value == pytest.approx(reported["shop_choice"]["acc,none"])
     assert metrics["shop_choice:acc"].n == 6
     choices = [sample.text for sample in run.samples if sample.group == "shop_choice"]
     assert set(choices) <= {"six", "seven", "eight"}
@@ -125,7 +125,7 @@ def test_a_samples_file_alone_is_enough():
     assert [list(sample.scores) for sample in run.samples] == [["acc"]] * 6
 
 
-def test_results_without_samples_are_shown_with_an_exact_interval_and_told_apart(tmp_path):
+def test_results_without_samples_are_shown_with_an_exact_interval_and_distinguished(tmp_path):
     shutil.copy(RESULTS, tmp_path)
     imported = import_runs([read_foreign(tmp_path / RESULTS.name)])
     metric = imported.report.candidate.metrics["shop_choice:acc"]
@@ -147,7 +147,7 @@ def test_out_and_in_again_gives_the_same_figures_answers_and_cases(form, tmp_pat
         assert (theirs.value, theirs.n) == pytest.approx((ours.value, ours.n))
     (answers,) = imported.answers.values()
     assert [answer.text for answer in answers] == [
-        said.text.replace("\ud800", "\ufffd") for said in export.answers
+        shown.text.replace("\ud800", "\ufffd") for shown in export.answers
     ]
     assert [answer.finish_reason for answer in answers] == [a.finish_reason for a in export.answers]
 
@@ -164,7 +164,7 @@ def test_two_runs_are_compared_in_pairs(form, tmp_path):
     assert report.power is not None
 
 
-def test_other_cases_are_not_gated_and_the_reason_is_said():
+def test_other_cases_are_not_gated_and_the_reason_is_reported():
     imported = import_runs([read_foreign(FILES / "inspect_log.json")], own=make_cases())
     assert not imported.same_cases
     assert imported.why.startswith("Not gated: 0 of this project's 8 cases are among the 2 imported ones")
@@ -246,7 +246,7 @@ def test_an_older_archive_packed_with_deflate_is_read_too(tmp_path):
     assert len(read_foreign(path).samples) == 4
 
 
-def test_a_run_that_was_cut_off_is_said_to_be_so(tmp_path):
+def test_a_run_that_was_cut_off_is_reported(tmp_path):
     document = json.loads((FILES / "inspect_log.json").read_bytes())
     document["status"] = "cancelled"
     document["samples"][0] |= {"error": {"message": "boom"}, "scores": None, "output": None}

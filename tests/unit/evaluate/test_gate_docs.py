@@ -18,7 +18,7 @@ TODAY = [20.1 + (i % 7) / 10 for i in range(31)]
 
 
 def tried(right, seconds, *, memory=8.0, n=300, spread=0.1):
-    """The tuned model on so many cases, beside what the log holds: 98.7 % right in 20.1 s."""
+    """The tuned model on so many cases, next to what the log holds: 98.7 % right in 20.1 s."""
     times = [seconds + spread * (i % 5) for i in range(31)]
     return report(
         subject("adapter", {"task_success": marks(right, n)}, latency=times, memory=memory),

@@ -61,7 +61,7 @@ primaries = st.one_of(st.none(), st.builds(Primary, metric=st.sampled_from(METRI
 
 
 def graded(found, name, metric):
-    everyone = {one.subject: one for one in (found.baseline, found.candidate, *found.others)}
+    everyone = {item.subject: item for item in (found.baseline, found.candidate, *found.others)}
     if name not in everyone or metric not in everyone[name].metrics:
         return {}
     scores = everyone[name].metrics[metric].scores
@@ -69,7 +69,7 @@ def graded(found, name, metric):
 
 
 def counts(found, metric, other):
-    """Wins, losses and pairs of the candidate, reckoned from the marks."""
+    """Wins, losses and pairs of the candidate, computed from the marks."""
     before, after = graded(found, other, metric), graded(found, "adapter", metric)
     shared = [case for case in after if case in before]
     sign = -1 if metric == "truncated" else 1

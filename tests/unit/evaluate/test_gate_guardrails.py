@@ -94,7 +94,7 @@ def test_the_champion_among_the_others_is_the_one_compared_with():
     assert decide(seen, guard(0.02, "base")).decision == "deploy"
 
 
-def test_before_the_first_release_the_base_stands_in_for_the_champion_and_a_note_says_so():
+def test_before_the_first_release_the_base_replaces_the_champion_and_a_note_says_so():
     verdict = decide(
         simple(marks(300, 400), marks(400, 400)),
         guard(0.02, "champion"),

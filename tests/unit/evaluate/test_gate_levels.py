@@ -32,7 +32,7 @@ def test_an_adapter_that_fails_whole_sessions_is_not_called_better():
     assert deployed <= 2
 
 
-def test_a_gain_over_sessions_is_said_in_plain_words():
+def test_a_gain_over_sessions_is_reported_in_plain_words():
     verdict = decide(in_sessions([0] * 80 + [1] * 80, [1] * 160, 4), BETTER)
     assert verdict.decision == "deploy"
     assert "better on average over sessions like these" in verdict.rules[1].sentence
@@ -99,7 +99,7 @@ def test_six_rules_raise_no_more_false_alarms_than_one():
     assert decide(found, many).decision != "abort"
 
 
-def test_a_report_without_cases_is_not_told_to_train_longer():
+def test_a_report_without_cases_is_not_advised_to_train_longer():
     verdict = decide(report(subject("adapter", {}), subject("base", {})), BETTER)
     assert verdict.decision == "not_enough_evidence"
     assert verdict.advice == (
@@ -131,5 +131,5 @@ def test_an_old_report_is_judged_by_the_bounds_of_today_and_the_changed_rule_is_
             "rules": (verdict.rules[0].model_copy(update={"outcome": "pass", "test": "bootstrap"}),),
         }
     )
-    said = describe_outcomes(before, verdict)
-    assert said == "Shared words (F1) over 95 %: kept (bootstrap) before, open now (bounded mean)"
+    output = describe_outcomes(before, verdict)
+    assert output == "Shared words (F1) over 95 %: kept (bootstrap) before, open now (bounded mean)"

@@ -79,7 +79,7 @@ def test_what_counts_by_its_value_says_that_luck_is_not_ruled_out():
     assert "luck" in verdict.notes[0]
 
 
-def test_a_worn_out_test_set_is_said_to_be_so():
+def test_a_worn_out_test_set_is_reported():
     rules = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),))
     found = simple(marks(9, 99), marks(99, 99), looks=25)
     worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n, look=n)}) for n in (25, 1))
@@ -143,7 +143,7 @@ def test_a_saving_needs_a_rule_on_quality_and_not_being_cut_off_is_none():
         GateSettings(rules=(GateRule(metric="truncated", at_most=0.1),), win="latency_seconds")
 
 
-def test_what_no_number_of_cases_proves_is_said_to_be_so():
+def test_what_no_number_of_cases_proves_is_reported():
     verdict = decide(
         simple(marks(31, 31), marks(31, 31)), GateSettings(rules=(GateRule(metric="json_valid", at_least=1),))
     )
@@ -174,7 +174,7 @@ def test_what_a_judge_prefers_is_counted_by_session():
     assert "by session" in together.rules[-1].sentence
 
 
-def test_a_lower_confidence_is_noted_beside_what_it_lets_through():
+def test_a_lower_confidence_is_noted_next_to_what_it_lets_through():
     gate = GateSettings(rules=(GateRule(metric="json_valid", over=0.95),))
     found = simple(marks(40, 40), marks(40, 40))
     assert decide(found, gate).decision == "not_enough_evidence"

@@ -37,7 +37,7 @@ def test_too_few_cases_go_on_unless_the_validation_loss_rose():
     assert next_start(before, after, RULES).start == "this"
 
 
-def test_how_many_cases_would_settle_it_is_said():
+def test_how_many_cases_would_settle_it_is_reported():
     found = next_start(session(20, 20), session(20, 20), RULES)
     assert found.cases_needed > 20
     assert f"About {found.cases_needed} cases" in found.reason

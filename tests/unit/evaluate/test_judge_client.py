@@ -130,9 +130,9 @@ def client_for(url, pauses=None, **more):
 def test_what_may_pass_is_asked_again(endpoint, url, fault):
     endpoint.faults = [fault, fault]
     pauses = []
-    said = client_for(url, pauses).say(CHAT)
-    assert said.text == TIE
-    assert (said.tokens_in, said.tokens_out) == (100, 10)
+    output = client_for(url, pauses).say(CHAT)
+    assert output.text == TIE
+    assert (output.tokens_in, output.tokens_out) == (100, 10)
     assert len(endpoint.requests) == 3
     assert len(pauses) == 2
     assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
@@ -158,7 +158,7 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [
         (status(401), "refuses us"),
         (status(404, b'{"error": {"message": "no model judge-1"}}'), "status 404"),
@@ -166,9 +166,9 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
         (status(302, Location="http://127.0.0.1:9/elsewhere"), "status 302"),
     ],
 )
-def test_what_will_not_pass_is_told_at_once(endpoint, url, fault, told):
+def test_what_will_not_pass_is_reported_at_once(endpoint, url, fault, reported):
     endpoint.faults = [fault]
-    with pytest.raises(EnvironmentLacks, match=told) as caught:
+    with pytest.raises(EnvironmentLacks, match=reported) as caught:
         client_for(url).say(CHAT)
     assert caught.value.fix
     assert len(endpoint.requests) == 1
@@ -191,7 +191,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, url, monkeypatc
 
 
 @pytest.mark.parametrize("key", ["", "line\nbreak", "schlüssel"])
-def test_a_key_that_is_not_there_or_none_is_told_by_its_variable(url, monkeypatch, key):
+def test_a_key_that_is_not_there_or_none_is_reported_by_its_variable(url, monkeypatch, key):
     monkeypatch.setenv("JUDGE_KEY", key)
     with pytest.raises(EnvironmentLacks, match="JUDGE_KEY"):
         client_for(url, key_variable="JUDGE_KEY").say(CHAT)
@@ -257,7 +257,7 @@ def test_a_second_run_asks_nothing_and_a_killed_one_goes_on(endpoint, url, tmp_p
     assert len(endpoint.requests) == asked
 
 
-def test_an_unclear_reply_is_asked_once_more_and_then_told(endpoint, url):
+def test_an_unclear_reply_is_asked_once_more_and_then_reported(endpoint, url):
     replies = iter(["A is better", '{"winner": "A"}', "well", "well"])
     endpoint.decide = lambda _body: next(replies)
     judge = open_judge(settings_for(url, concurrency=1), folder=None)
@@ -301,7 +301,7 @@ def test_a_judge_who_is_away_is_not_asked_for_ever(endpoint, url):
 
 
 def test_a_wrong_key_stops_those_that_wait_for_a_busy_server_too(endpoint, url):
-    # Three are told to come back in half a minute; the fourth is refused for good.
+    # Three are asked to come back in half a minute; the fourth is refused for good.
     endpoint.faults = [status(429, Retry_After="30")] * 3 + [status(401)]
     cases = [make_case(f"case {n}") for n in range(4)]
     before, after = {case.id: "x" for case in cases}, {case.id: "y" for case in cases}

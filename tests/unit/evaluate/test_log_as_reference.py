@@ -38,7 +38,7 @@ def log_report(cases, settings):
 
 
 def model_report(cases, settings, text=REFERENCE):
-    answers = [one.model_copy(update={"text": text}) for one in answers_of_log(cases)]
+    answers = [answer.model_copy(update={"text": text}) for answer in answers_of_log(cases)]
     generation = generation_of_log(cases, latency_cases=0).model_copy(update={"subject": "base"})
     return score(cases, answers=answers, generation=generation, settings=settings)
 
@@ -50,7 +50,7 @@ def test_what_holds_an_answer_against_the_reference_is_not_asked_of_the_log(name
     log, base = log_report(cases, settings), model_report(cases, settings)
     assert name in base.metrics
     assert name not in log.metrics
-    compared = {one.metric for one in compare(log, candidate=base)}
+    compared = {comparison.metric for comparison in compare(log, candidate=base)}
     assert "json_valid" in compared
     assert name not in compared
 
@@ -66,7 +66,7 @@ def test_the_table_of_such_metrics_is_whole():
         for text in texts:
             grades = {grader(case, text, fields) for case in cases} - {None}
             seen |= {name} if len(grades) > 1 else set()
-    # Asked only where the reference refuses, or only where it answers, these two are still told by it.
+    # Asked only where the reference refuses, or only where it answers, these two still depend on it.
     assert seen | {"refused_where_due", "answered_where_due"} == AGAINST_REFERENCE
 
 
@@ -111,11 +111,11 @@ def test_a_gate_rule_against_the_log_on_such_a_metric_proves_nothing_and_says_wh
     cases = [make_case(n) for n in range(3)]
     log, base = log_report(cases, settings), model_report(cases, settings)
     report = make_report(cases, baseline=base, candidate=base, others=(log,), settings=settings)
-    told = report.model_copy(update={"remarks": ("The log is a flatterer.",)})
+    reported = report.model_copy(update={"remarks": ("The log is a flatterer.",)})
 
     def gate(against):
         rule = {"metric": "answer_match", "against": against, "margin": 0.1}
-        return decide(told, GateSettings.model_validate({"rules": [rule]}))
+        return decide(reported, GateSettings.model_validate({"rules": [rule]}))
 
     held = gate("log")
     assert held.rules[0].outcome == "unknown"

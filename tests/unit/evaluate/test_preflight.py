@@ -48,7 +48,7 @@ def problems(found, severity="error"):
 def test_sound_metrics_and_rules_have_no_problems():
     found = trial()
     assert found.problems == ()
-    (queue,) = [one for one in found.metrics if one.name == "queue"]
+    (queue,) = [metric for metric in found.metrics if metric.name == "queue"]
     assert (queue.own, queue.cases) == (1.0, 90)
     assert queue.spoiled < 0.5
     assert queue.constant == pytest.approx(1 / 3)
@@ -129,7 +129,7 @@ def test_a_rule_that_one_answer_to_everything_keeps_is_named():
     assert "one answer to everything reaches 33.3 % on queue" in what
 
 
-def test_nothing_that_tells_right_from_wrong_is_an_error():
+def test_nothing_that_separates_right_from_wrong_is_an_error():
     found = trial({"metric": "json_valid", "over": 0.9}, checks=[], primary="task_success")
     assert problems(found) == ["nothing says when an answer is right, so no adapter could be deployed"]
 

@@ -129,7 +129,7 @@ def test_sessions_cost_cases():
     assert "60 cases, worth 20 independent ones," in together.sentence
 
 
-def test_too_few_and_more_than_enough_are_said():
+def test_too_few_and_more_than_enough_are_reported():
     assert what_cases_show(4).detectable is None
     assert "4 cases cannot show any difference" in what_cases_show(4).sentence
     assert "these are enough" in what_cases_show(1000).sentence
@@ -150,7 +150,7 @@ def seen_pairs(wins, losses, *, n=8, p_value=1.0):
     )
 
 
-def test_cases_that_show_a_difference_are_not_said_to_show_none():
+def test_cases_that_show_a_difference_are_not_reported_to_show_none():
     lost = what_cases_show(8, comparison=seen_pairs(0, 8, p_value=mcnemar(0, losses=8)))
     assert lost.sentence.startswith(
         "8 cases show the difference in Answer match (p = 0.0078), and hardly a smaller one; to see 5 points"
@@ -167,15 +167,17 @@ def test_cases_that_show_a_difference_are_not_said_to_show_none():
 @pytest.mark.parametrize("n", range(1, 12))
 def test_cases_cannot_show_a_difference_only_where_no_outcome_would(n, confidence):
     possible = mcnemar(n, losses=0) <= 1 - confidence
-    said = what_cases_show(n, comparison=seen_pairs(0, 0, n=n), confidence=confidence).sentence
-    assert ("cannot show any difference" in said) == (not possible)
+    output = what_cases_show(n, comparison=seen_pairs(0, 0, n=n), confidence=confidence).sentence
+    assert ("cannot show any difference" in output) == (not possible)
 
 
-def test_what_few_cases_can_show_at_best_is_said():
-    said = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
-    assert said.startswith("8 cases show a difference only if 6 or more change, and nearly all the same way;")
+def test_what_few_cases_can_show_at_best_is_reported():
+    output = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
+    assert output.startswith(
+        "8 cases show a difference only if 6 or more change, and nearly all the same way;"
+    )
 
 
-def test_what_sessions_leave_of_the_cases_is_said_of_the_metric_it_was_reckoned_on():
-    said = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
-    assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in said
+def test_what_sessions_leave_of_the_cases_is_reported_for_the_metric_it_was_estimated_on():
+    output = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
+    assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in output

@@ -102,7 +102,7 @@ def test_the_same_question_under_another_name_is_the_same_question(tmp_path):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_whatever_decides_an_answer_asks_anew(tmp_path, change):
+def test_whatever_decides_an_answer_asks_again(tmp_path, change):
     job, case = make_job(tmp_path), make_case(1)
     assert answer_key(job, case) != answer_key(job.model_copy(update=change), case)
 
@@ -122,7 +122,7 @@ def test_an_endpoint_that_was_paid_for_is_not_asked_again_for_an_engine_of_ours(
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 1}', b"[]"])
-def test_a_torn_answer_is_asked_again_and_mended(tmp_path, damage):
+def test_a_torn_answer_is_asked_again_and_repaired(tmp_path, damage):
     case = make_case(1)
     job = make_job(tmp_path)
     ask(job, [case])
@@ -201,9 +201,9 @@ def test_the_log_answers_with_its_own_replies_and_durations():
     assert generation_of_log(missing, latency_cases=2).single_latency_seconds == ()
 
 
-def test_what_is_told_beside_a_case_does_not_make_another_test_of_it():
-    plain, told = make_case(1), make_case(1).model_copy(update={"domain": "law", "duration_ms": 3.0})
-    assert hash_cases([plain]) == hash_cases([told])
+def test_metadata_of_a_case_does_not_change_its_hash():
+    plain, reported = make_case(1), make_case(1).model_copy(update={"domain": "law", "duration_ms": 3.0})
+    assert hash_cases([plain]) == hash_cases([reported])
     assert hash_cases([plain]) != hash_cases([plain.model_copy(update={"checks": ({"kind": "exact"},)})])
 
 

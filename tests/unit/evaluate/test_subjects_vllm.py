@@ -1,4 +1,4 @@
-"""vLLM as a subject: when it is used, what it is asked, what it must not tell anybody. With a stand-in of
+"""vLLM as a subject: when it is used, what it is asked, what it must not report to anyone. With a stand-in of
 its offline engine; tests/contract/test_vllm_live.py asks the real one."""
 
 import json
@@ -82,11 +82,11 @@ class StandInEngine:
 
     def _output(self, tokens, params):
         stop = params.given.get("stop_token_ids", [0])[0]
-        said = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
-        told = [None] + [{t: types.SimpleNamespace(logprob=-0.5)} for t in tokens[1:]]
+        output = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
+        reported = [None] + [{t: types.SimpleNamespace(logprob=-0.5)} for t in tokens[1:]]
         return types.SimpleNamespace(
-            outputs=[said],
-            prompt_logprobs=told if "prompt_logprobs" in params.given else None,
+            outputs=[output],
+            prompt_logprobs=reported if "prompt_logprobs" in params.given else None,
             metrics=types.SimpleNamespace(first_token_latency=1e-9),
         )
 
@@ -172,24 +172,24 @@ def test_a_vllm_that_was_never_tried_is_refused_before_anything_is_asked(
 ):
     vllm.__version__ = "0.320.1"
     job = make_job(tmp_path, tiny_base)
-    with pytest.raises(EnvironmentLacks, match=r"0\.320\.1") as told:
+    with pytest.raises(EnvironmentLacks, match=r"0\.320\.1") as reported:
         evaluate(job)
-    assert "GRAFT_VLLM=0" in told.value.fix
+    assert "GRAFT_VLLM=0" in reported.value.fix
     monkeypatch.setenv("GRAFT_VLLM", "1")
     assert agree_on_engine([job]) == "vllm 0.320.1"
     monkeypatch.setenv("GRAFT_VLLM", "0")
     assert agree_on_engine([job]) == "graftwork"
 
 
-def test_a_vllm_that_does_not_start_is_told_with_its_own_words_and_a_way_round(vllm, tmp_path, tiny_base):
+def test_a_vllm_that_does_not_start_is_reported_with_its_own_words_and_a_way_round(vllm, tmp_path, tiny_base):
     def refuse(**_options):
         raise TypeError("unexpected keyword argument 'generation_config'\nand more")
 
     vllm.LLM = refuse
-    with pytest.raises(EnvironmentLacks, match=r"vllm 0\.32\.0 could not be started") as told:
+    with pytest.raises(EnvironmentLacks, match=r"vllm 0\.32\.0 could not be started") as reported:
         open_engine("vllm 0.32.0", source_of(settle(make_job(tmp_path, tiny_base))))
-    assert "generation_config" in told.value.why
-    assert "GRAFT_VLLM=0" in told.value.fix
+    assert "generation_config" in reported.value.why
+    assert "GRAFT_VLLM=0" in reported.value.fix
 
 
 def test_vllm_lays_out_the_next_rank_that_it_knows(tmp_path):
@@ -241,7 +241,7 @@ def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
 
 
 @pytest.mark.usefixtures("vllm", "same_threads")
-def test_vllm_is_told_to_report_nothing_before_it_is_loaded(tmp_path, tiny_base, monkeypatch):
+def test_vllm_telemetry_is_disabled_before_it_is_loaded(tmp_path, tiny_base, monkeypatch):
     for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
         monkeypatch.setenv(name, "0")
     VllmEngine(source_of(make_job(tmp_path, tiny_base, device="cpu", precision="float32")))

@@ -45,7 +45,9 @@ def installed(monkeypatch):
     ]
 
     def entry_points(*, group, name=None):
-        return [one for one in known if group == one.group and name in (None, one.name)]
+        return [
+            extension for extension in known if group == extension.group and name in (None, extension.name)
+        ]
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     metrics.find_extension.cache_clear()

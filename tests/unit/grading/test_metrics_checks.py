@@ -96,7 +96,7 @@ def check(text, case=None, **given_check):
         ({"metric": "token_f1", "at_least": 0.5}, ["total is 42"], ["no"]),
     ],
 )
-def test_a_rule_tells_right_from_wrong(rule, right, wrong):
+def test_a_rule_separates_right_from_wrong(rule, right, wrong):
     for text in right:
         assert check(text, **rule) == 1.0, text
     for text in wrong:
@@ -224,7 +224,7 @@ def test_the_checks_of_a_case_are_its_task():
     assert grade("task_success", make_case(), right, context=CONTEXT) is None
 
 
-def test_a_check_of_a_case_that_makes_no_sense_is_told_and_stops_nothing():
+def test_a_check_of_a_case_that_makes_no_sense_is_reported_and_stops_nothing():
     context = GradeContext()
     case = make_case(checks=({"contains": "a"}, {"contians": "b"}))
     assert grade("task_success", case, "a", context=context) is None
@@ -241,7 +241,7 @@ def test_reviewers_may_have_a_scale_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("given_check", "told"),
+    ("given_check", "reported"),
     [
         ({"name": "x", "metric": "contain"}, "did you mean contains"),
         ({"contans": "x"}, "did you mean contains"),
@@ -265,8 +265,8 @@ def test_reviewers_may_have_a_scale_of_their_own():
         ({"name": "x", "metric": "token_f1", "at_least": 2}, "at_least"),
     ],
 )
-def test_a_check_that_makes_no_sense_is_refused_with_a_hint(given_check, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_check_that_makes_no_sense_is_refused_with_a_hint(given_check, reported):
+    with pytest.raises(ValidationError, match=reported):
         GradeCheck.model_validate(given_check)
 
 

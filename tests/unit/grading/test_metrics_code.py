@@ -195,15 +195,13 @@ def test_any_text_gives_some_code(text):
     assert extract_code(f"```python\n{text.replace('`', '').replace('~', '')}\n```") is not None
 
 
-def test_answers_that_are_told_ahead_are_run_once(context):
+def test_remembered_answers_get_the_grades_of_their_run(context):
     runner = RememberingRunner(context.sandbox)
     answers = [(CASE, RIGHT), (CASE, WRONG), (CASE, RIGHT), (make_case(reference="Paris"), "Paris")]
     assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [
         CodeJob(RIGHT, TESTS),
         CodeJob(RIGHT),
     ]
-    assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES), at_once=2) == 4
-    assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES)) == 0
     remembering = GradeContext(sandbox=runner)
     grades = [grade_code_passes(case, text, remembering) for case, text in answers]
     assert grades == [1.0, 0.0, 1.0, None]

@@ -113,7 +113,7 @@ def test_exact_compares_a_whole_json_reply_that_has_no_answer_in_words():
 
 
 @pytest.mark.parametrize(
-    ("check", "told"),
+    ("check", "reported"),
     [
         ({"metric": "answer_match", "field": "queue"}, "reads the whole answer"),
         ({"metric": "json_valid", "field": "queue"}, "reads the whole answer"),
@@ -124,8 +124,8 @@ def test_exact_compares_a_whole_json_reply_that_has_no_answer_in_words():
         ({"all_fields": {"a": {"metric": "exact", "value": "x"}}}, "takes no value"),
     ],
 )
-def test_a_field_check_that_could_grade_nothing_is_refused_when_settings_are_read(check, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_field_check_that_could_grade_nothing_is_refused_when_settings_are_read(check, reported):
+    with pytest.raises(ValidationError, match=reported):
         EvaluateSettings.model_validate({"checks": [{"name": "it", **check}]})
 
 

@@ -66,7 +66,7 @@ def test_claims_are_sentences_with_the_citations_behind_them(text, claims):
     assert split_claims(text) == claims
 
 
-def test_support_is_by_telling_words_and_a_wrong_figure_refutes():
+def test_support_is_by_distinctive_words_and_a_wrong_figure_refutes():
     source = ["The oven was built in 1931 by Ada Brandt."]
     assert support("Ada Brandt built the oven in 1931", source) == 1.0
     assert support("Ada Brandt built the oven in 1932", source) == 0.0

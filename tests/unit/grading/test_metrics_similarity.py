@@ -1,4 +1,4 @@
-"""Distances between texts: against a plain reckoning, and figures that are known."""
+"""Distances between texts: against a plain computation, and figures that are known."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def test_the_distance_is_one(a, b, c):
         ("x" * 300, "y" * 200, 300),
     ],
 )
-def test_known_distances(a, b, distance):
+def test_edit_distances_match_known_values(a, b, distance):
     assert edit_distance(a, b) == distance
     assert edit_similarity(a, b) == 1 - distance / max(len(a), len(b))
 
@@ -63,7 +63,7 @@ def test_chrf_is_that_of_sacrebleu(given_text, expected, score):
 
 
 @given(texts, texts)
-def test_similarities_lie_between_0_and_1_and_are_1_for_the_same(a, b):
+def test_similarities_are_between_0_and_1_and_are_1_for_the_same(a, b):
     assert 0 <= chrf(a, b) <= 1
     assert 0 <= edit_similarity(a, b) <= 1
     assert edit_similarity(a, a) == 1

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter_shape import from_peft, to_peft
-from graftwork.model.adapters.peft import AdapterShape, activate, attach, load_adapter, save_adapter
+from graftwork.model.adapter_shape import AdapterShape, from_peft, to_peft
+from graftwork.model.adapters.peft import activate, attach, load_adapter, save_adapter
 from graftwork.model.load import load_base
 from graftwork.records.errors import UserMistake
 
@@ -151,7 +151,7 @@ def test_adapters_stay_in_float32_on_a_base_of_less(tiny_base, tmp_path):
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
-def test_a_name_that_is_nearly_right_is_told_so(tiny_base):
+def test_a_misspelt_name_gets_a_suggestion(tiny_base):
     with pytest.raises(UserMistake) as caught:
         attach(load_base(tiny_base), AdapterShape(rank=2, alpha=4, targets=("qproj",), layers=(0,)), seed=0)
     assert caught.value.fix == "did you mean 'q_proj'?"

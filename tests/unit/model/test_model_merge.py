@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.merge import compare_logits, merge_into, reply_logits
-from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter, save_adapter
+from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter, save_adapter
 from graftwork.model.gguf import find_converter, read_back
 from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
@@ -122,16 +123,16 @@ def test_an_adapter_of_another_base_is_refused(tiny_base, tmp_path):
         merge_into(tiny_base, tmp_path / "adapter", tmp_path / "merged")
 
 
-def test_a_converter_is_found_where_it_is_named_and_its_lack_is_told(tmp_path, monkeypatch):
+def test_a_converter_is_found_where_it_is_named_and_its_lack_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("GRAFT_GGUF_CONVERTER", raising=False)
     with pytest.raises(EnvironmentLacks, match="no converter") as caught:
         find_converter(tmp_path)
     assert "GRAFT_GGUF_CONVERTER" in caught.value.fix
-    beside = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
-    beside.parent.mkdir()
-    beside.touch()
-    assert find_converter(tmp_path) == beside
+    script = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
+    script.parent.mkdir()
+    script.touch()
+    assert find_converter(tmp_path) == script
     monkeypatch.setenv("GRAFT_GGUF_CONVERTER", str(tmp_path / "nowhere.py"))
     with pytest.raises(EnvironmentLacks, match="no converter"):
         find_converter(tmp_path)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.parts import (
-    PLAIN_HEADS,
     block_linears,
     decoder_parts,
     head_is_followed,
@@ -94,7 +95,7 @@ def test_what_is_known_of_a_familys_ending_is_true(family):
 
 
 def test_families_that_are_called_plain_have_no_ending():
-    for family in set(PLAIN_HEADS) & set(model_families.ALL):
+    for family in (name for name in model_families.ALL if family_or_llama(name).plain_logits):
         model = model_families.make(family)
         tokens = torch.arange(3, 9)[None]
         hidden = model.base_model(input_ids=tokens).last_hidden_state

@@ -3,7 +3,8 @@
 import model_families
 import pytest
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.model.parts import block_linears, layer_sizes
@@ -67,7 +68,7 @@ def test_routers_and_experts_are_no_targets():
     assert count_tensors({"embed.weight": (2, 2)}, tied=False) is None
 
 
-def test_a_damaged_header_is_told(tmp_path):
+def test_a_damaged_header_is_reported(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{oops")
     with pytest.raises(Damaged, match="not a safetensors file"):
         read_sizes(tmp_path)

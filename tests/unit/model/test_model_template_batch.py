@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.chat.template import CannotProve, ChatTemplate
+from graftwork.model.chat.renderer import CannotProve
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.chat.tokens import (
     SPLITS,
     TextEncoder,
@@ -72,7 +73,7 @@ TEMPLATES = {
     "chatml": CHATML,
     "default system": DEFAULT_SYSTEM,
     "trimmed": TRIMMED,
-    "empty told": EMPTY_TOLD,
+    "empty shown": EMPTY_TOLD,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "generation": GENERATION,
@@ -462,8 +463,8 @@ def test_the_day_on_which_data_is_prepared_does_not_show_in_it(definitions):
 
 
 def test_an_empty_content_that_the_template_tests_for_is_seen(templates):
-    (row,) = templates["empty told"].render_batch([((Message(role="user", content=""),), "y")])
-    text = templates["empty told"]._tokenizer.decode(list(row.tokens), skip_special_tokens=False)
+    (row,) = templates["empty shown"].render_batch([((Message(role="user", content=""),), "y")])
+    text = templates["empty shown"]._tokenizer.decode(list(row.tokens), skip_special_tokens=False)
     assert "user\nnothing<|im_end|>" in text
 
 

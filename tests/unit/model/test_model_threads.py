@@ -59,7 +59,7 @@ def test_without_waiting_for_a_core_threads_spin_long():
     assert not any(look(state, at * LOOK_SECONDS, share=CONTENDED / 2) for at in range(100))
 
 
-def test_contention_shortens_spinning_at_the_first_look():
+def test_contention_shortens_spinning_at_the_first_check():
     assert look(Contention(), 1.0, share=1.0)
 
 
@@ -97,7 +97,7 @@ def test_waiting_for_a_core_is_read_for_every_thread(tmp_path):
     assert waited_seconds(tmp_path) == 2.5
 
 
-def test_a_system_that_tells_no_waiting_is_left_alone(tmp_path):
+def test_a_system_that_reports_no_waiting_is_left_alone(tmp_path):
     assert waited_seconds(tmp_path / "missing") is None
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "schedstat").write_text("nothing")

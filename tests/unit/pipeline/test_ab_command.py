@@ -78,22 +78,22 @@ def run(root, *words, code):
 
 def test_live_traffic_decides_when_there_is_enough_of_it_and_not_before(tmp_path, pair):
     a, b = pair
-    told = run(tmp_path, a[:10], b[:10], "--metric", "json_valid", code=12)
-    assert (told["winner"], told["used"]) == (None, 0)
+    reported = run(tmp_path, a[:10], b[:10], "--metric", "json_valid", code=12)
+    assert (reported["winner"], reported["used"]) == (None, 0)
     for n in range(3):
         serve(tmp_path, a, ["no JSON"], start=2 * n)
         serve(tmp_path, b, ["{}"], start=2 * n + 1)
-    told = run(tmp_path, a, b, "--metric", "json_valid", code=12)
-    assert (told["winner"], told["used"]) == (None, 6)
+    reported = run(tmp_path, a, b, "--metric", "json_valid", code=12)
+    assert (reported["winner"], reported["used"]) == (None, 6)
     for n in range(3, 40):
         serve(tmp_path, a, ["no JSON"], start=2 * n)
         serve(tmp_path, b, ["{}"], start=2 * n + 1)
-    told = run(tmp_path, a, b, "--metric", "json_valid", code=0)
-    assert told["winner"] == "B"
-    assert 6 < told["used"] < 80
-    assert told["p_value"] <= 0.05
-    assert told["experiment"] is None
-    assert ["not drawn by lot" in remark for remark in told["remarks"]] == [True]
+    reported = run(tmp_path, a, b, "--metric", "json_valid", code=0)
+    assert reported["winner"] == "B"
+    assert 6 < reported["used"] < 80
+    assert reported["p_value"] <= 0.05
+    assert reported["experiment"] is None
+    assert ["not drawn by lot" in remark for remark in reported["remarks"]] == [True]
     other = run(tmp_path, b, a, "--metric", "json_valid", code=0)
     assert other["winner"] == "A"
 
@@ -106,29 +106,29 @@ def test_replayed_cases_are_asked_until_it_is_decided(tmp_path, pair, monkeypatc
 
     def ask(_work, release, cases, *, metric, grading):
         asked.append((release.id, len(cases), metric))
-        return {one.id: float(chance.random() < (0.9 if release.id == b else 0.4)) for one in cases}
+        return {case.id: float(chance.random() < (0.9 if release.id == b else 0.4)) for case in cases}
 
     monkeypatch.setattr(comparing, "_subjects", lambda _work, pair, _cases: pair)
     monkeypatch.setattr(comparing, "_ask", ask)
-    told = run(tmp_path, a, b, "--cases", str(tmp_path / "cases.jsonl"), "--metric", "json_valid", code=0)
-    assert told["winner"] == "B"
-    assert told["used"] <= told["asked"] < 400
-    assert told["asked"] == sum(count for release, count, _ in asked if release == a)
-    assert told["asked"] == sum(count for release, count, _ in asked if release == b)
+    reported = run(tmp_path, a, b, "--cases", str(tmp_path / "cases.jsonl"), "--metric", "json_valid", code=0)
+    assert reported["winner"] == "B"
+    assert reported["used"] <= reported["asked"] < 400
+    assert reported["asked"] == sum(count for release, count, _ in asked if release == a)
+    assert reported["asked"] == sum(count for release, count, _ in asked if release == b)
 
 
-def test_a_pair_that_is_tried_by_several_metrics_is_told_so(tmp_path, pair):
+def test_a_pair_tried_by_several_metrics_is_reported(tmp_path, pair):
     for place, release in enumerate(pair):
         serve(tmp_path, release, ["{}"], start=place)
     run(tmp_path, *pair, "--metric", "json_valid", code=12)
-    told = run(tmp_path, *pair, "--metric", "braces", code=12)
-    assert any("2 metrics" in remark for remark in told["remarks"])
+    reported = run(tmp_path, *pair, "--metric", "braces", code=12)
+    assert any("2 metrics" in remark for remark in reported["remarks"])
 
 
 @pytest.mark.parametrize(
     "words", [("{0}", "{0}"), ("{0}", "{1}", "--metric", "nonsense"), ("{0}", "{1}", "--traffic", "dreams")]
 )
-def test_a_mistake_is_told_with_its_mending(tmp_path, pair, words):
-    with pytest.raises(UserMistake) as told:
+def test_a_mistake_is_reported_with_its_fix(tmp_path, pair, words):
+    with pytest.raises(UserMistake) as reported:
         run(tmp_path, *(word.format(*pair) for word in words), code=2)
-    assert told.value.fix
+    assert reported.value.fix

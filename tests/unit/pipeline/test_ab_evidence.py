@@ -43,10 +43,10 @@ def graders(rate_a, rate_b, seed):
     asked = []
 
     def grade_block(cases):
-        asked.extend(one.id for one in cases)
+        asked.extend(case.id for case in cases)
         return (
-            {one.id: float(chance.random() < rate_a) for one in cases},
-            {one.id: float(chance.random() < rate_b) for one in cases},
+            {case.id: float(chance.random() < rate_a) for case in cases},
+            {case.id: float(chance.random() < rate_b) for case in cases},
         )
 
     return grade_block, asked
@@ -122,7 +122,7 @@ def test_what_cannot_be_graded_counts_for_nobody():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), max_size=60))
-def test_who_stands_first_does_not_matter(pairs):
+def test_the_order_of_the_releases_does_not_matter(pairs):
     units = units_of([case(n) for n in range(len(pairs))])
 
     def block(cases, swap=False):
@@ -139,8 +139,8 @@ def test_who_stands_first_does_not_matter(pairs):
 @given(st.lists(st.sampled_from([None, "s", "t"]), max_size=30))
 def test_every_case_is_in_exactly_one_unit(sessions):
     cases = [case(n, session) for n, session in enumerate(sessions)]
-    found = [one for unit in units_of(cases) for one in unit.cases]
-    assert sorted(one.id for one in found) == sorted(one.id for one in cases)
+    found = [case for unit in units_of(cases) for case in unit.cases]
+    assert sorted(item.id for item in found) == sorted(case.id for case in cases)
 
 
 def test_a_session_with_as_many_wins_as_losses_is_tied():
@@ -152,7 +152,7 @@ def test_a_session_with_as_many_wins_as_losses_is_tied():
 def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
     """A wins half of the topics, B the other half: in the order of the file, A is found better every time."""
     cases = [case(n) for n in range(400)]
-    asked = [int(one.id[1:]) for unit in units_of(cases) for one in unit.cases]
+    asked = [int(case.id[1:]) for unit in units_of(cases) for case in unit.cases]
     assert sorted(asked) == list(range(400))
     assert asked != sorted(asked)
     decided = 0
@@ -162,10 +162,10 @@ def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
         units = units_of([case(f"{seed}-{n}") for n in range(400)])
 
         def block(asked, chance=chance):
-            ahead = {one.id: int(one.id.split("-")[1]) < 200 for one in asked}
+            ahead = {case.id: int(case.id.split("-")[1]) < 200 for case in asked}
             return (
-                {one.id: float(chance.random() < (0.8 if ahead[one.id] else 0.4)) for one in asked},
-                {one.id: float(chance.random() < (0.4 if ahead[one.id] else 0.8)) for one in asked},
+                {case.id: float(chance.random() < (0.8 if ahead[case.id] else 0.4)) for case in asked},
+                {case.id: float(chance.random() < (0.4 if ahead[case.id] else 0.8)) for case in asked},
             )
 
         decided += run_replay(units, block, alpha=0.05).test.decided
@@ -180,10 +180,10 @@ def test_many_sessions_won_by_a_little_do_not_outweigh_a_few_that_are_lost_as_a_
         units = units_of([case(f"{seed}-{n}", session=f"{seed}-{n // 8}") for n in range(8 * 100)])
 
         def block(asked, chance=chance):
-            fails = {one.session: chance.random() < 0.1 for one in asked}
+            fails = {case.session: chance.random() < 0.1 for case in asked}
             return (
-                {one.id: float(chance.random() < 0.9) for one in asked},
-                {one.id: float(not fails[one.session]) for one in asked},
+                {case.id: float(chance.random() < 0.9) for case in asked},
+                {case.id: float(not fails[case.session]) for case in asked},
             )
 
         decided += run_replay(units, block, alpha=0.05).test.decided
@@ -204,20 +204,20 @@ def test_sessions_that_share_only_a_greeting_stay_apart_and_repeated_ones_do_not
 
 def speak(seed, *, happy_b, good=0.7, sessions=600):
     """Both releases are as good; users of A speak in half of their sessions, happy users of B less often."""
-    chance, live, dealt = random.Random(seed), LiveTest(0.05, goes_on=True), {"A": 0, "B": 0}
+    chance, live, counts = random.Random(seed), LiveTest(0.05, goes_on=True), {"A": 0, "B": 0}
     for _ in range(sessions):
         arm, happy = chance.choice("AB"), chance.random() < good
-        dealt[arm] += 1
+        counts[arm] += 1
         if chance.random() < (happy_b if arm == "B" and happy else 0.5):
             live.take(LiveAnswer(arm, None, float(happy)))
-    return live.test, (dealt["A"], dealt["B"])
+    return live.test, (counts["A"], counts["B"])
 
 
 def test_users_of_one_arm_who_keep_silent_do_not_decide_it():
     found = [speak(seed, happy_b=0.3) for seed in range(60)]
     # Of those who speak, B's users are unhappier: without a correction that is taken for the truth.
     assert sum(test.winner == "baseline" for test, _ in found) > 8
-    assert sum(survives_silence(test, assigned=dealt) for test, dealt in found) <= 8
+    assert sum(survives_silence(test, assigned=counts) for test, counts in found) <= 8
 
 
 def test_a_clear_winner_survives_unequal_silence():
@@ -231,9 +231,9 @@ def test_a_clear_winner_survives_unequal_silence():
     assert not survives_silence(TwoArms(0.05), assigned=(0, 0))
 
 
-def test_unequal_voices_are_said_and_equal_ones_are_not():
+def test_unequal_feedback_rates_are_reported_and_equal_ones_are_not():
     a, b = ArmTally("a", alone=400), ArmTally("b", alone=400)
     assert check_voices(a, b, spoken=(100, 110)) == []
-    (said,) = check_voices(a, b, spoken=(200, 40))
-    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in said
+    (output,) = check_voices(a, b, spoken=(200, 40))
+    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in output
     assert check_voices(a, ArmTally("b"), spoken=(1, 0)) == []

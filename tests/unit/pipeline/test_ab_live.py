@@ -100,7 +100,7 @@ def only_challenger_is_right(arm):
     return "{}" if arm == "challenger" else "no JSON"
 
 
-def test_only_what_one_experiment_dealt_counts_and_by_default_the_latest(work, pair):
+def test_only_what_one_experiment_assigned_counts_and_by_default_the_latest(work, pair):
     old, new = Traffic(work, pair, experiment="old"), Traffic(work, pair, experiment="new")
     for n in range(60):
         old.serve(f"s{n}", lambda arm: "no JSON" if arm == "challenger" else "{}")
@@ -115,7 +115,7 @@ def test_only_what_one_experiment_dealt_counts_and_by_default_the_latest(work, p
     assert compare_live(work, pair[1], pair[0], metric="json_valid").winner == "A"
 
 
-def test_how_each_arm_did_stands_beside_the_test(work, pair):
+def test_how_each_arm_did_is_next_to_the_test(work, pair):
     traffic = Traffic(work, pair)
     for n in range(30):
         traffic.serve(f"s{n}")
@@ -143,7 +143,7 @@ def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_wh
     assert found.arms["B"].hung_up == found.arms["B"].exchanges
 
 
-def test_who_loses_its_bad_answers_to_callers_who_leave_does_not_win_by_it(work, pair):
+def test_a_release_does_not_win_by_bad_answers_whose_callers_left(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
     for n in range(400):
         bad = chance.random() < 0.3
@@ -181,7 +181,7 @@ def test_marks_between_good_and_bad_count_for_what_they_are(work, pair):
     assert found.counts["b_successes"] / b_sessions == pytest.approx(0.9)
 
 
-def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work, pair):
+def test_shares_that_come_out_otherwise_than_they_were_assigned_are_a_warning(work, pair):
     traffic = Traffic(work, pair, share=0.5)
     for n in range(120):
         if traffic.deal.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
@@ -191,7 +191,9 @@ def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work,
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any("were assigned:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any(
+        "were assigned:" in remark for remark in compare_live(work, *pair, metric="json_valid").remarks
+    )
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):
@@ -206,12 +208,12 @@ def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work
     assert look.look() == compare_live(work, *pair, metric="json_valid")
 
 
-def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_path):
-    traffic, told, pauses = Traffic(work, pair), [], []
+def test_watching_ends_when_it_is_decided_and_reports_how_it_goes(work, pair, tmp_path):
+    traffic, reported, pauses = Traffic(work, pair), [], []
 
     class Listener(NullReporter):
         def progress(self, phase, done, total, *, seconds_left, detail):
-            told.append((done, seconds_left, detail["subject"]))
+            reported.append((done, seconds_left, detail["subject"]))
 
     def pause(seconds):
         pauses.append(seconds)
@@ -222,23 +224,25 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
     found = watch_live(work, *pair, metric="json_valid", every_seconds=3.0, pause=pause)
     assert found.winner == "B"
     assert set(pauses) == {3.0}
-    assert len(told) == len(pauses) + 1
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert {left for _, left, _ in told} == {None}
+    assert len(reported) == len(pauses) + 1
+    assert [done for done, _, _ in reported] == sorted(done for done, _, _ in reported)
+    assert {left for _, left, _ in reported} == {None}
     assert found.model_copy(update={"remarks": ()}) == compare_live(
         work, *pair, metric="json_valid"
     ).model_copy(update={"remarks": ()})
 
 
-def test_a_metric_that_live_traffic_cannot_be_graded_by_is_told_and_not_waited_for(work, pair):
+def test_a_metric_that_cannot_grade_live_traffic_is_reported_and_not_waited_for(work, pair):
     traffic = Traffic(work, pair)
     for n in range(30):
         traffic.serve(f"s{n}")
     found = watch_live(work, *pair, metric="token_f1", every_seconds=1, pause=pytest.fail)
     assert (found.used, found.winner) == (0, None)
-    assert any("none of 30 sessions can be graded by token_f1" in one for one in found.remarks)
+    assert any("none of 30 sessions can be graded by token_f1" in remark for remark in found.remarks)
     # It has shown nothing, so it does not count as a trial.
-    assert not any("was tried by" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any(
+        "was tried by" in remark for remark in compare_live(work, *pair, metric="json_valid").remarks
+    )
 
 
 def test_ctrl_c_ends_the_watching_with_what_is_known(work, pair):
@@ -265,11 +269,11 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     traffic = Traffic(work, pair)
     for n in range(60):
         traffic.say(traffic.serve(f"s{n}"), float(traffic.deal.assign(f"s{n}") == "challenger"))
-    told = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
-    assert (told["winner"], told["experiment"]) == ("B", traffic.deal.experiment)
+    reported = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
+    assert (reported["winner"], reported["experiment"]) == ("B", traffic.deal.experiment)
     part = traffic.deal.experiment[-8:]
-    told = json.loads(run(tmp_path, *pair, "--metric", "token_f1", "--experiment", part, code=12))
-    assert told["experiment"] == traffic.deal.experiment
+    reported = json.loads(run(tmp_path, *pair, "--metric", "token_f1", "--experiment", part, code=12))
+    assert reported["experiment"] == traffic.deal.experiment
     done = CliRunner().invoke(app, [*pair, "--metric", "feedback", "-C", str(tmp_path)])
     assert done.exit_code == 0
     assert traffic.deal.experiment in done.stdout
@@ -279,10 +283,10 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
 @pytest.mark.parametrize(
     "words", [("--experiment", "nothing"), ("--cases", "x.jsonl", "--watch"), ("--metric", "feedbak")]
 )
-def test_what_cannot_be_asked_of_live_traffic_is_told_with_its_mending(work, pair, tmp_path, words):
-    with pytest.raises(UserMistake) as told:
+def test_what_cannot_be_asked_of_live_traffic_is_reported_with_its_fix(work, pair, tmp_path, words):
+    with pytest.raises(UserMistake) as reported:
         run(tmp_path, *pair, *words, code=2)
-    assert told.value.fix
+    assert reported.value.fix
 
 
 exchanges = st.builds(

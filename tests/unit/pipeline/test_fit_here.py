@@ -10,6 +10,7 @@ from graftwork.pipeline.fit_here import DriverCard, named_machine, read_cards, t
 from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
 from graftwork.plan.serving.answer import make_question, serve
+from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import DeviceFacts
 
@@ -25,12 +26,12 @@ MIXTRAL = {
 }
 
 
-def test_cards_are_read_as_the_driver_tells_them():
-    said = (
+def test_cards_are_read_as_the_driver_reports_them():
+    output = (
         "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
         "no card\n\n2, GPU-c, H200, x\n"
     )
-    assert read_cards(said) == [
+    assert read_cards(output) == [
         DriverCard("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
         DriverCard("NVIDIA, Odd", 100 / 1024),
     ]
@@ -71,7 +72,7 @@ def test_experts_are_refused_rather_than_counted_as_if_they_were_not_there(tmp_p
     with pytest.raises(UserMistake, match="experts"):
         ask(FitRequest(gpu="T4", ram=64.0), model=model, project=None)
     with pytest.raises(UserMistake, match="experts"):
-        make_question(model, machine=named_machine(gpu="T4"))
+        make_question(model, ServeLoad(), machine=named_machine(gpu="T4"))
 
 
 def test_every_model_of_the_catalog_is_dense():
@@ -79,12 +80,12 @@ def test_every_model_of_the_catalog_is_dense():
         require_dense(model)
 
 
-def test_a_family_that_nobody_wrote_out_is_said_to_be_taken_for_llama(tmp_path):
+def test_a_family_that_nobody_wrote_out_is_reported_as_taken_for_llama(tmp_path):
     config = {**MIXTRAL, "model_type": "falcon_of_next_year", "num_local_experts": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    told = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
-    assert any("falcon_of_next_year" in reason for reason in told.reasons)
-    served = serve(make_question(find_model(tmp_path), machine=named_machine(gpu="T4")))
+    answer = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64", trace=False))
+    assert any("falcon_of_next_year" in reason for reason in answer.reasons)
+    served = serve(make_question(find_model(tmp_path), ServeLoad(), machine=named_machine(gpu="T4")))
     assert any("falcon_of_next_year" in note for note in served.notes)
     plain = answer_fit(FitRequest(model="olmo-7b", gpu="T4", ram=64.0, seq="64", trace=False))
     assert plain.certainty == "guessed"

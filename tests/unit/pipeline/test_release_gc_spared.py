@@ -58,7 +58,7 @@ def look_too_early(monkeypatch) -> None:
     monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
-def test_a_release_that_is_spared_in_the_last_moment_is_not_said_to_be_collected(work, monkeypatch):
+def test_a_release_that_is_spared_in_the_last_moment_is_not_reported_as_collected(work, monkeypatch):
     served, idle = make(work, "served"), make(work, "idle")
     look_too_early(monkeypatch)
     with read_locked(manifest(work, served)):
@@ -115,7 +115,7 @@ def test_where_readers_cannot_be_seen_gc_says_so_and_takes_nothing(work, monkeyp
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "readers cannot be detected: 1 releases stay" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "readers cannot be detected: 1 releases stay" in output
     assert open_store(work).ids() == (one,)
     assert work.releases.entry(one).collected_at is None

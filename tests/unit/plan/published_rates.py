@@ -1,4 +1,4 @@
-"""What others have published for other cards and engines, beside what we reckon for the same. Pure.
+"""What others have published for other cards and engines, next to our estimates for the same. Pure.
 
 A comparison, not a proof: their engines, versions and settings are not ours, and no one here has run them.
 Out: one line a figure, so labelled.
@@ -93,17 +93,17 @@ PUBLISHED = (
 )
 
 
-class Beside(Record):
+class PublishedComparison(Record):
     """A published figure and ours for the same work on the same card."""
 
     published: Published
-    reckoned: float
+    estimated: float
     off: float
-    """Reckoned over published, less one."""
+    """Estimated over published, less one."""
 
 
-def set_beside(published: Published, shape: ModelShape, rates: StepRates) -> Beside:
-    """Tokens a second as `plain_step` reckons them, with what travels to the host where all lives there."""
+def compare_published(published: Published, shape: ModelShape, rates: StepRates) -> PublishedComparison:
+    """Tokens a second as `plain_step` estimates them, with what travels to the host where all lives there."""
     setup = PlainSetup(
         method=published.method,
         targets=linear_names(shape),
@@ -122,12 +122,14 @@ def set_beside(published: Published, shape: ModelShape, rates: StepRates) -> Bes
     if published.offloaded:
         moved = trained_parameters(shape, setup) * (BYTES_TO_HOST + BYTES_FROM_HOST)
         seconds += moved / rates.host
-    reckoned = passes * tokens / seconds
-    return Beside(published=published, reckoned=reckoned, off=reckoned / published.tokens_per_second - 1)
+    estimated = passes * tokens / seconds
+    return PublishedComparison(
+        published=published, estimated=estimated, off=estimated / published.tokens_per_second - 1
+    )
 
 
 def _compiled(step: StepTime, shape: ModelShape, setup: PlainSetup, rates: StepRates) -> StepTime:
-    """With as much less traffic beside the products as our own compiled step has."""
+    """With as much less traffic next to the products as our own compiled step has."""
     recomputed = 2.0 * layer_parameters(shape) * setup.rows * setup.tokens * setup.checkpointed / rates.half
     parts = dict(step.parts)
     parts["elementwise"] *= COMPILED_TRAFFIC

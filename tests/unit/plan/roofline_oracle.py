@@ -45,5 +45,5 @@ def least_seconds(
 
 
 def is_possible(claimed_seconds: float, roof: Roof) -> bool:
-    """A claim above the roofline is wrong, whoever makes it."""
+    """A claim above the roofline is wrong."""
     return claimed_seconds >= roof.seconds

@@ -121,7 +121,7 @@ def test_a_range_grows_by_what_is_missing_behind_its_free_end():
     assert allocator.reserved == 60 * MIB
 
 
-def test_without_ranges_a_freed_piece_that_is_too_small_stays_beside_the_new_one():
+def test_without_ranges_a_freed_piece_that_is_too_small_stays_next_to_the_new_one():
     allocator = Allocator(expandable=False)
     allocator.free(allocator.alloc(30 * MIB))
     allocator.alloc(50 * MIB)

@@ -14,6 +14,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import card_room, make_question
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
+from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 
@@ -25,7 +26,7 @@ def machine(gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
 
 
 def question(model=LARGE, *, gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
-    return make_question(find_model(model), machine=machine(gpu, gpus, ram), **more)
+    return make_question(find_model(model), FitOptions(**more), machine=machine(gpu, gpus, ram))
 
 
 def test_the_example_of_the_manual_fits_and_every_figure_has_a_range():
@@ -82,7 +83,7 @@ def test_more_memory_is_never_slower(less, more, method, engine):
     roomy = fit(question(TINY, memory_limit_gib=float(less + more), **asked), advise=False)
     if tight.fits:
         assert roomy.fits
-        # The card's own tuning ranks by its own reckoning of time: so there may be a little.
+        # The card's own tuning ranks by its own estimate of time: so there may be a little.
         assert roomy.tokens_per_second.value >= 0.97 * tight.tokens_per_second.value
 
 
@@ -105,7 +106,7 @@ def test_eight_bits_need_ada_and_a_large_model():
 def test_four_bit_weights_are_never_cut_up(engine):
     answer = fit(question(SMALL, gpus=2, method="qlora", engine=engine, seq=512))
     assert answer.strategy.sharding in ("none", "ddp")
-    assert all(one.strategy.sharding in ("none", "ddp") for one in answer.considered)
+    assert all(candidate.strategy.sharding in ("none", "ddp") for candidate in answer.considered)
 
 
 def test_two_cards_share_a_small_model_and_are_faster():
@@ -133,17 +134,17 @@ def test_a_no_says_by_how_much_and_what_would_make_it_fit():
     assert "GiB are lacking" in answer.verdict
     lacking = answer.peak_reserved_gib.high - answer.card_gib.value
     assert f"{lacking:.1f} GiB" in answer.verdict
-    says = [one.name for one in answer.remedies]
+    says = [remedy.name for remedy in answer.remedies]
     assert any("qlora instead of lora" in name for name in says)
     assert any("cards instead of 1" in name or "offload auto" in name for name in says)
-    assert all(one.fits and one.tokens_per_second.value > 0 for one in answer.remedies)
+    assert all(remedy.fits and remedy.tokens_per_second.value > 0 for remedy in answer.remedies)
 
 
 def test_the_length_that_is_offered_fits_and_half_as_much_again_does_not():
     asked = {"method": "qlora", "engine": "hf", "batch_rows": 1}
     answer = fit(question(seq=32768, **asked))
     assert not answer.fits
-    offered = next(one for one in answer.remedies if one.name.startswith("rows of at most"))
+    offered = next(remedy for remedy in answer.remedies if remedy.name.startswith("rows of at most"))
     most = offered.strategy.micro_tokens
     assert fit(question(seq=most, **asked), advise=False).fits
     assert not fit(question(seq=round(1.5 * most), **asked), advise=False).fits
@@ -152,11 +153,13 @@ def test_the_length_that_is_offered_fits_and_half_as_much_again_does_not():
 def test_a_processor_alone_is_answered_too():
     alone = Machine(cpu=find_cpu("9950X"), ram_gib=32.0)
     answer = fit(
-        make_question(find_model("smollm2-135m"), machine=alone, method="lora", seq=256, batch_rows=8)
+        make_question(
+            find_model("smollm2-135m"), FitOptions(method="lora", seq=256, batch_rows=8), machine=alone
+        )
     )
     assert answer.fits
     assert answer.strategy.sharding == "none"
-    big = make_question(find_model(LARGE), machine=alone, method="full", seq=2048)
+    big = make_question(find_model(LARGE), FitOptions(method="full", seq=2048), machine=alone)
     assert not fit(big).fits
 
 
@@ -175,7 +178,7 @@ def test_grpo_generates_and_says_why_not_ppo():
 def test_of_the_ways_that_fit_the_fastest_is_taken(model, gpus):
     answer = fit(question(model, gpus=gpus, method="qlora", algorithm="grpo", rows=100))
     assert answer.considered
-    others = [one.tokens_per_second.value for one in answer.considered if one.fits]
+    others = [candidate.tokens_per_second.value for candidate in answer.considered if candidate.fits]
     assert answer.tokens_per_second.value >= 0.995 * max(others, default=0.0)
 
 
@@ -183,9 +186,9 @@ def test_a_remedy_changes_one_thing():
     asked = question(SMALL, gpu="RTX 3060 12GB", method="full", engine="hf", offload="none")
     answer = fit(asked)
     assert not answer.fits
-    changed = [one for one in answer.remedies if "offload" not in one.name]
-    assert any("cards instead of 1" in one.name for one in changed)
-    assert {one.strategy.offload for one in changed} == {"none"}
+    changed = [remedy for remedy in answer.remedies if "offload" not in remedy.name]
+    assert any("cards instead of 1" in remedy.name for remedy in changed)
+    assert {remedy.strategy.offload for remedy in changed} == {"none"}
 
 
 def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
@@ -197,8 +200,8 @@ def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
 def test_a_slower_link_is_not_faster():
     asked = {"method": "full", "engine": "hf", "seq": 1024}
     model = find_model(SMALL)
-    slow = fit(make_question(model, machine=machine(gpus=2, link_gb_s=4.0), **asked))
-    fast = fit(make_question(model, machine=machine(gpus=2, link_gb_s=40.0), **asked))
+    slow = fit(make_question(model, FitOptions(**asked), machine=machine(gpus=2, link_gb_s=4.0)))
+    fast = fit(make_question(model, FitOptions(**asked), machine=machine(gpus=2, link_gb_s=40.0)))
     assert slow.fits
     assert fast.fits
     assert fast.tokens_per_second.value > slow.tokens_per_second.value
@@ -222,9 +225,10 @@ def test_an_answer_loads_neither_torch_nor_numpy():
         "from graftwork.plan.catalog.models import find_model\n"
         "from graftwork.plan.fit.question import make_question\n"
         "from graftwork.plan.fit.answer import fit\n"
+        "from graftwork.records.fit import FitOptions\n"
         "from graftwork.records.hardware import Machine\n"
         "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
-        "fit(make_question(find_model('deepseek-coder-6.7b'), machine=m))\n"
+        "fit(make_question(find_model('deepseek-coder-6.7b'), FitOptions(), machine=m))\n"
         "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -244,7 +248,7 @@ def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
     assert long.run_minutes.value < 0.6 * longest.run_minutes.value
 
 
-def test_who_asks_many_questions_gets_the_same_figures_without_advice():
+def test_fit_without_advice_gives_the_same_figures():
     asked = question(TINY, method="full", memory_limit_gib=6.0)
     with_advice, without = fit(asked), fit(asked, advise=False)
     assert with_advice.remedies
@@ -260,8 +264,10 @@ def test_two_cards_share_a_7b_in_four_bits_with_checkpointing_and_the_settings_s
     assert answer.strategy.train["checkpointing"] == "on"
     TrainSettings.model_validate(answer.strategy.train)
     assert any("with checkpointing" in reason for reason in answer.reasons)
-    without = [one for one in answer.considered if one.name == "DDP × 2, graft's plain step"]
-    assert not any(one.fits for one in without)
+    without = [
+        candidate for candidate in answer.considered if candidate.name == "DDP × 2, graft's plain step"
+    ]
+    assert not any(candidate.fits for candidate in without)
 
 
 def test_a_card_that_the_step_fits_and_loading_does_not_keeps_its_head_in_16_bits():

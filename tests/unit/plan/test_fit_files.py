@@ -17,6 +17,7 @@ from graftwork.plan.fit.settings_files import (
     deepspeed_config,
     settings_files,
 )
+from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 
@@ -25,7 +26,7 @@ MODEL = find_model("llama-3.2-1b")
 
 def answer(gpu="RTX 4090", gpus=2, **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=gpus, ram_gib=128.0)
-    return fit(make_question(MODEL, machine=machine, seq=512, **more))
+    return fit(make_question(MODEL, FitOptions(seq=512, **more), machine=machine))
 
 
 def with_strategy(found, **changes):
@@ -36,14 +37,16 @@ def with_strategy(found, **changes):
 @pytest.mark.parametrize("method", ["lora", "qlora", "dora", "full"])
 def test_every_strategy_of_graft_is_taken_by_the_trainer(gpu, method):
     found = answer(gpu, method=method)
-    strategies = [found.strategy, *(one.strategy for one in found.considered)]
-    taken = [TrainSettings.model_validate(one.train) for one in strategies if one.engine == "graft"]
+    strategies = [found.strategy, *(candidate.strategy for candidate in found.considered)]
+    taken = [
+        TrainSettings.model_validate(strategy.train) for strategy in strategies if strategy.engine == "graft"
+    ]
     assert taken
-    assert all(one.method == method for one in taken)
-    for one in taken:
-        assert (one.processes > 1) == (one.strategy != "single")
-        assert not (method == "qlora" and one.strategy in ("fsdp", "zero3"))
-        assert not (gpu == "T4" and one.strategy in ("zero2", "zero3"))
+    assert all(settings.method == method for settings in taken)
+    for settings in taken:
+        assert (settings.processes > 1) == (settings.strategy != "single")
+        assert not (method == "qlora" and settings.strategy in ("fsdp", "zero3"))
+        assert not (gpu == "T4" and settings.strategy in ("zero2", "zero3"))
 
 
 def test_the_train_section_reads_back_from_its_file():

@@ -37,7 +37,7 @@ from graftwork.plan.fit.question import (
 )
 from graftwork.plan.fit.reasons import say_time
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import MemoryPeak, PlainSetup
+from graftwork.records.fit import FitOptions, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.units import GIB
 
@@ -53,7 +53,7 @@ ALONE = MemoryPeak(
 
 def question(gpu="RTX 5060 Ti 16GB", gpus=2, **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=gpus, ram_gib=128.0, cpu=find_cpu("9950X"))
-    return make_question(MODEL, machine=machine, **more)
+    return make_question(MODEL, FitOptions(**more), machine=machine)
 
 
 def setup(method="full", **more):
@@ -155,7 +155,7 @@ def test_a_sample_leaves_a_doubt_that_all_rows_do_not():
 
 
 @given(value=st.floats(1.0, 1e6), spread=st.floats(0.001, 0.2))
-def test_truths_lie_around_the_stated_value(value, spread):
+def test_true_values_are_around_the_stated_value(value, spread):
     around = truths(value, spread=spread)
     assert sum(around) / len(around) == pytest.approx(value, rel=0.01)
     assert min(around) > value * (1 - 1.5 * spread)
@@ -188,16 +188,16 @@ def test_answers_that_do_not_all_fit_are_generated_in_even_rounds(gib, batch):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "said"),
+    ("minutes", "output"),
     [(1.0, "60 s"), (90.0, "90 min"), (119.6, "2.0 h"), (306.0, "5.1 h"), (18358, "12.7 days")],
 )
-def test_a_time_is_said_in_the_unit_that_people_use(minutes, said):
-    assert say_time(minutes) == said
+def test_a_time_is_reported_in_the_unit_that_people_use(minutes, output):
+    assert say_time(minutes) == output
 
 
 def test_a_claim_above_the_roof_is_refused_with_the_arithmetic():
     machine = Machine(gpu=find_gpu("RTX 5060 Ti 16GB"), gpus=1, ram_gib=128.0)
-    asked = make_question(find_model("llama-3.1-8b"), machine=machine, method="qlora")
+    asked = make_question(find_model("llama-3.1-8b"), FitOptions(method="qlora"), machine=machine)
     with pytest.raises(UserMistake, match=r"cannot be: it needs \d+ of 47 TFLOPS"):
         require_possible(asked, 3200.0)
     most = most_tokens_per_second(asked)

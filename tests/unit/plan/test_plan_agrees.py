@@ -12,6 +12,7 @@ from graftwork.plan.cost.types import Terms
 from graftwork.plan.purchase.decide import Use, weigh_purchase
 from graftwork.plan.purchase.types import read_purchase_option
 from graftwork.plan.serving.answer import make_question, serve
+from graftwork.plan.serving.question import ServeLoad
 from graftwork.records.errors import UserMistake
 
 CARD = "RTX 5060 Ti 16GB"
@@ -39,7 +40,9 @@ def test_fit_and_buy_agree_on_two_cards_whatever_this_machine_has():
             today=date(2026, 11, 1), runs_a_month=30, waiting_usd_per_hour=0.0, electricity_usd_kwh=0.3
         ),
     )
-    hours = next(one for one in bought.choices if one.machine and one.machine.gpus == 2).hours_a_run
+    hours = next(
+        choice for choice in bought.choices if choice.machine and choice.machine.gpus == 2
+    ).hours_a_run
     assert hours.value == pytest.approx(fitted.run_minutes.value / 60, rel=0.02)
 
 
@@ -67,8 +70,9 @@ def test_no_cores_are_no_processor():
 
 
 def ask_serving(**changes):
-    values = {"machine": named_machine(cpu="16 cores", ram_gib=128), "users": 4, **changes}
-    return serve(make_question(find_model("deepseek-coder-6.7b"), **values))
+    machine = changes.pop("machine", None) or named_machine(cpu="16 cores", ram_gib=128)
+    load = ServeLoad(**{"users": 4, **changes})
+    return serve(make_question(find_model("deepseek-coder-6.7b"), load, machine=machine))
 
 
 def test_without_a_limit_serving_prefers_the_widest_weights_that_somebody_waits_for():
@@ -78,7 +82,9 @@ def test_without_a_limit_serving_prefers_the_widest_weights_that_somebody_waits_
     )
     assert slow.weights == fastest.form != "32 bits"
     small = serve(
-        make_question(find_model("smollm2-135m"), machine=named_machine(cpu="16 cores", ram_gib=128))
+        make_question(
+            find_model("smollm2-135m"), ServeLoad(), machine=named_machine(cpu="16 cores", ram_gib=128)
+        )
     )
     assert small.weights == "32 bits"
 

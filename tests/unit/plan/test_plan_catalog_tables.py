@@ -95,7 +95,7 @@ def test_every_place_but_ones_own_has_an_offer():
     assert {place.name for place in list_places()} - offered == {"own"}
 
 
-def test_what_a_team_quoted_is_not_reckoned_with():
+def test_what_a_team_quoted_is_not_estimated_with():
     ours = {(o.place, o.gpu, o.gpus): o for o in list_offers()}
     quoted = {(o.place, o.gpu, o.gpus): o for o in list_quoted_offers()}
     spot = quoted["runpod", "RTX4090", 1].spot_usd_per_hour
@@ -180,7 +180,7 @@ def test_a_bad_row_is_named_with_file_line_and_key(tmp_path: Path, row: str, key
     assert mistake.value.where.endswith("gpus.csv:3")
 
 
-def test_a_wrong_header_is_told_what_it_should_be(tmp_path: Path):
+def test_a_wrong_header_is_reported_with_the_expected_one(tmp_path: Path):
     (tmp_path / "gpus.csv").write_text("name,vram\nMine,48\n")
     with pytest.raises(UserMistake) as mistake:
         list_gpus(overlay=tmp_path)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.costmodel.processor import training_flops
 from graftwork.model.shape import adapter_parameters, read_shape, total_parameters
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Workload
@@ -45,13 +45,15 @@ def workload(**changes):
 def plan(work=None, **changes):
     values = {"settings": PlanSettings(), "device": DEVICE, "learned": ()}
     return make_plan(
-        base="smollm2",
-        base_fingerprint="f",
-        dataset_hash="d",
-        shape=SMOL,
-        work=work or workload(),
-        train={},
-        **{**values, **changes},
+        PlanInputs(
+            base="smollm2",
+            base_fingerprint="f",
+            dataset_hash="d",
+            shape=SMOL,
+            work=work or workload(),
+            train={},
+            **{**values, **changes},
+        )
     )
 
 
@@ -62,7 +64,8 @@ def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
 
 
 def test_adapter_parameters_are_those_that_are_trained(tiny_base):
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base
 
     shape = read_shape(tiny_base)

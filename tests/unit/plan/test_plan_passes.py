@@ -10,7 +10,7 @@ from graftwork.costmodel.time import rates_of
 from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.hardware import Machine
@@ -68,7 +68,7 @@ def test_nothing_is_computed_again_where_there_is_room():
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero2", "zero3", "fsdp"])
 @pytest.mark.parametrize("method", ["lora", "dora"])
-def test_every_crew_is_planned(strategy, method):
+def test_every_number_of_processes_is_planned(strategy, method):
     found = choose(load(method, tokens=512, adapted_layers=4), shape=SHORT, strategy=strategy, limit=23.0)
     assert found.peak_gib > 0
     assert found.seconds_a_token
@@ -79,14 +79,16 @@ def test_every_crew_is_planned(strategy, method):
 @settings(max_examples=6, deadline=None)
 def test_more_memory_is_never_slower(limit, more, method):
     work = load(method, tokens=512, adapted_layers=4)
-    small, large = (choose(work, shape=SHORT, limit=one, strategy="single") for one in (limit, limit * more))
+    small, large = (choose(work, shape=SHORT, limit=gib, strategy="single") for gib in (limit, limit * more))
     if not needs_more(small, limit_gib=limit):
         assert not needs_more(large, limit_gib=limit * more)
         assert large.seconds_a_token <= small.seconds_a_token * 1.0001
 
 
 def test_the_beginning_that_rows_share_is_held_once_where_nothing_is_computed_again():
-    apart, shared = (choose(load(shared_tokens=one), limit=70, checkpointing="off") for one in (0, 1536))
+    apart, shared = (
+        choose(load(shared_tokens=tokens), limit=70, checkpointing="off") for tokens in (0, 1536)
+    )
     assert shared.peak_gib / shared.micro_rows < apart.peak_gib / apart.micro_rows
 
 
@@ -116,7 +118,7 @@ def make(plain=None, **more):
         "dtype": "bfloat16",
         "plain": plain,
     }
-    return make_plan(**{**facts, **more})
+    return make_plan(PlanInputs(**{**facts, **more}))
 
 
 def test_a_plan_says_how_the_plain_step_is_taken_and_promises_its_memory():
@@ -129,7 +131,7 @@ def test_a_plan_says_how_the_plain_step_is_taken_and_promises_its_memory():
     assert plan.train == {}, "how rows are gone through does not name the run"
 
 
-def test_a_card_that_is_known_is_reckoned_by_its_own_rates():
+def test_a_card_that_is_known_is_estimated_by_its_own_rates():
     slow, quick = (rates_of(find_gpu(name)) for name in ("RTX 4060 Ti 16GB", "RTX 4080"))
     plans = [make(choose(rates=rates), rates=rates) for rates in (slow, quick)]
     assert plans[0].tokens_per_second.value < 0.7 * plans[1].tokens_per_second.value

@@ -87,19 +87,19 @@ def test_memory_beyond_its_range_names_what_is_loaded_or_what_a_step_needs(loade
     assert drifts_of(peak=peak, parts=parts)["peak_memory_gib"].component == component
 
 
-def test_without_parts_the_drift_is_told_and_no_cause_is_invented():
+def test_without_parts_the_drift_is_reported_and_no_cause_is_invented():
     drift = drifts_of(peak=9.0, parts=RunParts())["peak_memory_gib"]
     assert drift.component is None
     assert "9" in drift.says
     assert "mostly" not in drift.says
 
 
-def test_a_plan_that_names_no_parts_still_sets_its_steps_beside_the_run():
+def test_a_plan_that_names_no_parts_still_sets_its_steps_next_to_the_run():
     plan = make_plan()
     found = compare_parts(plan, make_outcome(), RunParts(seconds={"compute": 60.0, "load": 5.0}))
-    assert {one.name for one in found} == {"minutes.compute", "minutes.load"}
-    reckoned = plan.tokens.value / plan.tokens_per_second.value / 60
-    assert next(one for one in found if one.name == "minutes.compute").planned.value == reckoned
+    assert {item.name for item in found} == {"minutes.compute", "minutes.load"}
+    estimated = plan.tokens.value / plan.tokens_per_second.value / 60
+    assert next(item for item in found if item.name == "minutes.compute").planned.value == estimated
 
 
 def test_nobody_looked_before_the_first_step():

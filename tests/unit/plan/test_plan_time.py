@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_rates import PUBLISHED, set_beside
+from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
 from graftwork.costmodel.processor import seconds_a_token
@@ -137,23 +137,27 @@ def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, set
     assert plain_seconds(setup) == pytest.approx(peers[name]["step_seconds"], rel=0.15)
 
 
-def test_the_page_tells_how_far_published_figures_lie_from_ours():
+def test_the_page_reports_how_far_published_figures_are_from_ours():
     page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
-    said = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
-    assert said is not None
+    output = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
+    assert output is not None
     above = [
-        one.tokens_per_second
-        / set_beside(one, find_model(one.model).shape, rates_of(find_gpu(one.gpu))).reckoned
-        for one in PUBLISHED
+        rate.tokens_per_second
+        / compare_published(rate, find_model(rate.model).shape, rates_of(find_gpu(rate.gpu))).estimated
+        for rate in PUBLISHED
     ]
-    assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [int(n) for n in said.groups()]
+    assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [
+        int(n) for n in output.groups()
+    ]
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.engine} {one.gpu} {one.method}")
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda item: f"{item.engine} {item.gpu} {item.method}")
 def test_published_figures_of_other_cards_are_of_the_same_order(published):
     """A comparison, not a gate: others' engines and settings are not ours."""
-    beside = set_beside(published, find_model(published.model).shape, rates_of(find_gpu(published.gpu)))
-    assert 0.6 < beside.reckoned / published.tokens_per_second < 1.4
+    compared = compare_published(
+        published, find_model(published.model).shape, rates_of(find_gpu(published.gpu))
+    )
+    assert 0.6 < compared.estimated / published.tokens_per_second < 1.4
 
 
 @given(

@@ -73,7 +73,7 @@ def test_the_quick_count_is_the_long_one(form, data, levels, adapted):
 
 @given(FORMS, st.data())
 @settings(max_examples=20, deadline=None)
-def test_who_keeps_more_asks_for_no_less_and_takes_no_longer(form, data):
+def test_keeping_more_activations_takes_no_less_memory_and_no_more_time(form, data):
     way = TuningOption(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
     for keep in range(BLOCKS):
         for lean in range(BLOCKS - keep):
@@ -152,5 +152,5 @@ def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
 
     monkeypatch.setattr(card_tuning, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
-    assert len({one.to_json() for one in replays}) <= 12
+    assert len({replay.to_json() for replay in replays}) <= 12
     assert len(replays) <= 24

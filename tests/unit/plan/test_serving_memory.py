@@ -29,7 +29,7 @@ def memory(question, form="4 bits"):
 def test_more_of_anything_never_takes_less_memory(place, load, more):
     shape, on, gpus = place
     if more == "copies" and load["copies"] == 1:
-        # One model is split over all cards, two stand beside each other.
+        # One model is split over all cards, two are next to each other.
         load["copies"] = 2
     less = memory(ask(shape, on, gpus=gpus, **load))
     grown = memory(ask(shape, on, gpus=gpus, **{**load, more: load[more] * 2 + 1}))
@@ -99,7 +99,7 @@ def test_six_models_in_sixteen_bits_take_75_gib_and_not_30_gb():
     assert 6 * wide.one_model_gib.value == pytest.approx(75.3, abs=0.1)
     assert wide.asked_whole_gib.value > 75
     assert wide.whole_models.value < 6
-    # Six adapters of rank 16 are less than half a GiB beside one base.
+    # Six adapters of rank 16 are less than half a GiB next to one base.
     assert 6 * wide.one_adapter_gib.value < 0.5
     assert wide.asked_adapters_gib.value < 30 < wide.asked_whole_gib.value
     assert wide.adapters.low > 6

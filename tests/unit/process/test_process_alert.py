@@ -105,7 +105,7 @@ def test_a_redirect_is_not_followed(serve):
     assert other.got == []
 
 
-def test_what_is_not_delivered_is_said_without_the_secret_of_its_address(tmp_path, serve):
+def test_what_is_not_delivered_is_reported_without_the_secret_of_its_address(tmp_path, serve):
     server, words = serve(500, 500), []
     with Alarm(
         tmp_path,
@@ -126,7 +126,7 @@ def test_a_command_that_does_not_end_is_ended():
     assert "was ended" in run_command(hanging, b"{}", seconds=0.2)
 
 
-def test_a_command_that_fails_is_said():
+def test_a_command_that_fails_is_reported():
     assert "exit code 3" in run_command([sys.executable, "-c", "raise SystemExit(3)"], b"{}")
 
 

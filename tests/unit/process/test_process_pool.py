@@ -1,4 +1,4 @@
-"""Work on many pieces: in order, on several processes, with an end that can be read."""
+"""Work on many pieces: in order, on several processes, with an exit that can be read."""
 
 import os
 import signal

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from sandbox_ways import NAME_ITSELF, PATIENT, comes_true, each_way, nobody_is_named, processes_named, run_in
+from sandbox_kinds import NAME_ITSELF, PATIENT, comes_true, each_way, nobody_is_named, processes_named, run_in
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
 from graftwork.process.sandbox.run import WAYS
@@ -28,7 +28,7 @@ def attempt(what):
 
 
 def try_all(kind, attempts: list[str], *, prelude: str = "", limits: Limits = PATIENT):
-    source = ATTEMPT + prelude + "\n" + "\n".join(f"attempt(lambda: {one})" for one in attempts)
+    source = ATTEMPT + prelude + "\n" + "\n".join(f"attempt(lambda: {attempt})" for attempt in attempts)
     result = run_in(kind, source, limits=limits)
     assert result.stdout.count("GOT") + result.stdout.count("refused") == len(attempts), result
     return result
@@ -48,7 +48,7 @@ def secret_at_home(secret):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-def test_root_and_whoever_has_user_namespaces_can_shut_code_in():
+def test_root_and_users_with_user_namespaces_can_isolate_code():
     by_namespaces = subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False)
     if os.geteuid() != 0 and by_namespaces.returncode != 0:
         pytest.skip("neither root nor user namespaces on this machine: generated code is refused here")
@@ -186,7 +186,7 @@ def test_other_processes_can_neither_be_signalled_nor_read(kind):
     finally:
         ended.kill()
         ended.wait()
-    # Of its own first process it may be told that the signal was sent: that one does not take it.
+    # Of its own first process it may be notified that the signal was sent: that one does not take it.
     allowed = 1 if kind is SandboxKind.BUBBLEWRAP or kind is SandboxKind.USER_NAMESPACES else 0
     assert result.stdout.count("GOT") <= allowed, result.stdout
     assert result.ok
@@ -198,12 +198,12 @@ def test_signals_to_everybody_reach_nobody_else(kind):
     try:
         source = """
             import os, signal
-            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(one, signal.SIG_IGN)
-            for one in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 for target in (-1, 1, os.getppid()):
                     try:
-                        os.kill(target, one)
+                        os.kill(target, number)
                     except OSError:
                         pass
             print("still here")
@@ -258,14 +258,14 @@ def test_a_daemon_does_not_outlive_its_run(kind):
     name = f"d{secrets.token_hex(6)}"
     source = f"""
         import os, signal, time
-        ready, tell = os.pipe()
+        ready, report = os.pipe()
         if os.fork() == 0:
             os.setsid()
-            for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                signal.signal(one, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             if os.fork() == 0:
                 {NAME_ITSELF.format(name=name).strip()}
-                os.write(tell, b"x")
+                os.write(report, b"x")
                 for number in range(64):
                     try:
                         os.close(number)
@@ -283,7 +283,7 @@ def test_a_daemon_does_not_outlive_its_run(kind):
 
 
 @each_way
-def test_the_box_ends_with_whoever_started_it(kind):
+def test_the_sandbox_ends_with_its_parent(kind):
     run_in(kind, "pass")
     name = f"e{secrets.token_hex(6)}"
     inner = NAME_ITSELF.format(name=name) + "import os; os.fork()\nimport time; time.sleep(300)"

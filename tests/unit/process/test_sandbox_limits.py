@@ -4,7 +4,7 @@ import secrets
 import textwrap
 
 import pytest
-from sandbox_ways import MIB, NAME_ITSELF, PATIENT, each_way, nobody_is_named, require_way, run_in
+from sandbox_kinds import MIB, NAME_ITSELF, PATIENT, each_way, nobody_is_named, require_way, run_in
 
 from graftwork.process.sandbox import CodeJob, Limits, Sandbox, SandboxKind, run_jobs
 
@@ -101,9 +101,9 @@ def test_sleeping_and_deafness_end_at_the_deadline(kind):
     name = name_it()
     source = """
         import signal, time
-        for one in range(1, 65):
+        for number in range(1, 65):
             try:
-                signal.signal(one, signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN)
             except (OSError, ValueError):
                 pass
         print("asleep", flush=True)
@@ -192,7 +192,7 @@ def test_nothing_can_be_read_from_standard_input(kind):
 
 
 @each_way
-def test_the_ways_of_ending_are_told_apart(kind):
+def test_the_ways_of_ending_are_distinguished(kind):
     assert run_in(kind, "print('é')").model_dump(include={"ok", "exit_code", "stdout", "reason"}) == {
         "ok": True,
         "exit_code": 0,

@@ -9,11 +9,11 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "said", "line"),
+    ("more", "output", "line"),
     [
         ("train:\n  examine: {metric: json_vald}\n", "did you mean json_valid?", 5),
         ("train:\n  examine: {metric: latency_seconds}\n", "there is no metric latency_seconds", 5),
-        ("train:\n  examine: {patience: 2}\n", "without every none is taken", 5),
+        ("train:\n  examine: {patience: 2}\n", "patience counts evaluations; set `every` as well", 5),
         (
             "train:\n  examine: {every: 5, metric: json_valid}\n  strategy: fsdp\n",
             "needs the whole model on one device",
@@ -26,17 +26,17 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
         ),
     ],
 )
-def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, said, line):
+def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, output, line):
     path = tmp_path / "graft.yaml"
     path.write_text(START + more)
     with pytest.raises(UserMistake) as caught:
         load_settings(path)
-    assert said in caught.value.what
+    assert output in caught.value.what
     assert caught.value.where == f"{path}:{line}"
 
 
 @pytest.mark.parametrize("metric", ["loss", "json_valid", "truncated"])
-def test_what_evaluation_offers_can_be_looked_at(tmp_path, metric):
+def test_metrics_of_evaluation_are_available_during_training(tmp_path, metric):
     path = tmp_path / "graft.yaml"
     path.write_text(f"{START}train:\n  examine: {{every: 5, metric: {metric}, patience: 2}}\n")
     assert load_settings(path).train.examine.metric == metric

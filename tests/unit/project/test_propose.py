@@ -138,17 +138,17 @@ def test_tickets_get_rules_that_a_model_which_learned_nothing_cannot_keep(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("rows", "share", "told"),
+    ("rows", "share", "reported"),
     [(5000, 0.1, "5 points"), (1000, 0.17, "10 points"), (310, 0.3, "15 points"), (100, 0.3, "34 points")],
 )
-def test_the_test_split_is_large_enough_for_a_gain_to_show(rows, share, told):
+def test_the_test_split_is_large_enough_for_a_gain_to_show(rows, share, reported):
     found, cases, why = choose_test_size(rows)
     assert found == pytest.approx(share)
     assert cases == round(found * rows)
-    assert told in why
+    assert reported in why
 
 
-def test_too_few_rows_are_told_instead_of_guessed_from(tmp_path):
+def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
     write_log(tmp_path / "log.jsonl", chat, count=5)
     with pytest.raises(UserMistake, match="5 usable rows are too few"):
         start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")

@@ -53,7 +53,7 @@ class InMemoryReleaseIndex(ReleaseIndex):
         return tuple(reversed(self._releases.values()))
 
     def entries(self, query: ReleaseQuery = ReleaseQuery()) -> tuple[ReleaseEntry, ...]:  # noqa: B008
-        found = [one for one in map(self._entry, self.list()) if self._is_asked_for(one, query)]
+        found = [entry for entry in map(self._entry, self.list()) if self._is_asked_for(entry, query)]
         return tuple(found[: query.limit])
 
     def entry(self, release_id: str) -> ReleaseEntry:
@@ -62,9 +62,9 @@ class InMemoryReleaseIndex(ReleaseIndex):
     def find_version(self, version: str, *, model: str | None = None) -> str | None:
         require_version(version)
         found = [
-            one.id
-            for one in self._releases.values()
-            if self._versions[one.id] == version and model in (None, one.model)
+            release.id
+            for release in self._releases.values()
+            if self._versions[release.id] == version and model in (None, release.model)
         ]
         return found[0] if len(found) == 1 else None
 
@@ -73,7 +73,7 @@ class InMemoryReleaseIndex(ReleaseIndex):
             self._versions[release_id] = self._free_version(self._require(release_id), version)
 
     def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
-        wanted = {require_name(one, kind="tag") for one in tags}
+        wanted = {require_name(tag, kind="tag") for tag in tags}
         has = self._tags.setdefault(self._require(release_id).id, set())
         (has.difference_update if remove else has.update)(wanted)
         return tuple(sorted(has))
@@ -89,8 +89,8 @@ class InMemoryReleaseIndex(ReleaseIndex):
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._lock:
             marked = tuple(sorted(set(release_ids) - reachable_releases(self.alias_logs().values())))
-            for one in marked:
-                self._collected.setdefault(one, when)
+            for release in marked:
+                self._collected.setdefault(release, when)
         return marked
 
     def aliases(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class InMemoryReleaseIndex(ReleaseIndex):
 
     def _is_asked_for(self, entry: ReleaseEntry, query: ReleaseQuery) -> bool:
         words = (entry.id, entry.version or "", entry.base, entry.run_id, entry.model, *entry.tags)
-        said = "\n".join((*words, *(note.text for note in self.notes(entry.id)))).lower()
+        output = "\n".join((*words, *(note.text for note in self.notes(entry.id)))).lower()
         return (
             query.tag in (None, *entry.tags)
             and query.decision in (None, entry.decision)
@@ -144,12 +144,14 @@ class InMemoryReleaseIndex(ReleaseIndex):
             and query.base in (None, entry.base)
             and (query.since is None or entry.created_at >= query.since)
             and (query.collected or entry.collected_at is None)
-            and (query.search or "").lower() in said
+            and (query.search or "").lower() in output
         )
 
     def _free_version(self, release: Release, given: str | None) -> str:
         of_model = {
-            self._versions[one.id]: one for one in self._releases.values() if one.model == release.model
+            self._versions[other.id]: other
+            for other in self._releases.values()
+            if other.model == release.model
         }
         if given is None:
             newest = max(of_model, key=sort_key, default=None)

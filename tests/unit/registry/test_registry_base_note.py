@@ -1,4 +1,4 @@
-"""Whoever gets a release learns which weights its base has."""
+"""The recipient of a release learns which weights its base has."""
 
 import json
 from io import StringIO

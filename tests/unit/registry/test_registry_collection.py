@@ -1,4 +1,4 @@
-"""Garbage collection beside others, and among things that are not as the store made them."""
+"""Garbage collection next to others, and among things that are not as the store made them."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def make(tmp_path, store):
 
 
 def test_a_signature_never_comes_alone(store, make, monkeypatch):
-    """Whoever collects garbage while a release is being signed has to wait until it is."""
+    """Garbage collection while a release is being signed has to wait until it is."""
     release = make("one")
     real = ReleaseStore.verify
 

@@ -53,8 +53,8 @@ A, B, C, D = (release(letter) for letter in "abcd")
 @pytest.fixture
 def index() -> InMemoryReleaseIndex:
     made = InMemoryReleaseIndex(project=PROJECT)
-    for one in (A, B, C, D):
-        made.add(one)
+    for release in (A, B, C, D):
+        made.add(release)
     return made
 
 
@@ -100,8 +100,8 @@ def test_a_project_may_promote_without_a_verdict(index):
 
 
 def test_repeated_rollbacks_walk_back_instead_of_to_and_fro(index):
-    for one in (A, B, C):
-        promote(index, one)
+    for release in (A, B, C):
+        promote(index, release)
     rollback(index)
     assert live(index) == "b"
     rollback(index)
@@ -112,8 +112,8 @@ def test_repeated_rollbacks_walk_back_instead_of_to_and_fro(index):
 
 
 def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
-    for one in (A, B):
-        promote(index, one)
+    for release in (A, B):
+        promote(index, release)
     rollback(index)
     promote(index, C)
     rollback(index)
@@ -124,12 +124,12 @@ def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
 @pytest.mark.parametrize("meanwhile", [[C], [C, B], [None], [None, B, C, B]])
 def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwhile):
     """Who saw B live and A before it must not roll back what somebody made live since."""
-    for one in (D, A, B):
-        promote(index, one)
+    for release in (D, A, B):
+        promote(index, release)
     seen = plan_rollback(index, alias="champion")
     assert seen == (B.id, A.id)
-    for one in meanwhile:
-        rollback(index) if one is None else promote(index, one)
+    for release in meanwhile:
+        rollback(index) if release is None else promote(index, release)
     before = index.alias_log("champion")
     with pytest.raises(Busy, match="another process"):
         rollback(index, planned=seen)
@@ -146,9 +146,9 @@ def test_an_alias_that_never_was_cannot_be_rolled_back(index):
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "back"]), max_size=30))
 def test_promotions_and_rollbacks_behave_like_a_stack(actions):
     index = InMemoryReleaseIndex(project=PROJECT)
-    by_letter = {one.id[0]: one for one in (A, B, C, D)}
-    for one in by_letter.values():
-        index.add(one)
+    by_letter = {release.id[0]: release for release in (A, B, C, D)}
+    for release in by_letter.values():
+        index.add(release)
     stack: list[str] = []
     for action in actions:
         if action != "back":

@@ -1,4 +1,4 @@
-"""A server that cannot write the store holds what it serves: garbage collection beside it sees that."""
+"""A server that cannot write the store holds what it serves: garbage collection next to it sees that."""
 
 import errno
 import fcntl
@@ -76,17 +76,17 @@ WAYS = [
 @contextmanager
 def reader(store: ReleaseStore, release_id: str, become) -> Iterator[int]:
     """A process that cannot write the store and serves a release; its id."""
-    says, said = os.pipe()
+    says, output = os.pipe()
     child = os.fork()
     if child == 0:
         become()
         with ReleaseStore.open(store.root).lease() as held:
             held.add(release_id)
             whole = ReleaseStore.open(store.root).get(release_id).is_dir()
-            os.write(said, b"+" if whole else b"-")
+            os.write(output, b"+" if whole else b"-")
             signal.pause()
         os._exit(1)
-    os.close(said)
+    os.close(output)
     try:
         assert os.read(says, 1) == b"+"
         yield child
@@ -211,7 +211,7 @@ def test_on_nfs_garbage_goes_and_what_a_reader_serves_stays(store, make, monkeyp
 
 
 @pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_where_readers_cannot_be_seen_releases_stay_and_it_is_said(store, make, monkeypatch, number):
+def test_where_readers_cannot_be_seen_releases_stay_and_it_is_reported(store, make, monkeypatch, number):
     one = make("one")
     answer_on_manifests(monkeypatch, number)
     found = store.collect_garbage([])
@@ -237,7 +237,7 @@ def test_an_ordinary_lease_holds_on_nfs_too(store, make, monkeypatch):
     assert store.collect_garbage([]).releases == (served,)
 
 
-def test_a_file_system_without_locks_is_said(store, make, monkeypatch):
+def test_a_file_system_without_locks_is_reported(store, make, monkeypatch):
     make("one")
 
     def flock(_descriptor, _how):

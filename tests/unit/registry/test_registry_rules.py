@@ -91,7 +91,7 @@ def test_a_licence_is_what_the_files_state_and_never_a_guess(tmp_path, files, li
     assert find_licence(tmp_path) == licence
 
 
-def test_aliases_of_specialists_stand_behind_their_model():
+def test_aliases_of_specialists_follow_their_model():
     assert alias_of_model("champion", model="ufm", main="ufm") == "champion"
     assert alias_of_model("champion", model="tagger", main="ufm") == "tagger/champion"
     assert alias_of_model("tagger/champion", model="tagger", main="ufm") == "tagger/champion"

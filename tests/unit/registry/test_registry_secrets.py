@@ -8,7 +8,7 @@ from graftwork.registry.settings import ReleaseSettings
 from graftwork.registry.transfer.hub import Hub
 
 
-def test_a_token_at_the_edge_of_a_cut_message_is_not_said_by_half():
+def test_a_token_at_the_edge_of_a_cut_message_is_not_shown_in_part():
     hub = object.__new__(Hub)
     hub.repository, hub._token, hub._endpoint = "owner/name", "hf_" + "s3cret" * 10, None
 

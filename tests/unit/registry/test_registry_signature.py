@@ -69,7 +69,7 @@ RFC_8032 = [
 
 @pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032)
 def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
-    seed, public, message, signature = (bytes.fromhex(one) for one in (seed, public, message, signature))
+    seed, public, message, signature = (bytes.fromhex(text) for text in (seed, public, message, signature))
     assert signatures.public_bytes(seed) == public
     assert signatures.sign_ed25519(message, seed=seed) == signature
     assert signatures.verify_ed25519(message, signature=signature, public=public)
@@ -137,9 +137,9 @@ def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_on
 
 @pytest.mark.parametrize("text", ["", "nonsense!", KEY[:-4], "RWQ=", OF_FILE])
 def test_what_is_no_key_is_refused_with_the_place(text, tmp_path):
-    with pytest.raises(UserMistake, match="cannot be read") as told:
+    with pytest.raises(UserMistake, match="cannot be read") as reported:
         load_public_key(text, root=tmp_path)
-    assert told.value.where == "release.public_key"
+    assert reported.value.where == "release.public_key"
     (tmp_path / "key").write_text(text)
     with pytest.raises(UserMistake, match="cannot be read"):
         load_secret_key(tmp_path / "key")
@@ -157,9 +157,9 @@ def signed(tmp_path):
 
 def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):
     store, release, key = signed
-    with pytest.raises(AnswerIsNo, match="is not signed") as told:
+    with pytest.raises(AnswerIsNo, match="is not signed") as reported:
         store.get(release.id)
-    assert "graft release sign" in told.value.fix
+    assert "graft release sign" in reported.value.fix
     folder = store.folder(release.id)
     (folder / "manifest.json.sigstore.json").write_text("{}")
     with pytest.raises(AnswerIsNo, match="sigstore signature only"):
@@ -169,7 +169,7 @@ def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):
         store.get(release.id)
     store.sign(release.id, sign_manifest(folder, key=key, comment="by us"))
     assert store.get(release.id) == folder
-    # Whoever trusts no key sees the signature as a part of the folder, and nothing wrong with it.
+    # Without a trusted key, the signature is just a part of the folder, and nothing wrong with it.
     assert ReleaseStore.open(store.root).verify(release.id) == release
 
 
@@ -190,7 +190,7 @@ def test_every_changed_letter_of_a_signature_is_found(signed):
     assert store.verify(release.id) == release
 
 
-def test_bytes_are_checked_whoever_signed_them(signed):
+def test_bytes_are_verified_whatever_the_signature(signed):
     store, release, key = signed
     folder = store.folder(release.id)
     store.sign(release.id, sign_manifest(folder, key=key, comment="ours"))

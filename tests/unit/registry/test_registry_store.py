@@ -82,7 +82,7 @@ def test_a_release_of_the_first_layout_keeps_its_name_and_is_kept_whole(store, m
     assert store.verify(old.id) == old
 
 
-def test_a_manifest_that_lies_about_itself_is_not_let_in(store, make, tmp_path):
+def test_a_manifest_with_false_hashes_is_refused(store, make, tmp_path):
     made = make("one")
     sources = {file.path: store.folder(made.id) / file.path for file in made.files}
     fresh = ReleaseStore.open(tmp_path / "other")
@@ -137,21 +137,21 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
     blob = store.blobs.path(shared)
     blob.chmod(0o644)
     blob.write_bytes(b"\0" * blob.stat().st_size)
-    with pytest.raises(Damaged, match="does not match its hash") as told:
+    with pytest.raises(Damaged, match="does not match its hash") as reported:
         store.get(one.id)
-    assert told.value.why
-    assert told.value.fix
-    assert told.value.where.endswith("adapter_model.safetensors")
+    assert reported.value.why
+    assert reported.value.fix
+    assert reported.value.where.endswith("adapter_model.safetensors")
     two = make("two", versions={"graftwork": "1"})
     assert store.verify(two.id) == two
     with pytest.raises(Damaged):
         store.verify(one.id)
 
 
-def test_what_is_not_here_is_said_to_be_not_here(store):
-    with pytest.raises(Damaged, match="not in this store") as told:
+def test_what_is_not_here_is_reported_as_not_here(store):
+    with pytest.raises(Damaged, match="not in this store") as reported:
         store.get("a" * 64)
-    assert "import" in told.value.fix
+    assert "import" in reported.value.fix
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
@@ -165,10 +165,10 @@ def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(blobs, "copy_with_progress", fill_up)
-    with pytest.raises(EnvironmentLacks, match="disk is full") as told:
+    with pytest.raises(EnvironmentLacks, match="disk is full") as reported:
         make("two", weights=b"other")
     assert calls
-    assert told.value.fix
+    assert reported.value.fix
     for blob in store.blobs.all():
         assert file_digest(blob.path) == blob.sha256
     store.collect_garbage(store.ids())
@@ -196,20 +196,20 @@ def test_a_read_only_store_gives_out_what_it_has_and_says_why_it_takes_nothing(s
         held.add(release.id)
         assert store.get(release.id).is_dir()
     for change in (lambda: store.collect_garbage([]), lambda: store.blobs.put(b"x", "0" * 64)):
-        with pytest.raises(EnvironmentLacks, match="no permission") as told:
+        with pytest.raises(EnvironmentLacks, match="no permission") as reported:
             change()
-        assert told.value.fix
-        assert told.value.where
+        assert reported.value.fix
+        assert reported.value.where
     assert files_below(store.root) == before
 
 
 def test_collection_takes_what_is_not_in_use_and_the_files_that_nobody_else_holds(store, make):
     one, two = make("one"), make("two", weights=b"other")
     (store.root / ".dead.part").mkdir()
-    told = store.collect_garbage([two.id], dry_run=True)
+    reported = store.collect_garbage([two.id], dry_run=True)
     assert store.ids() == tuple(sorted((one.id, two.id)))
     found = store.collect_garbage([two.id])
-    assert found.model_copy(update={"dry_run": True}) == told
+    assert found.model_copy(update={"dry_run": True}) == reported
     assert found.releases == (one.id,)
     assert found.bytes > 0
     assert store.ids() == (two.id,)
@@ -237,15 +237,15 @@ def test_collection_spares_what_a_lease_holds_until_its_process_is_gone(store, m
     assert not list((store.root / ".leases").iterdir())
 
 
-def test_collection_waits_for_whoever_writes(store, make):
+def test_collection_waits_for_writers(store, make):
     release = make("one")
     with (
         store.shared_lock(),
-        pytest.raises(Busy, match="in use") as told,
+        pytest.raises(Busy, match="in use") as reported,
         locks.exclusive_lock(store.root, wait_seconds=0.0),
     ):
         pass
-    assert told.value.fix
+    assert reported.value.fix
     with (
         locks.exclusive_lock(store.root),
         pytest.raises(Busy),

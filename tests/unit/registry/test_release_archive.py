@@ -44,11 +44,11 @@ def test_the_same_release_is_the_same_archive_and_comes_back_as_it_was(tmp_path)
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
     with tarfile.open(tmp_path / "a.tar") as tar:
         members = tar.getmembers()
-    assert [one.name.partition("/")[2] for one in members] == [
+    assert [member.name.partition("/")[2] for member in members] == [
         MANIFEST,
         *sorted(f.path for f in release.files),
     ]
-    assert {(one.mtime, one.uid, one.gid, one.uname) for one in members} == {(0, 0, 0, "")}
+    assert {(member.mtime, member.uid, member.gid, member.uname) for member in members} == {(0, 0, 0, "")}
     far = ReleaseStore.open(tmp_path / "far")
     arrived = take(tmp_path / "a.tar", far)
     assert arrived == (release, True)
@@ -79,7 +79,7 @@ def test_a_damaged_release_is_not_exported_and_leaves_nothing(tmp_path):
 def rebuilt(path, change):
     """The archive with its members changed by `change(list of (TarInfo, bytes))`."""
     with tarfile.open(path) as tar:
-        members = [(one, tar.extractfile(one).read()) for one in tar.getmembers()]
+        members = [(member, tar.extractfile(member).read()) for member in tar.getmembers()]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, data in change(members):
@@ -147,13 +147,13 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(archive, tmp_path, what
     path, _ = archive
     rebuilt(path, HOSTILE[what])
     store = ReleaseStore.open(tmp_path / "a" / "b" / "far")
-    with pytest.raises(GraftError) as told:
+    with pytest.raises(GraftError) as reported:
         take(path, store)
-    assert told.value.fix
+    assert reported.value.fix
     assert store.ids() == ()
     assert not list(store.blobs.all())
     assert not list(store.root.glob(".*.part"))
-    assert [one.name for one in (tmp_path / "a" / "b").iterdir()] == ["far"]
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["far"]
 
 
 def test_an_archive_cannot_unpack_to_more_than_it_weighs(archive, tmp_path):

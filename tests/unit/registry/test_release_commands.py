@@ -41,9 +41,9 @@ class Place:
             patch.setattr("sys.argv", ["graft", "release", *words, *(("-C", str(self.root)) if here else ())])
             with pytest.raises(SystemExit) as left:
                 cli.main()
-        said = self._capsys.readouterr()
-        assert left.value.code == code, said
-        return said.out + said.err
+        output = self._capsys.readouterr()
+        assert left.value.code == code, output
+        return output.out + output.err
 
     def ask(self, *words: str, code: int = 0):
         return json.loads(self.type(*words, "--json", code=code))
@@ -60,10 +60,10 @@ def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     assert place.ask("tag", "champion", "keep", "audited")["tags"] == ["audited", "keep"]
     place.ask("note", "champion", "speaks French")
     listed = place.ask("list")
-    assert [one["id"] for one in listed["releases"]] == [second, first]
+    assert [release["id"] for release in listed["releases"]] == [second, first]
     assert listed["aliases"] == {"champion": first}
     for question in (["--tag", "keep"], ["--decision", "deploy"], ["--search", "french"]):
-        assert [one["id"] for one in place.ask("list", *question)["releases"]] == [first]
+        assert [release["id"] for release in place.ask("list", *question)["releases"]] == [first]
     assert place.ask("list", "--since", "1h")["releases"] == []
     assert place.ask("list", "--limit", "1")["more"] is True
     shown = place.ask("show", "1.0.0")
@@ -96,12 +96,12 @@ def parts_verdict(decision):
         ("sign", "champion", "--key", "no-such-file"),
     ],
 )
-def test_a_mistake_is_told_with_its_mending_and_changes_nothing(place, words):
+def test_a_mistake_is_reported_with_its_fix_and_changes_nothing(place, words):
     place.ask("promote", place.make())
     before = place.ask("log"), place.ask("list")
-    told = place.ask(*words, code=2)
-    assert told["what"]
-    assert told["fix"]
+    reported = place.ask(*words, code=2)
+    assert reported["what"]
+    assert reported["fix"]
     assert (place.ask("log"), place.ask("list")) == before
 
 
@@ -123,10 +123,10 @@ def test_damaged_bytes_are_neither_promoted_nor_rolled_back_to(place):
     path.chmod(0o644)
     path.write_bytes(path.read_bytes() + b" ")
     for words in (("rollback",), ("promote", first), ("verify", first)):
-        told = place.ask(*words, code=3)
-        assert told["error"] == "Damaged"
-        assert told["why"]
-        assert told["fix"]
+        reported = place.ask(*words, code=3)
+        assert reported["error"] == "Damaged"
+        assert reported["why"]
+        assert reported["fix"]
     assert place.ask("list")["aliases"] == {"champion": second}
 
 
@@ -145,7 +145,7 @@ def test_specialists_are_promoted_and_rolled_back_by_themselves(place):
         "tagger/challenger": two,
     }
     assert place.ask("show", "tagger/champion")["id"] == one
-    assert [one["version"] for one in place.ask("list", "--model", "tagger")["releases"]] == [
+    assert [release["version"] for release in place.ask("list", "--model", "tagger")["releases"]] == [
         "1.0.1",
         "1.0.0",
     ]
@@ -157,13 +157,13 @@ def test_collection_follows_the_projects_rules_and_the_index_remembers(place):
     place.ask("promote", releases[0])
     place.ask("promote", releases[1])
     place.ask("tag", releases[2], "keep")
-    told = place.ask("gc", "--dry-run")
-    assert told["releases"] == [releases[3]]
+    reported = place.ask("gc", "--dry-run")
+    assert reported["releases"] == [releases[3]]
     assert place.ask("verify", releases[3])
     assert place.ask("gc")["releases"] == [releases[3]]
     assert "newest" in place.ask("gc")["why_kept"][releases[4]]
-    assert releases[3] not in [one["id"] for one in place.ask("list")["releases"]]
-    assert releases[3] in [one["id"] for one in place.ask("list", "--collected")["releases"]]
+    assert releases[3] not in [release["id"] for release in place.ask("list")["releases"]]
+    assert releases[3] in [release["id"] for release in place.ask("list", "--collected")["releases"]]
     assert "garbage collection" in place.ask("promote", releases[3], code=3)["why"]
     assert place.ask("rollback")["release_id"] == releases[0]
     # What was rolled back from is history no more.
@@ -177,7 +177,7 @@ def test_a_lost_index_loses_no_release(place):
         path.unlink()
     place.configure(release={"keep_last": 9})
     assert sorted(place.ask("gc")["adopted"]) == sorted(releases)
-    assert {one["id"] for one in place.ask("list")["releases"]} == set(releases)
+    assert {release["id"] for release in place.ask("list")["releases"]} == set(releases)
     assert place.ask("promote", releases[0])
 
 
@@ -205,7 +205,9 @@ def test_a_lineage_goes_down_to_the_log_and_back_to_the_parents(place):
     ]
     assert place.type("lineage", second, "--dot").startswith("digraph lineage {")
     words = place.type("lineage", second)
-    assert next(one for one in graph["nodes"] if one["kind"] == "file")["facts"]["state"] == "no longer there"
+    assert (
+        next(node for node in graph["nodes"] if node["kind"] == "file")["facts"]["state"] == "no longer there"
+    )
     for expected in (second[:12], first[:12], "logs.jsonl", "run-1"):
         assert expected in words
 
@@ -219,9 +221,9 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
     with (
         use_project(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
-        pytest.raises(UserMistake, match="no base model") as told,
+        pytest.raises(UserMistake, match="no base model") as reported,
     ):
         engine_job(work, held)
-    assert told.value.why
-    assert told.value.fix
-    assert told.value.where.endswith("gone/model")
+    assert reported.value.why
+    assert reported.value.fix
+    assert reported.value.where.endswith("gone/model")

@@ -77,14 +77,14 @@ def require_told(reporter, *phases, times=1):
         assert len(set(done)) > 3, phase
 
 
-def test_an_archive_tells_how_far_it_is_on_its_way_out_and_in(work, other, release, tmp_path):
+def test_an_archive_reports_progress_on_its_way_out_and_in(work, other, release, tmp_path):
     export_release(work, release, target=tmp_path / "a.tar")
     require_told(work.reporter, "check", "write", "read back")
     import_release(other, tmp_path / "a.tar")
     require_told(other.reporter, "unpack", "store", "check")
 
 
-def test_a_store_at_a_url_tells_how_far_it_is_on_the_way_there_and_back(work, other, release, tmp_path):
+def test_a_store_at_a_url_reports_progress_on_the_way_there_and_back(work, other, release, tmp_path):
     url = f"file://{tmp_path}/far"
     push_to_url(work, release, url=url)
     require_told(work.reporter, "send and read back", times=2)
@@ -96,7 +96,7 @@ def test_a_store_at_a_url_tells_how_far_it_is_on_the_way_there_and_back(work, ot
     require_told(again, "send and read back", times=2)
 
 
-def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatch):
+def test_a_push_over_ssh_reports_progress(work, release, tmp_path, monkeypatch):
     """Through a program in place of ssh that runs the command here."""
     program = tmp_path / "ssh"
     program.write_text('#!/bin/sh\nwhile [ "$1" != "--" ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
@@ -110,15 +110,15 @@ def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatc
 
 def test_the_time_left_is_what_remains_at_the_rate_so_far():
     now, heard = [0.0], Recorder()
-    tell = report_bytes(heard, clock=lambda: now[0])
-    tell("send", 0, 100 * MIB)
+    report = report_bytes(heard, clock=lambda: now[0])
+    report("send", 0, 100 * MIB)
     now[0] = 0.05
-    tell("send", 1 * MIB, 100 * MIB)
+    report("send", 1 * MIB, 100 * MIB)
     now[0] = 5.0
-    tell("send", 25 * MIB, 100 * MIB)
+    report("send", 25 * MIB, 100 * MIB)
     now[0] = 6.0
-    tell("check", 0, 10 * MIB)
-    tell("check", 10 * MIB, 10 * MIB)
+    report("check", 0, 10 * MIB)
+    report("check", 10 * MIB, 10 * MIB)
     assert heard.heard == [
         ("send", 0, 100, None),
         ("send", 25, 100, 15.0),
@@ -145,7 +145,7 @@ def test_progress_goes_to_standard_error_and_json_stays_alone_on_standard_output
     monkeypatch.setattr("sys.argv", ["graft", "release", *words, "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    said = capsys.readouterr()
-    assert left.value.code == 0, said
-    assert json.loads(said.out)["id"] == release
-    assert "check" in said.err
+    output = capsys.readouterr()
+    assert left.value.code == 0, output
+    assert json.loads(output.out)["id"] == release
+    assert "check" in output.err

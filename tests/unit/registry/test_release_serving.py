@@ -82,11 +82,11 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
         assert serving._AdapterFinder(work, held, TEMPLATE_PRINT)(other) is None
 
 
-def test_the_main_models_own_release_must_stand_on_its_base(work, make):
+def test_the_main_models_own_release_must_have_its_base(work, make):
     make("main", base=OTHER)
-    with open_store(work).lease() as held, pytest.raises(UserMistake, match="another base") as told:
+    with open_store(work).lease() as held, pytest.raises(UserMistake, match="another base") as reported:
         serving.engine_job(work, held)
-    assert told.value.fix
+    assert reported.value.fix
 
 
 def test_what_is_served_stays_after_a_rollback_until_the_server_ends(work, make):

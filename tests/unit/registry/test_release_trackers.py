@@ -1,4 +1,4 @@
-"""Releases into MLflow and trackio, on stand-ins that record what they are told."""
+"""Releases into MLflow and trackio, on stand-ins that record what they are reported."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def made(tmp_path):
 
 
 class MlflowClient:
-    """Keeps what it is told, as the registry would."""
+    """Keeps what it is reported, as the registry would."""
 
     def __init__(self) -> None:
         self.models, self.versions, self.aliases, self.calls = {}, [], {}, []
@@ -40,7 +40,7 @@ class MlflowClient:
         self.models[name] = tags
 
     def search_model_versions(self, filter_string):
-        return [one for one in self.versions if one.tags["graftwork.release"] in filter_string]
+        return [version for version in self.versions if version.tags["graftwork.release"] in filter_string]
 
     def get_experiment_by_name(self, name):
         made = ("experiment", name) in self.calls
@@ -123,7 +123,7 @@ def test_mlflow_gets_files_figures_and_facts_before_the_version_and_the_aliases(
     assert mlflow.aliases == {("answers", "champion"): "1", ("answers", "tagger-champion"): "1"}
 
 
-def test_mlflow_is_not_told_twice(made, mlflow):
+def test_mlflow_is_not_notified_twice(made, mlflow):
     store, release = made
     push_to_mlflow(store, release.id, name="answers")
     again = push_to_mlflow(store, release.id, name="answers", aliases=["champion"])
@@ -145,7 +145,7 @@ def test_a_signature_that_came_later_is_brought_to_the_version_that_mlflow_has(m
     assert mlflow.files["manifest.json.minisig"] == b"signed\n"
 
 
-def test_a_signature_that_changed_on_its_way_to_mlflow_is_said(made, mlflow):
+def test_a_signature_that_changed_on_its_way_to_mlflow_is_reported(made, mlflow):
     store, release = made
     push_to_mlflow(store, release.id, name="answers")
     store.sign(release.id, b"signed\n")
@@ -201,7 +201,7 @@ def test_a_file_that_changed_on_its_way_to_mlflow_makes_no_version(made, mlflow)
     assert not mlflow.aliases
 
 
-def test_what_mlflow_raises_is_told_without_the_password(made, mlflow):
+def test_what_mlflow_raises_is_reported_without_the_password(made, mlflow):
     store, release = made
 
     def fail(_name):
@@ -266,7 +266,7 @@ def test_trackio_is_closed_when_it_fails(made, trackio):
 
 
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
-def test_a_missing_package_is_said_with_how_to_install_it(made, monkeypatch, name):
+def test_a_missing_package_is_reported_with_how_to_install_it(made, monkeypatch, name):
     store, release = made
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
     monkeypatch.setitem(sys.modules, name, None)
@@ -274,12 +274,12 @@ def test_a_missing_package_is_said_with_how_to_install_it(made, monkeypatch, nam
         "mlflow": lambda: push_to_mlflow(store, release.id, name="answers"),
         "trackio": lambda: push_to_trackio(store, release.id, project="answers"),
     }[name]
-    with pytest.raises(EnvironmentLacks, match="not installed") as told:
+    with pytest.raises(EnvironmentLacks, match="not installed") as reported:
         push()
-    assert f"[{name}]" in told.value.fix
+    assert f"[{name}]" in reported.value.fix
 
 
-def test_a_trackio_without_artifacts_is_said(made, trackio):
+def test_a_trackio_without_artifacts_is_reported(made, trackio):
     store, release = made
     del trackio.log_artifact
     with pytest.raises(EnvironmentLacks, match="knows no artifacts"):

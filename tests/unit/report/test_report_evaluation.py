@@ -41,7 +41,7 @@ def html(page):
     return render_evaluation(page)
 
 
-def test_the_page_tells_figures_pairs_parts_and_how_it_was_measured(page, html):
+def test_the_page_reports_figures_pairs_parts_and_how_it_was_measured(page, html):
     seen = " ".join(read(html).text)
     assert "12 cases" in seen
     for word in ("Case against case", "By role", "By domain", "By length of the prompt", "planner", "seed 7"):
@@ -106,7 +106,7 @@ def test_imported_results_without_answers_have_no_browser(page):
     assert "script" not in read(html).tags
 
 
-def test_a_worn_test_set_is_said_to_be_so():
+def test_a_worn_test_set_is_reported():
     html = render_evaluation(make_evaluation(looks=14, candidates=14))
     seen = " ".join(read(html).text).replace("\u00a0", " ")
     assert "looked at 14 times" in seen
@@ -166,13 +166,13 @@ class TestTheScript:
         )
         return json.loads(done.stdout)
 
-    def wish(self, **more):
-        wish = {"left": 0, "right": 1, "metric": -1, "outcome": "", "search": "", "cut": "", "part": ""}
-        return json.dumps(wish | more)
+    def filters(self, **more):
+        filters = {"left": 0, "right": 1, "metric": -1, "outcome": "", "search": "", "cut": "", "part": ""}
+        return json.dumps(filters | more)
 
     def test_what_got_worse_comes_first_then_what_got_better(self, page):
-        chosen = self.run(page, f"choose(data, {self.wish()})")
-        outcomes = [one["outcome"] for one in chosen["found"]]
+        chosen = self.run(page, f"choose(data, {self.filters()})")
+        outcomes = [item["outcome"] for item in chosen["found"]]
         assert outcomes[0] == "lost"
         assert chosen["found"][0]["item"]["id"] == "case-4"
         order = ["lost", "won", "wrong", "right", "open"]
@@ -183,20 +183,20 @@ class TestTheScript:
         data = list_cases(page.cases, report=page.report, answers=page.answers)
         names = [metric["name"] for metric in data["metrics"]]
         for metric in ("says_six", "polite"):
-            counts = self.run(page, f"choose(data, {self.wish(metric=names.index(metric))})")["counts"]
+            counts = self.run(page, f"choose(data, {self.filters(metric=names.index(metric))})")["counts"]
             pair = next(c for c in page.report.comparisons if c.metric == metric)
             assert (counts.get("won", 0), counts.get("lost", 0)) == (pair.wins, pair.losses)
 
     def test_filters_narrow_by_outcome_part_and_words(self, page):
-        planners = self.run(page, f"choose(data, {self.wish(cut='group', part='planner')})")["found"]
-        assert [one["item"]["parts"]["group"] for one in planners] == ["planner"] * 6
-        lost = self.run(page, f"choose(data, {self.wish(outcome='lost')})")["found"]
-        assert [one["item"]["id"] for one in lost] == ["case-4"]
-        found = self.run(page, f"choose(data, {self.wish(search='Shop 11 ')})")["found"]
-        assert [one["item"]["id"] for one in found] == ["case-11"]
+        planners = self.run(page, f"choose(data, {self.filters(cut='group', part='planner')})")["found"]
+        assert [case["item"]["parts"]["group"] for case in planners] == ["planner"] * 6
+        lost = self.run(page, f"choose(data, {self.filters(outcome='lost')})")["found"]
+        assert [case["item"]["id"] for case in lost] == ["case-4"]
+        found = self.run(page, f"choose(data, {self.filters(search='Shop 11 ')})")["found"]
+        assert [item["item"]["id"] for item in found] == ["case-11"]
 
     def test_any_two_subjects_can_stand_side_by_side(self, page):
-        counts = self.run(page, f"choose(data, {self.wish(left=2, right=1)})")["counts"]
+        counts = self.run(page, f"choose(data, {self.filters(left=2, right=1)})")["counts"]
         assert counts == {"lost": 1, "right": 11}
 
     @pytest.mark.parametrize(

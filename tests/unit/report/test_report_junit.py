@@ -28,7 +28,7 @@ def verdict(*rules, decision="iterate", **more):
     return Verdict(decision=decision, reason="Because.", rules=rules, report_hash="r", rules_hash="h", **more)
 
 
-def test_one_test_case_a_rule_with_failures_and_skips():
+def test_junit_has_one_test_case_per_rule_with_failures_and_skips():
     text = write_junit(
         {"main": verdict(rule("pass"), rule("fail"), rule("unknown"), advice=("Try <more>.",))}
     )
@@ -43,12 +43,12 @@ def test_one_test_case_a_rule_with_failures_and_skips():
     assert failed.find("failure").get("message") == "It was so."
     assert "limit 0.9" in failed.find("failure").text
     assert skipped.find("skipped").get("message") == "not enough evidence: It was so."
-    told = {one.get("name"): one.get("value") for one in suite.iter("property")}
-    assert told == {"decision": "iterate", "reason": "Because.", "report_hash": "r", "rules_hash": "h"}
+    reported = {element.get("name"): element.get("value") for element in suite.iter("property")}
+    assert reported == {"decision": "iterate", "reason": "Because.", "report_hash": "r", "rules_hash": "h"}
     assert "Try <more>." in suite.find("system-out").text
 
 
-def test_a_rule_that_another_stands_in_for_is_no_failure():
+def test_a_rule_that_another_replaces_is_no_failure():
     suite = ElementTree.fromstring(write_junit({"m": verdict(rule("pass"), rule("fail", must=False))}))[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
 
@@ -60,7 +60,7 @@ def test_several_models_are_several_suites():
 
 
 @given(st.text(), st.text(), st.lists(st.sampled_from(["pass", "fail", "unknown"]), max_size=5))
-def test_whatever_stands_in_the_words_the_file_can_be_read_back(name, words, outcomes):
+def test_a_file_with_any_text_can_be_read_back(name, words, outcomes):
     made = verdict(*(rule(outcome, words, sentence=words) for outcome in outcomes), notes=(words,))
     suite = ElementTree.fromstring(write_junit({name: made}).encode())[0]
     cases = suite.findall("testcase")

@@ -39,7 +39,7 @@ def test_the_same_records_give_the_same_bytes(page):
 
 def test_the_page_says_what_was_decided_and_why(page):
     text = words(render_report(page))
-    for said in (
+    for output in (
         "Deploy",
         "All 5 rules hold.",
         "99.4 %",
@@ -56,7 +56,7 @@ def test_the_page_says_what_was_decided_and_why(page):
         "4c1f9be27d5a03aa",
         "(unchanged)",
     ):
-        assert said in text, said
+        assert output in text, output
 
 
 def test_nothing_from_logs_or_models_becomes_markup():
@@ -151,7 +151,7 @@ def test_a_run_that_was_never_killed_shows_no_mark(page):
     assert find_restarts(()) == []
 
 
-def test_a_changed_base_is_told(page):
+def test_a_changed_base_is_reported(page):
     outcome = page.outcome.model_copy(update={"base_hash_after": "0" * 64, "replay_identical": False})
     text = words(render_report(page.model_copy(update={"outcome": outcome})))
     assert "CHANGED" in text

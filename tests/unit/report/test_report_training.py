@@ -38,7 +38,7 @@ def test_any_looks_can_be_drawn(looks, width):
     check(draw_loss([(1, 2.0), (60, 1.0)], looks=looks, width=width))
 
 
-def test_very_small_rates_are_told_by_their_power():
+def test_very_small_rates_are_reported_by_their_power():
     svg = str(draw_course([(1.0, 1e-5), (2.0, 5e-5)], title="Learning rate"))
     assert "× 10⁻⁵" in svg
 
@@ -73,11 +73,11 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
     assert "script" not in reader.tags
     assert "http" not in html.replace("http-equiv", "")
     text = words(html)
-    for said in (
-        "Looks on the way",
+    for output in (
+        "Evaluations during training",
         "75 %",
         "fewer cases than the others: not compared",
-        "best look 0.75",
+        "best evaluation 0.75",
         "Learning rate",
         "Gradient norm",
         "Tokens a second",
@@ -87,7 +87,7 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
         "killed after step 27, resumed at 21",
         "Plan against reality",
     ):
-        assert said in text, said
+        assert output in text, output
     assert "GPU temperature" not in text, "nobody measured it"
 
 
@@ -95,7 +95,7 @@ def test_evaluations_by_loss_are_marked_on_the_loss_plot():
     page = make_looked_at("loss")
     html = render_report(page)
     assert "best evaluation 0.75 at step 32" in html
-    assert "Looks during training" not in html
+    assert "loss during training" not in html
 
 
 def test_nothing_from_a_run_becomes_markup():
@@ -113,7 +113,7 @@ def test_a_run_of_which_nothing_is_known_has_a_page_too():
     outcome = page.outcome.model_copy(update={"residuals": (), "restarts": 0})
     text = words(make_training_page(page.plan, outcome, (), ()))
     assert "nothing was recorded" in text
-    assert "Looks on the way" not in text
+    assert "Evaluations during training" not in text
 
 
 def test_what_left_the_plan_is_warned_of_with_its_cause_and_parts_are_listed():

@@ -1,4 +1,4 @@
-"""What users say of an answer is kept beside it: never lost in silence, never with their secrets."""
+"""What users say of an answer is kept next to it: never lost in silence, never with their secrets."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
-from serve_house import DEADLINE, BrokenSink, ListSink, open_house
+from serve_harness import DEADLINE, BrokenSink, ListSink, open_house
 
 from graftwork.serve.captures import parse_feedback
 from graftwork.serve.http_client import Client
@@ -71,11 +71,11 @@ def test_feedback_is_kept_for_the_answer_that_it_names_in_either_way(run):
             answer = await ask(house)
             plain = answer.id.removeprefix("chatcmpl-")
             secret = "ghp_" + "a1B2c3D4e5F6g7H8i9J0" * 2
-            status, told = await post(
+            status, reported = await post(
                 house,
                 {"capture": plain, "score": True, "comment": f"good, {secret}", "user": "ada@example.org"},
             )
-            assert (status, told) == (200, {"object": "feedback", "capture": plain, "score": 1.0})
+            assert (status, reported) == (200, {"object": "feedback", "capture": plain, "score": 1.0})
             assert (await post(house, {"capture": answer.id, "score": 0.25}))[0] == 200
             health = json.loads((await Client(port=house.port).fetch("GET", "/health"))[1])
             assert health["captures"]["feedback"] == 2
@@ -108,21 +108,21 @@ def test_feedback_that_is_faster_than_its_capture_waits_for_it(run):
             book.add_feedback = add_late
             assert (await post(house, {"capture": answer.id, "score": False}))[0] == 200
             assert tried.is_set()
-        assert [one.score for one in book.feedback] == [0.0]
+        assert [feedback.score for feedback in book.feedback] == [0.0]
 
     run(main)
 
 
-def test_while_captures_wait_feedback_is_asked_to_come_again_and_else_it_is_told_there_is_none(run):
+def test_feedback_on_a_pending_capture_is_retried_and_on_an_unknown_one_refused(run):
     async def main():
         book = Book()
         async with open_house(book, feedback=book) as house:
-            status, told = await post(house, {"capture": ID, "score": 1})
-            assert (status, told["error"]["code"]) == (404, "capture_not_found")
+            status, reported = await post(house, {"capture": ID, "score": 1})
+            assert (status, reported["error"]["code"]) == (404, "capture_not_found")
             book.open.clear()
             answer = await ask(house)
-            status, told = await post(house, {"capture": answer.id, "score": 1})
-            assert (status, told["error"]["code"]) == (503, "not_written_yet")
+            status, reported = await post(house, {"capture": answer.id, "score": 1})
+            assert (status, reported["error"]["code"]) == (503, "not_written_yet")
             book.open.set()
 
     run(main)
@@ -136,8 +136,8 @@ def test_an_answer_that_is_still_being_given_has_no_feedback_yet(run):
             async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="key", timeout=DEADLINE) as client:
                 stream = await client.chat.completions.create(model="base", messages=HELLO, stream=True)
                 chunk = await anext(aiter(stream))
-                status, told = await post(house, {"capture": chunk.id, "score": 1})
-                assert (status, told["error"]["code"]) == (409, "still_answering")
+                status, reported = await post(house, {"capture": chunk.id, "score": 1})
+                assert (status, reported["error"]["code"]) == (409, "still_answering")
                 house.stub.gate.set()
                 async for _ in stream:
                     pass
@@ -155,14 +155,14 @@ def test_feedback_needs_the_key_and_a_place_where_it_can_be_kept(run):
                 0
             ] == 415
         async with open_house() as house:
-            status, told = await post(house, {"capture": ID, "score": 1})
-            assert (status, told["error"]["code"]) == (404, "captures_off")
+            status, reported = await post(house, {"capture": ID, "score": 1})
+            assert (status, reported["error"]["code"]) == (404, "captures_off")
             assert (await Client(port=house.port).fetch("GET", "/v1/feedback"))[0] == 405
 
     run(main)
 
 
-def test_a_store_that_fails_is_said_and_not_hidden(run):
+def test_a_store_that_fails_is_reported_and_not_hidden(run):
     class Broken(BrokenSink):
         def add_feedback(self, feedback):
             raise OSError("the disk is full")
@@ -170,9 +170,9 @@ def test_a_store_that_fails_is_said_and_not_hidden(run):
     async def main():
         book = Broken()
         async with open_house(book, feedback=book) as house:
-            status, told = await post(house, {"capture": ID, "score": 1})
-            assert (status, told["error"]["code"]) == (503, "not_kept")
-            assert "disk" not in told["error"]["message"]
+            status, reported = await post(house, {"capture": ID, "score": 1})
+            assert (status, reported["error"]["code"]) == (503, "not_kept")
+            assert "disk" not in reported["error"]["message"]
 
     run(main)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
-from serve_house import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
+from serve_harness import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
 from graftwork.serve.http_client import Client
 from graftwork.serve.routing import Routes, update_routes

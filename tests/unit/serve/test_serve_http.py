@@ -4,7 +4,7 @@ import asyncio
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from serve_house import DEADLINE, raw
+from serve_harness import DEADLINE, raw
 
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Request, Response, StreamResponse
@@ -221,7 +221,7 @@ def test_an_upgrade_is_not_followed(run):
     run(main)
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on(run):
+def test_a_client_that_expects_100_continue_gets_it(run):
     async def main():
         server = Server(echo)
         port = await server.listen()

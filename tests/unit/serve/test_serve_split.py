@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai import APIStatusError, AsyncOpenAI
 from pydantic import ValidationError
 from scipy import stats
-from serve_house import DEADLINE, OTHER, RELEASE, ListSink, open_house
+from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.serve.http_client import Client
 from graftwork.serve.routing import (
@@ -64,7 +64,7 @@ def test_the_challenger_gets_its_share_whatever_sessions_are_called(share, exper
     "changed",
     [{"experiment": "second"}, {"share": 0.51}, {"champion": "b" * 16}, {"challenger": "c" * 16}],
 )
-def test_a_new_experiment_deals_every_session_anew(changed):
+def test_a_new_experiment_reassigns_every_session(changed):
     old, new = experiment_of(0.5), experiment_of(**{"share": 0.5, **changed})
     assert old.experiment != new.experiment
     same = sum(old.assign(str(n)) == new.assign(str(n)) for n in range(4000))
@@ -95,7 +95,7 @@ def test_an_experiment_names_its_two_releases():
     "aliases",
     [{}, {"champion": RELEASE}, {"challenger": OTHER}, {"champion": RELEASE, "challenger": RELEASE}],
 )
-def test_where_two_releases_are_not_there_nothing_is_dealt_and_it_is_said(aliases):
+def test_where_two_releases_are_not_there_nothing_is_assigned_and_it_is_reported(aliases):
     found = set_up_experiment(SplitSettings(), aliases)
     assert isinstance(found, ExperimentOff)
     assert found.why
@@ -126,7 +126,7 @@ async def ask(client, model="champion", session=None, **more):
     return answer.headers["x-graft-release"]
 
 
-def test_sessions_are_dealt_and_their_captures_say_by_whom(run):
+def test_sessions_are_assigned_and_their_captures_name_the_experiment(run):
     split = SplitSettings(share=0.4)
     routes, sink = split_routes(split), ListSink()
 
@@ -208,7 +208,7 @@ def test_without_a_challenger_the_champion_answers_all_and_health_says_why(run):
     assert {capture.dealt for capture in sink.captures} == {None}
 
 
-def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
+def test_a_failed_request_in_an_experiment_counts_for_its_arm(run):
     split = SplitSettings(share=0.5)
     routes, sink = split_routes(split), ListSink()
     slow = ServeSettings(split=split, request_timeout_seconds=0.05)
@@ -237,7 +237,7 @@ def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
     ] * 2
 
 
-def test_who_leaves_before_the_first_word_is_kept_for_its_arm(run):
+def test_a_client_that_leaves_before_the_first_token_counts_for_its_arm(run):
     split = SplitSettings(share=0.5)
     sink = ListSink()
 
@@ -299,5 +299,5 @@ def test_an_alias_that_moves_ends_one_experiment_and_begins_the_next_and_both_ar
             assert "both" in book.routes.experiment_off
 
     run(main)
-    told = [record for record in caplog.records if record.getMessage().startswith("split:")]
-    assert [record.levelname for record in told] == ["WARNING", "INFO", "WARNING"]
+    reported = [record for record in caplog.records if record.getMessage().startswith("split:")]
+    assert [record.levelname for record in reported] == ["WARNING", "INFO", "WARNING"]

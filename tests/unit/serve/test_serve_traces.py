@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
-from serve_house import DEADLINE, ListSink, open_house
+from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.pipeline.trace_intake import read_traces

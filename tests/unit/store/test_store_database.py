@@ -57,7 +57,7 @@ def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path):
         open_database(tmp_path / "file" / "state.db")
 
 
-def test_a_server_that_is_not_there_is_said_without_the_password(tmp_path: Path):
+def test_a_server_that_is_not_there_is_reported_without_the_password(tmp_path: Path):
     with pytest.raises(EnvironmentLacks, match="cannot be reached") as refused:
         open_database(f"postgresql://ada:secret@/graft?host={tmp_path}")
     assert "secret" not in str(refused.value.as_json())
@@ -82,7 +82,7 @@ SECRET = "hush-hush-42"
         "sqlite:///x.db?password={secret}",
     ],
 )
-def test_no_error_repeats_a_secret_of_the_url_wherever_it_stands_there(tmp_path: Path, url: str):
+def test_no_error_repeats_a_secret_of_the_url(tmp_path: Path, url: str):
     with pytest.raises(GraftError) as refused:
         open_database(url.format(folder=tmp_path, secret=SECRET))
     assert SECRET not in str(refused.value.as_json())

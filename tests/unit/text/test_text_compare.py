@@ -10,7 +10,6 @@ from graftwork.text.similarity import (
     Clusters,
     Ragged,
     as_sets,
-    content_key,
     distinct,
     last_lines,
     measure_pairs,
@@ -21,23 +20,6 @@ from graftwork.text.similarity import (
     weigh,
     words,
 )
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Where is  it?", "where is it"),
-        ("“Quoted” — text", '"quoted" - TEXT'),
-        ("ﬁne", "fine"),
-        ("Ｆｕｌｌ ｗｉｄｔｈ", "full width"),
-    ],
-)
-def test_what_a_reader_calls_the_same_has_the_same_key(one, other):
-    assert content_key(one) == content_key(other)
-
-
-def test_texts_are_not_run_together_in_a_key():
-    assert content_key("a b", "c") != content_key("a", "b c")
 
 
 def test_scripts_without_spaces_are_taken_by_character():
@@ -123,14 +105,14 @@ def test_the_measures_are_those_of_the_book(texts):
     def weight(some):
         return math.fsum(math.log1p(total / counts[word]) for word in some)
 
-    for one in range(len(texts)):
+    for first in range(len(texts)):
         for other in range(len(texts)):
-            likeness, containment = measure(sets, one, other, weights=weigh(sets))
-            common, either = weight(plain[one] & plain[other]), weight(plain[one] | plain[other])
-            smaller = min(weight(plain[one]), weight(plain[other]))
+            likeness, containment = measure(sets, first, other, weights=weigh(sets))
+            common, either = weight(plain[first] & plain[other]), weight(plain[first] | plain[other])
+            smaller = min(weight(plain[first]), weight(plain[other]))
             assert likeness == pytest.approx(common / either if either else 0)
             assert containment == pytest.approx(common / smaller if smaller else 0)
-            if plain[one] and plain[one] == plain[other]:
+            if plain[first] and plain[first] == plain[other]:
                 assert likeness == containment == 1.0
 
 
@@ -146,7 +128,7 @@ def test_the_lowest_values_are_a_fair_sample_of_large_sets():
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
-def test_distinct_values_are_sorted_and_stand_once(values):
+def test_distinct_values_are_sorted_and_occur_once(values):
     assert distinct(np.array(values, dtype=np.uint64)).tolist() == sorted(set(values))
 
 

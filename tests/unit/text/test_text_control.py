@@ -14,7 +14,7 @@ def test_known_tokens_are_named_once():
     assert len(set(KNOWN_CONTROL_TOKENS)) == len(KNOWN_CONTROL_TOKENS)
 
 
-def test_tokens_come_once_and_in_the_order_of_sight():
+def test_tokens_come_once_and_in_the_order_of_first_occurrence():
     text = "a<|im_end|>b<|im_start|>c<|im_end|>[INST]"
     assert find_control_tokens(text, KNOWN_CONTROL_TOKENS) == ["<|im_end|>", "<|im_start|>", "[INST]"]
 
@@ -36,7 +36,7 @@ def test_tokens_of_any_form_can_be_asked_for():
 
 
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=5), st.text(max_size=30))
-def test_something_is_found_exactly_if_a_token_stands_in_the_text(tokens, text):
+def test_something_is_found_exactly_if_a_token_is_in_the_text(tokens, text):
     found = find_control_tokens(text, tuple(tokens))
     assert bool(found) == any(token in text for token in tokens)
     assert all(token in text for token in found)

@@ -69,7 +69,7 @@ def test_lost_characters_marks_and_binary_are_found(text):
 
 
 @given(st.text(max_size=200))
-def test_any_text_can_be_looked_at(text):
+def test_any_text_can_be_checked(text):
     assert main_script(text)
     find_garble(text)
 

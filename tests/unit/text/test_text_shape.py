@@ -138,7 +138,7 @@ def test_failures_in_words_are_recognised(reply):
         '{"answer": null, "refused": true}',
         '{"error": null, "answer": "yes"}',
         "Errors are values in Go.",
-        "To mend it, read the last line of:\n```\nTraceback (most recent call last):\n```",
+        "To fix it, read the last line of:\n```\nTraceback (most recent call last):\n```",
     ],
 )
 def test_refusals_and_explanations_are_no_failures(reply):
@@ -146,7 +146,7 @@ def test_refusals_and_explanations_are_no_failures(reply):
 
 
 @given(st.text(max_size=200))
-def test_any_text_can_be_looked_at(text):
+def test_any_text_can_be_checked(text):
     find_placeholder(text)
     find_cut(text, max_tokens=10)
     find_failure(text)

@@ -1,4 +1,4 @@
-"""A process that starts from the preloaded one cannot be distinguished from one that was started anew."""
+"""A process that starts from the preloaded one cannot be distinguished from one that was started again."""
 
 import json
 import os
@@ -81,34 +81,34 @@ def both(starter, package, monkeypatch):
                 if stop_when:
                     assert process.stdout.readline() == stop_when
                     process.terminate()
-                said, errors = process.communicate("a line\n", timeout=60)
-            results.append((process.returncode, said, errors))
+                output, errors = process.communicate("a line\n", timeout=60)
+            results.append((process.returncode, output, errors))
         return results
 
     return run
 
 
 @pytest.mark.parametrize("options", [{}, {"start_new_session": True}, {"env": {"ONLY": "this"}}], ids=str)
-def test_it_has_the_same_parent_folder_files_and_environment(both, options):
+def test_a_preloaded_process_has_the_same_parent_folder_files_and_environment(both, options):
     options = {**options, "env": {**os.environ, **options["env"]}} if "env" in options else options
-    (code, anew, _), (other_code, clone, errors) = both(DESCRIBE, "one", "two words", **options)
+    (code, again, _), (other_code, clone, errors) = both(DESCRIBE, "one", "two words", **options)
     assert (code, other_code, errors) == (0, 0, "")
-    anew, clone = json.loads(anew), json.loads(clone)
-    assert (anew.pop("preloaded"), clone.pop("preloaded")) == (False, True)
-    assert clone == anew
+    again, clone = json.loads(again), json.loads(clone)
+    assert (again.pop("preloaded"), clone.pop("preloaded")) == (False, True)
+    assert clone == again
     assert clone["parent"] == os.getpid()
 
 
 @pytest.mark.parametrize("source", ENDINGS)
-def test_it_ends_the_same_way(both, source):
+def test_a_preloaded_process_exits_the_same_way(both, source):
     stop_when = "waiting\n" if "waiting" in source else ""
-    anew, clone = both(source, stop_when=stop_when)
-    assert clone[:2] == anew[:2]
+    again, clone = both(source, stop_when=stop_when)
+    assert clone[:2] == again[:2]
     assert clone[0] == ENDINGS[source]
-    assert clone[2].splitlines()[-1:] == anew[2].splitlines()[-1:]
+    assert clone[2].splitlines()[-1:] == again[2].splitlines()[-1:]
 
 
-def test_what_python_reads_at_its_start_starts_anew(both):
+def test_settings_that_python_reads_at_start_need_a_new_process(both):
     _, (_, described, _) = both(DESCRIBE, env={**os.environ, "PYTHONHASHSEED": "7"})
     assert json.loads(described)["preloaded"] is False
 
@@ -120,8 +120,8 @@ def test_what_it_starts_itself_is_preloaded_too(both, package):
         "command = [sys.executable, '-m', 'sample.inner', 'x']\n"
         "print(subprocess.run(command, capture_output=True, text=True).stdout)"
     )
-    anew, clone = both(source)
-    assert anew[1].split() == ["False", "['x']"]
+    again, clone = both(source)
+    assert again[1].split() == ["False", "['x']"]
     assert clone[1].split() == ["True", "['x']"]
 
 

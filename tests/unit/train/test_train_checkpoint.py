@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from graftwork.files.disk import file_digest
-from graftwork.model.tensor_types import TYPE_NAMES
+from graftwork.files.safetensors import TYPE_NAMES
 from graftwork.records.errors import Damaged
 from graftwork.train.checkpoints import checkpoint as checkpoints
 from graftwork.train.checkpoints.checkpoint import (
@@ -48,7 +48,7 @@ def test_no_checkpoint_is_no_error(tmp_path):
 
 @pytest.mark.parametrize("name", [TENSORS, STATE, JOURNAL, MANIFEST])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty"])
-def test_a_damaged_one_is_passed_over_with_a_word(tmp_path, name, damage):
+def test_a_damaged_one_is_skipped_with_a_warning(tmp_path, name, damage):
     for step in (10, 20):
         write_checkpoint(tmp_path, checkpoint(step), keep=2)
     victim = tmp_path / "step-000020" / name
@@ -86,7 +86,7 @@ HOSTILE_MANIFESTS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_MANIFESTS)
-def test_a_hostile_manifest_is_passed_over_with_a_word(tmp_path, kind):
+def test_a_hostile_manifest_is_skipped_with_a_warning(tmp_path, kind):
     write_checkpoint(tmp_path, checkpoint(1), keep=5)
     path = write_checkpoint(tmp_path, checkpoint(2), keep=5) / "manifest.json"
     text = HOSTILE_MANIFESTS[kind](path.read_text())
@@ -128,7 +128,7 @@ def test_a_good_one_of_the_same_step_is_left_as_it_is(tmp_path):
     assert (path / TENSORS).stat().st_ino == before
 
 
-def test_a_damaged_one_of_the_same_step_is_written_anew(tmp_path):
+def test_a_damaged_one_of_the_same_step_is_rewritten(tmp_path):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
     (tmp_path / "step-000010" / TENSORS).write_bytes(b"broken")
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
@@ -196,7 +196,7 @@ def test_leftovers_of_killed_writers_are_swept(tmp_path):
 def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
     named = {
         "wide": torch.arange(6, dtype=torch.float64).reshape(2, 3),
-        "ours": torch.tensor([[1, 0, 1], [0, 1, 1]]).to(dtype),
+        "ours": torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype)),
         "turned": torch.arange(6).reshape(2, 3).to(torch.int32).t(),
         "one": torch.tensor(3.5),
         "none": torch.empty(0, 4),

@@ -1,5 +1,7 @@
 """Looks change nothing but the end of a run, and a resumed run decides as the whole one did."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
@@ -18,7 +20,7 @@ from graftwork.train.settings import ExamineSettings
 
 
 class Scripted:
-    """Gives the grades that it is told to, call by call, and counts the calls."""
+    """Gives the grades that it is asked to, call by call, and counts the calls."""
 
     def __init__(self, *looks, smaller=False):
         self.looks = list(looks)
@@ -44,9 +46,9 @@ def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, 
     callbacks = [Before(before)] if before else []
     examine = None
     if settings:
-        said = words.append if words is not None else lambda word: None
+        output = words.append if words is not None else lambda word: None
         examine = EvaluationCallback(
-            settings, make_rows(6), folder=folder, evaluator=evaluator, report=said, **more
+            settings, make_rows(6), folder=folder, evaluator=evaluator, report=output, **more
         )
         callbacks.append(examine)
     loop = TrainingLoop(
@@ -58,7 +60,7 @@ def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, 
     return loop, examine
 
 
-def test_a_run_with_looks_has_the_losses_and_bytes_of_one_without(tiny_base, tmp_path):
+def test_a_run_with_evaluations_has_the_losses_and_bytes_of_one_without(tiny_base, tmp_path):
     plain, _ = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
     looked, _ = make_loop(tiny_base, tmp_path / "looked", settings=ExamineSettings(every=3, cases=4))
@@ -107,8 +109,10 @@ def test_the_score_is_smaller_for_the_better_model_whatever_the_metric(tiny_base
 def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, killed_before):
     """The evaluator of the second process would say otherwise; what was found before the kill holds."""
     settings = ExamineSettings(every=2, metric="m", cases=4, patience=2)
-    told = [(1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 0, 0), (1, 0, 0, 0)]
-    whole, whole_examine = make_loop(tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted(*told))
+    reported = [(1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 0, 0), (1, 0, 0, 0)]
+    whole, whole_examine = make_loop(
+        tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted(*reported)
+    )
     whole.run()
 
     def die(step, _steps):
@@ -116,11 +120,11 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
             raise Killed
 
     taken = (killed_before - 1) // 2
-    first = Scripted(*told)
+    first = Scripted(*reported)
     cut, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=first, before=die)
     with pytest.raises(Killed):
         cut.run()
-    second = Scripted(*told[taken:])
+    second = Scripted(*reported[taken:])
     resumed, examine = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=second)
     resumed.run()
     assert final(resumed) == final(whole)
@@ -130,11 +134,11 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
         return [look.model_copy(update={"seconds": 0}) for look in read_evaluations(folder)]
 
     assert seen(tmp_path / "b") == seen(tmp_path / "a")
-    assert len(first.asked) + len(second.asked) == len(told)
-    assert len(Journal(tmp_path / "b" / "looks.jsonl").read()) == len(told)
+    assert len(first.asked) + len(second.asked) == len(reported)
+    assert len(Journal(tmp_path / "b" / "looks.jsonl").read()) == len(reported)
 
 
-def test_a_first_look_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
+def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_compared(tiny_base, tmp_path):
     words = []
     evaluator = Scripted((1, 1, 1, 1, 0), (1,) * 6, (1, 1, 1), (0, 0, 0, 0))
     settings = ExamineSettings(every=2, metric="m", cases=6, patience=1)
@@ -168,7 +172,7 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
     assert [(k.step, k.value) for k in read_evaluations(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
 
 
-def test_what_is_missing_for_a_look_is_said_before_the_run():
+def test_a_missing_requirement_of_evaluations_is_reported_before_the_run():
     with pytest.raises(EnvironmentLacks, match="the metric json_valid cannot be measured here"):
         choose_evaluation_rows(
             make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), evaluator=None
@@ -178,25 +182,26 @@ def test_what_is_missing_for_a_look_is_said_before_the_run():
 
 
 class Second(SingleProcess):
-    """One of two who train together: what the first says arrives by `tell`."""
+    """One of two who train together: what the first says arrives by `broadcast`."""
 
     rank, size = 1, 2
 
-    def __init__(self, *told):
+    def __init__(self, *reported):
         super().__init__()
-        self.told = list(told)
+        self.reported = list(reported)
 
     def broadcast(self, value):
-        return self.told.pop(0)
+        return self.reported.pop(0)
 
 
 def test_other_processes_decide_by_the_evaluation_of_the_first(tiny_base, tmp_path):
-    from test_train_looks import make_step
+    from test_train_evaluations import make_step
 
     settings = ExamineSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}
-    crew = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
-    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted(), strategy=crew)
+    strategy = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
+    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, evaluator=Scripted())
+    examine.on_train_begin(SimpleNamespace(strategy=strategy), done=0, steps=9)
     examine.on_step_end(make_step(1), 9)
     assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
     examine.on_step_end(make_step(2), 9)

@@ -1,6 +1,8 @@
 """The written-out decoder: the gradients of transformers, and documents that never see each other."""
 
 import random
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest
 from graftwork.model.nf4 import dequantize as dequantise_nf4
 from graftwork.model.nf4 import quantize
@@ -224,7 +227,7 @@ def test_four_bits_are_read_as_they_are_written():
     assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)
 
 
-def test_what_is_not_written_out_is_said():
+def test_what_is_not_written_out_is_reported():
     known = make_model().config.to_dict()
     assert why_unsupported(known) is None
     assert "sliding window" in why_unsupported(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
@@ -320,7 +323,11 @@ class Crowded:
 def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     from graftwork.train.gpu.decoder import CudaGraphDecoder
 
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext)
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     weight = torch.nn.Parameter(torch.ones(2))
     captured = CudaGraphDecoder(Crowded({}), [weight])
@@ -348,12 +355,12 @@ def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
     from graftwork.train.distributed.strategies import SingleProcess
 
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
-    crew = SingleProcess()
-    crew.prepare(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
-    crew.load_optimizer_state(
+    strategy = SingleProcess()
+    strategy.prepare(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
+    strategy.load_optimizer_state(
         weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
     )
-    assert {tensor.device.type for tensor in crew.optimizer_state(weight).values()} == {"meta"}
+    assert {tensor.device.type for tensor in strategy.optimizer_state(weight).values()} == {"meta"}
 
 
 def test_layers_that_are_adapted_behind_attention_alone_are_counted():

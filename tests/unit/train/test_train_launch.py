@@ -1,9 +1,9 @@
-"""How rows are dealt, how several processes are started, how their end is understood."""
+"""How rows are assigned, how several processes are started, how their end is understood."""
 
 from types import SimpleNamespace
 
 import pytest
-from crew_child import make_rows
+from distributed_child import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ ROWS = make_rows(16)
 
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=40), st.integers(1, 8))
-def test_every_row_is_dealt_once_and_no_hand_is_much_heavier(lengths, size):
+def test_every_row_is_assigned_once_and_the_processes_are_balanced(lengths, size):
     hands = balance_rows(lengths, size=size)
     assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
     tokens = [sum(lengths[row] for row in hand) for hand in hands]
@@ -37,12 +37,12 @@ def test_all_work_equally_often_and_every_row_counts_once(count, size, micro_row
     rows = ROWS[:count]
     portions = split_into_micro_batches(rows, size=size, micro_rows=micro_rows)
     assert len({len(own) for own in portions}) == 1
-    assert all([one.last for one in own] == [False] * (len(own) - 1) + [True] for own in portions)
-    counted = [row.id for own in portions for one in own if one.counts for row in one.rows]
+    assert all([portion.last for portion in own] == [False] * (len(own) - 1) + [True] for own in portions)
+    counted = [row.id for own in portions for portion in own if portion.counts for row in portion.rows]
     assert sorted(counted) == sorted(row.id for row in rows)
     if micro_rows is not None:
-        assert all(len(one.rows) <= micro_rows for own in portions for one in own)
-    assert all(one.rows for own in portions for one in own)
+        assert all(len(portion.rows) <= micro_rows for own in portions for portion in own)
+    assert all(portion.rows for own in portions for portion in own)
 
 
 def test_one_process_keeps_the_rows_in_their_order():
@@ -54,20 +54,20 @@ def test_one_machine_finds_a_port_and_several_meet_at_the_first():
     assert alone[0] == "--standalone"
     assert alone[-3:] == ("-m", "m", "job.json")
     third = NodeGroup(count=4, rank=2, address="10.0.0.1", port=29500)
-    told = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
-    assert told[:8] == (
+    reported = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
+    assert reported[:8] == (
         *("--nnodes", "4", "--node-rank", "2"),
         *("--master-addr", "10.0.0.1", "--master-port", "29500"),
     )
-    assert told[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
+    assert reported[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
 
 
-def test_torchrun_understands_what_it_is_told():
+def test_torchrun_accepts_the_arguments_it_gets():
     from torch.distributed.run import get_args_parser
 
     machines = NodeGroup(count=2, rank=1, address="h", port=1)
-    told = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
-    args = get_args_parser().parse_args(list(told))
+    reported = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
+    args = get_args_parser().parse_args(list(reported))
     assert (args.nnodes, args.node_rank, args.nproc_per_node, args.master_port) == ("2", 1, "3", 1)
     assert (args.module, args.training_script, args.training_script_args) == (True, "m", ["j"])
 
@@ -97,7 +97,7 @@ def test_what_is_no_address_is_refused(text):
         ({0: -15, 1: -15}, -15),
     ],
 )
-def test_a_crew_ends_by_what_really_happened(codes, end):
+def test_the_exit_code_of_several_processes_is_that_of_the_first_cause(codes, end):
     assert combined_exit_code(codes) == end
 
 
@@ -117,12 +117,12 @@ def test_offload_and_clipping_reach_deepspeed():
         ({"strategy": "zero2"}, "float16"),
     ],
 )
-def test_what_cannot_work_together_is_said_before_a_model_is_loaded(settings, dtype):
+def test_what_cannot_work_together_is_reported_before_a_model_is_loaded(settings, dtype):
     with pytest.raises(UserMistake, match="strategy"):
         _require_possible(TrainSettings.model_validate(settings), dtype)
 
 
-def test_another_crew_is_the_same_run():
+def test_a_run_continues_with_another_number_of_processes():
     one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
     assert one.what_is_learned() == two.what_is_learned()
     assert two.distribution() == {"strategy": "fsdp", "processes": 8, "offload": True}

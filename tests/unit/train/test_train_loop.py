@@ -193,7 +193,7 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
 
 
 class Looks(TrainingCallback):
-    """Looks at some steps, and sees what it was told to."""
+    """Looks at some steps, and sees what it was asked to."""
 
     name = "looks"
 
@@ -215,7 +215,7 @@ def weights_after(folder):
 
 
 @pytest.mark.parametrize("best", [1, 4, 6, 8])
-def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
+def test_the_adapter_is_that_of_the_best_evaluation(tiny_base, tmp_path, best):
     always = make_loop(tiny_base, tmp_path / "plain")
     always._digest_is_cheap = True
     digests = {}
@@ -248,7 +248,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
 
 
 @pytest.mark.parametrize("killed_before", [5, 7, 8])
-def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
+def test_the_best_evaluation_survives_a_kill(tiny_base, tmp_path, killed_before):
     scores = {2: 0.9, 4: 0.1, 6: 0.5}
     whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[Looks(scores)])
     whole.run()
@@ -276,7 +276,7 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         (
             {"settings": SETTINGS.model_copy(update={"learning_rate": 1e-3})},
@@ -287,14 +287,14 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
         ({"made_for": {"dataset": "other"}}, "dataset was one and is other"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, said):
+def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, output):
     stop = iter([False] * 4 + [True])
     made_for = {"made_for": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **made_for).run()
     with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(made_for | change)).run()
-    assert said in caught.value.why
+    assert output in caught.value.why
     assert "the checkpoint of step 4" in caught.value.what
 
 
@@ -311,7 +311,7 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     assert final(loop) == final(whole)
 
 
-def test_other_versions_are_a_word(tiny_base, tmp_path):
+def test_other_versions_are_a_warning(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), versions={"torch": "2.11"}).run()
@@ -383,7 +383,7 @@ class SlowCopy:
 
     def __init__(self, heart):
         self._heart = heart
-        self.said = []
+        self.output = []
 
     def fetch(self, folder): ...
 
@@ -393,7 +393,7 @@ class SlowCopy:
         return iter(())
 
     def finish(self, seconds):
-        self.said.append(self._heart.doing)
+        self.output.append(self._heart.doing)
 
 
 @pytest.mark.parametrize("stopped_before", [None, 4, 6])
@@ -416,7 +416,7 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
     )
     with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
         loop.run()
-    assert set(mirror.said) == {"checkpoint"}
+    assert set(mirror.output) == {"checkpoint"}
     assert heart.doing == ""
 
 
@@ -481,7 +481,7 @@ def refuse(*_arguments, **_named):
     raise EnvironmentLacks("the disk is full")
 
 
-def test_in_a_new_place_the_run_has_its_journal_and_looks_again(tiny_base, tmp_path):
+def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):
     def die(step, _steps):
         if step == 8:
             raise Killed

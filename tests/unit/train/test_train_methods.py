@@ -102,7 +102,7 @@ def test_a_method_learns_and_what_it_leaves_answers_as_it_did(tiny_base, tmp_pat
     assert outcome.validation_loss_after < outcome.validation_loss_before - 0.2
     assert outcome.base_hash_before == outcome.base_hash_after
     assert outcome.base_proof == ("files" if method.startswith("full") else "memory")
-    # Evaluation and serving load the base anew, and beside it what was learned.
+    # Evaluation and serving load the base again, and next to it what was learned.
     model = load_base(tiny_base, four_bits=method == "qlora")
     load_adapter(model, Path(outcome.adapter_folder))
     again = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")
@@ -117,7 +117,7 @@ def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_bas
     job = make_job(tiny_base, tmp_path / "run", method="lora")
     other = make_job(tiny_base, tmp_path / "other", method="lora")
     embedded = other.model_copy(update={"plan": other.plan.model_copy(update={"base": EMBEDDED})})
-    plain, named = (Path(train(one).adapter_folder) for one in (job, embedded))
+    plain, named = (Path(train(settings).adapter_folder) for settings in (job, embedded))
     config = json.loads((named / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == HUB_ID
     weights = "adapter_model.safetensors"

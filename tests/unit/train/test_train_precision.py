@@ -8,7 +8,8 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.engine import LARGEST_SCALE, SMALLEST_SCALE, LossScaler, TrainingEngine
@@ -59,7 +60,7 @@ def test_the_scale_grows_after_enough_good_steps_and_halves_at_an_overflow():
         assert scaler.factor == expected
     scaler.overflowed()
     assert scaler.factor == 8.0
-    # The count begins anew: two good steps are not three.
+    # The count restarts: two good steps are not three.
     scaler.went_well()
     scaler.went_well()
     assert scaler.factor == 8.0

@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_train_gpu import make_tuning
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -72,8 +73,8 @@ def test_runs_side_by_side_have_the_losses_and_the_adapters_of_runs_alone(tiny_b
     engines = {}
 
     def work_on(place):
-        def work(load, crew):
-            engines[place] = train_run(place, load(None), tmp_path / "abreast", crew)
+        def work(load, strategy):
+            engines[place] = train_run(place, load(None), tmp_path / "abreast", strategy)
 
         return work
 
@@ -94,12 +95,12 @@ def test_runs_side_by_side_have_the_losses_and_the_adapters_of_runs_alone(tiny_b
 def test_a_run_that_fails_leaves_and_the_others_go_on(tiny_base, tmp_path):
     done = []
 
-    def fail(load, crew):
+    def fail(load, strategy):
         load(None)
         raise ValueError("broken")
 
-    def work(load, crew):
-        train_run(1, load(None), tmp_path, crew)
+    def work(load, strategy):
+        train_run(1, load(None), tmp_path, strategy)
         done.append(True)
 
     with pytest.raises(ValueError, match="broken"):
@@ -117,9 +118,9 @@ def test_an_error_in_the_common_pass_reaches_every_run(tiny_base, tmp_path, monk
     seen = []
 
     def work_on(place):
-        def work(load, crew):
+        def work(load, strategy):
             try:
-                train_run(place, load(None), tmp_path, crew)
+                train_run(place, load(None), tmp_path, strategy)
             except RuntimeError:
                 seen.append(place)
 
@@ -161,7 +162,7 @@ def test_a_base_in_another_form_is_another_base(tiny_base):
     assert held.loads == 3
 
 
-def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
+def test_a_held_base_whose_weights_were_exchanged_is_loaded_again(tiny_base):
     held = BaseCache(lambda job: load_base(tiny_base))
     first = held.take(make_job(tiny_base))
     layer = first.model.layers[0].mlp.down_proj
@@ -228,7 +229,7 @@ def test_a_group_takes_no_more_memory_than_there_is():
     assert choose_side_by_side([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()
 
 
-def test_who_has_no_room_for_its_own_rows_at_once_shares_no_step():
+def test_a_run_that_needs_several_passes_per_step_shares_no_step():
     all_at_once, few, again = (
         PlainStep(micro_rows=rows, checkpointed=computed_again, peak_gib=1.0)
         for rows, computed_again in ((4, False), (2, False), (4, True))

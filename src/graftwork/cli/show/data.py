@@ -238,15 +238,6 @@ def show_portions(
         print_line(console, f"[yellow]![/] {quote(key)}: no kept row has {quote(repr(value))}")
 
 
-def portions_as_json(
-    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
-) -> dict[str, Any]:
-    return {
-        "portions": [portion.model_dump(mode="json") for portion in portions],
-        "unmatched": [{"key": key, "value": value} for key, value in unmatched],
-    }
-
-
 MOST_DROP_REASONS = 5
 # The first rows are enough to find the most frequent reasons.
 MOST_DROPS = 200_000

@@ -29,7 +29,7 @@ from graftwork.costmodel.stream import (
     tile_places,
 )
 from graftwork.costmodel.trace.model import CastMode, build_model, cuda_autocast
-from graftwork.records.fit import MemoryPeak, PlainSetup
+from graftwork.records.fit import PlainSetup
 
 ATTENTION = "graftwork_traced"
 
@@ -202,11 +202,6 @@ def _adds_in_place(args: tuple[Any, ...]) -> bool:
 
 
 STEPS = 2
-
-
-def trace_peak(config: dict[str, Any], setup: PlainSetup) -> MemoryPeak:
-    """The most that a card holds, and for what."""
-    return trace_run(config, setup).peak
 
 
 def trace_run(config: dict[str, Any], setup: PlainSetup) -> MemoryTrace:

@@ -336,7 +336,7 @@ def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def name_side(name: str) -> Side | None:
-    """Return the side that the name of a split, a file or its folder stands for."""
+    """Return the split that the name of a split, a file or its folder denotes."""
     path = PurePath(name.casefold())
     for part in (path.name, path.parent.name):
         if _HELD_OUT.search(part):
@@ -356,8 +356,8 @@ def find_sides(facts: AuditFacts) -> Sides:
         worth = np.array(
             [{"trained": 1, "held_out": 2}.get(name_side(name) or "", 0) for name in names] + [0]
         )
-        said = worth[numbers]
-        side = np.where(said > 0, said, side)
+        found = worth[numbers]
+        side = np.where(found > 0, found, side)
     return Sides(side == 1, side == 2)
 
 

@@ -230,7 +230,7 @@ class AuditFacts:
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":
         """A column of names, redacted because they are shown."""
         numbers, names = self.corpus.labels(name)
-        return numbers, [redact(one).text for one in names]
+        return numbers, [redact(name).text for name in names]
 
     def fingerprints(self, name: str) -> "NDArray[np.uint64]":
         """A column of fingerprints; 0 for none."""

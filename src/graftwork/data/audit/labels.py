@@ -330,7 +330,7 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
         expected = math.ceil(1.5 * judged.rate.value * judged.rows)
         listed = judged.suspects[: min(max(expected, FEWEST_LISTED), MOST_LISTED)]
         suspicious += [_show(facts, chosen, suspect, labelled.field) for suspect in listed]
-    suspicious.sort(key=lambda one: -one.score)
+    suspicious.sort(key=lambda item: -item.score)
     why = "" if fields else "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
     return LabelNoise(
         fields=tuple(fields), suspicious=tuple(suspicious[:MOST_LISTED]), not_estimated=skipped, why_not=why
@@ -342,7 +342,7 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
     for field in noise.fields:
         if field.rate.value < WORTH_A_WARNING or field.rate.low <= 0:
             continue
-        rows = [one for one in noise.suspicious if one.field == field.field]
+        rows = [label for label in noise.suspicious if label.field == field.field]
         named = f"the field {field.field}" if field.field else "the reply"
         yield Finding(
             code="label_noise",

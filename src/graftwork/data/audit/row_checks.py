@@ -176,7 +176,7 @@ class _RowRedactor:
             # A number has no form to recognize it by; under the name of a password it is removed.
             return None if is_secret_name(name) and not isinstance(value, bool) else value
         if depth >= DEEPEST_EXTRA:
-            # Nothing that is read lies this deep, and nothing unredacted may pass.
+            # Nothing that is read is this deep, and nothing unredacted may pass.
             return None
         if isinstance(value, dict):
             return {
@@ -199,16 +199,16 @@ class Refusal(NamedTuple):
 
 def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
     """Whether users rated the served reply negative and nobody corrected it."""
-    said = captured.feedback
-    return not captured.corrected and said is not None and said < settings.negative_below
+    feedback = captured.feedback
+    return not captured.corrected and feedback is not None and feedback < settings.negative_below
 
 
 def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
     """Whether a person confirmed the reply, so that it may be a reference for tests."""
     if captured.corrected:
         return True
-    said = captured.feedback
-    return settings.positive_confirms and said is not None and said >= settings.negative_below
+    feedback = captured.feedback
+    return settings.positive_confirms and feedback is not None and feedback >= settings.negative_below
 
 
 def find_refusal(

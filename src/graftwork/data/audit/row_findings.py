@@ -66,8 +66,8 @@ def _name_statuses(facts: AuditFacts, code: str) -> str:
     """Name the statuses that the log states: an unexpected value would otherwise look like a failure."""
     if code != "failed_status":
         return ""
-    said = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
-    return f": {said}" if said else ""
+    reasons = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
+    return f": {reasons}" if reasons else ""
 
 
 def _fix_failed(settings: DataSettings) -> str:

@@ -98,9 +98,9 @@ def _number_repeats(keys: Keys) -> Keys:
     ordered = keys[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(keys)]
     begins = np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
-    told = np.empty_like(keys)
-    told[order] = ordered + (np.arange(len(keys)) - begins).astype(np.uint64) * _ODD
-    return told
+    distinct = np.empty_like(keys)
+    distinct[order] = ordered + (np.arange(len(keys)) - begins).astype(np.uint64) * _ODD
+    return distinct
 
 
 def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:

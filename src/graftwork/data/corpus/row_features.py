@@ -21,10 +21,11 @@ from graftwork.data.audit.row_checks import (
     is_dropped,
     redact_row,
 )
+from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
-from graftwork.data.ingest.files import LogBlock
-from graftwork.data.ingest.read import ReadFault, ReadRow, SkippedPart, read_block
+from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
+from graftwork.data.ingest.read import ReadRow, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
@@ -32,7 +33,7 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
 from graftwork.version import __version__
 
-FEATURES_FORM = 6
+FEATURES_FORM = 8
 """Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
@@ -65,6 +66,7 @@ class FeatureTask(NamedTuple):
 
 class RowFeatures(NamedTuple):
     read: ReadRow
+    logged: Interaction
     kept: Interaction
     passed: bool
     fault: str | None
@@ -146,6 +148,7 @@ def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> R
     fault = find_verdict(notes)
     return RowFeatures(
         read=read,
+        logged=raw,
         kept=redacted.row if settings.redact else raw,
         passed=not (fault and is_dropped(fault.code, settings)),
         fault=fault.code if fault else None,
@@ -180,7 +183,13 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
         # Before redaction, which may rename them: scores are joined by them.
         "trace": pa.array([row.trace for row in rows], pa.uint64()),
         "call": pa.array([row.call for row in rows], pa.uint64()),
+        # Of the row as it was logged: redaction may take a time for a number of somebody's.
+        "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
+        "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
     }
+    for name in ("prompt_tokens", "cached_tokens", "reply_tokens"):
+        counts = [getattr(row, name) for row in kept]
+        columns[name] = pa.array([UNKNOWN if count is None else count for count in counts], pa.int64())
     for name in ("group", "domain", "model", "status", "split"):
         columns[name] = pa.array([getattr(row, name) for row in kept], pa.string())
     columns |= {name: pa.array(values) for name, values in fingerprints.fixed.items()}

@@ -18,7 +18,8 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.audit.row_checks import Note
-from graftwork.data.ingest.read import ReadFault, SkippedPart
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.read import SkippedPart
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
@@ -98,7 +99,7 @@ class Corpus:
     def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
         """Grouping and the leakage check read the same columns: reading every block again would cost more."""
         self._held[name] = column
-        while sum(one.nbytes for one in self._held.values()) > CACHE_BYTES:
+        while sum(block.nbytes for block in self._held.values()) > CACHE_BYTES:
             del self._held[next(iter(self._held))]
 
     def ragged(
@@ -294,7 +295,7 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
 
 def _damaged(path: Path) -> Damaged:
     return Damaged(
-        "a sifted block of the logs is damaged",
+        "a block of row features of the logs is damaged",
         why="it does not read as Arrow",
         fix="delete it and run the same command again",
         where=str(path),

@@ -72,10 +72,10 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
     fixed["length"] = np.array([0 if row is None else row.length for row in read], dtype=np.uint64)
     whole = _flatten([[] if row is None else row.words for row in read])
     turns = whole.take_spans([(0, 0) if row is None else row.turn for row in read])
-    said = whole.words
-    if any(row is not None and row.said < len(row.words) for row in read):
-        said = whole.take_spans([(0, 0) if row is None else (0, row.said) for row in read])
-    fixed |= _minhash_bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
+    exchanges = whole.words
+    if any(row is not None and row.end < len(row.words) for row in read):
+        exchanges = whole.take_spans([(0, 0) if row is None else (0, row.end) for row in read])
+    fixed |= _minhash_bands(run_words(exchanges, size=3), NEAR, size=NEAR_ROWS)
     # A turn of one short line is its own question: comparing it again would only be coarser.
     long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
     turn_runs = run_words(_only(turns, long), size=3)
@@ -99,15 +99,15 @@ class _Line(NamedTuple):
 
 
 class _RowWords(NamedTuple):
-    """A row as words without the system prompt, up to `said`, and the span of the user's turns.
+    """A row as words without the system prompt, up to `end`, and the span of the user's turns.
 
-    The turns of a longer conversation are not adjacent: they are repeated after `said`.
+    The turns of a longer conversation are not adjacent: they are repeated after `end`.
     """
 
     keys: tuple[int, int, int, int, int, int, int, int]
     length: int
     words: list[str]
-    said: int
+    end: int
     turn: tuple[int, int]
     lines: tuple[_Line, ...]
     is_one_line: bool
@@ -130,9 +130,9 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     reply = words(row.reply)
     opening = asked[0].words if asked else []
     later = [word for turn in asked[1:] for word in turn.words]
-    said = len(whole) + len(reply)
+    end = len(whole) + len(reply)
     if len(asked) > 1:
-        span, repeated = (said, said + len(opening) + len(later)), opening + later
+        span, repeated = (end, end + len(opening) + len(later)), opening + later
     else:
         begins = asked[0].begins if asked else 0
         span, repeated = (begins, begins + len(opening)), []
@@ -151,7 +151,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
         ),
         length=sum(len(message.content) for message in row.messages) + len(row.reply),
         words=whole + reply + repeated,
-        said=said,
+        end=end,
         turn=span,
         lines=spoken,
         is_one_line=not later and len(spoken) < 2 and span[1] - span[0] <= LINE_WORDS,

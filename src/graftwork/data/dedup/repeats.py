@@ -151,15 +151,15 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
     unconfirmed = corpus.column("unconfirmed") != 0
     _drop_conflicts(repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, rule=settings.conflicts)
-    said = spread(prompt) + reply
+    exchange = spread(prompt) + reply
     del prompt, reply
     # An unconfirmed reply of a model never replaces another row.
     ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
     alive = passed & (repeats.instead < 0)
-    stays = _choose_one(find_first(said, among=alive), ranks)
+    stays = _choose_one(find_first(exchange, among=alive), ranks)
     _drop(repeats, np.flatnonzero(alive & (stays != np.arange(corpus.rows))), stays, DUPLICATE)
-    first = find_first(said, among=passed)
-    del said
+    first = find_first(exchange, among=passed)
+    del exchange
     # Near-duplicates are searched among the first rows of each content, whichever of its rows stays: the
     # pairs compared must not depend on later rows.
     standing = np.full(corpus.rows, -1, dtype=np.int64)

@@ -101,11 +101,11 @@ def _describe(config: str, splits: dict[str, TableSize]) -> dict[str, Any]:
 def _say_trained(sizes: dict[str, TableSize]) -> str:
     """Say what the columns are for."""
     there = {stem.partition("/")[0] for stem in sizes}
-    said = {
+    descriptions = {
         "default": "Trained on is the `completion`; the `prompt` is only read.",
         "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
     }
-    return "\n".join(words for config, words in said.items() if FOLDERS[config] in there)
+    return "\n".join(words for config, words in descriptions.items() if FOLDERS[config] in there)
 
 
 def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions) -> str:
@@ -115,7 +115,7 @@ def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions)
     return (
         f"# {options.title or options.name or 'Prepared agent logs'}\n\n"
         f"Prepared by Graftwork: {steps}; rows that "
-        f"{say_together(str(dataset.settings.get('split_by', 'question')))} stand in one split.\n"
+        f"{say_together(str(dataset.settings.get('split_by', 'question')))} are in one split.\n"
         f"Dataset `{dataset.content_hash}`, rendered for `{dataset.base}`.\n\n"
         f"| files | rows |\n|---|---|\n{rows}\n\n"
         f"{_say_trained(sizes)}\n"
@@ -141,7 +141,7 @@ class Kaggle:
     Rules (the dataset metadata page of the Kaggle command line):
     - `id` is OWNER/SLUG, the slug of 3 to 50 characters; the title has 6 to 50, the subtitle 20 to 80;
     - exactly one license, out of a list of names;
-    - `resources` describes files by path; folders are skipped on upload unless asked for, so all files lie
+    - `resources` describes files by path; folders are skipped on upload unless asked for, so all files are
       side by side.
     The lines hold `prompt` and `completion` as lists of messages; preference pairs hold `prompt`, `chosen`
     and `rejected`, in a file of their own. Uploaded with `kaggle datasets create`, a dataset is private.

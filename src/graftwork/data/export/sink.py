@@ -282,12 +282,12 @@ def plain(message: Message) -> dict[str, str]:
 
 def prompt_and_completion(row: Row) -> dict[str, Any]:
     """Separate the reply from the turns before it, so that trainers train on the reply alone."""
-    return {"prompt": [plain(one) for one in row.messages], "completion": [assistant(row.reply)]}
+    return {"prompt": [plain(message) for message in row.messages], "completion": [assistant(row.reply)]}
 
 
 def prompt_and_pair(row: Row) -> dict[str, Any]:
     return {
-        "prompt": [plain(one) for one in row.messages],
+        "prompt": [plain(message) for message in row.messages],
         "chosen": [assistant(row.reply)],
         "rejected": [assistant(row.rejected or "")],
     }

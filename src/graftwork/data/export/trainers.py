@@ -225,7 +225,7 @@ def _to_reply(content: str) -> dict[str, str]:
 
 def _find_break(turns: Sequence[dict[str, str]]) -> str | None:
     if any(turn["from"] == "system" for turn in turns):
-        return "a system prompt stands in the middle of the conversation"
+        return "a system prompt is in the middle of the conversation"
     if len(turns) % 2 == 0 or any(turn["from"] not in (ODD, EVEN)[at % 2] for at, turn in enumerate(turns)):
         return "the turns do not alternate"
     return None

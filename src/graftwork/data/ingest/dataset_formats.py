@@ -78,12 +78,12 @@ def _take_turn(value: Any, key: str) -> list[LogTurn]:
     speaker = turn["from"]
     if not isinstance(speaker, str) or speaker.lower() not in ROLES:
         raise BadRow(f"`{key}.from` must be one of system, human, gpt, tool, function_call, observation")
-    said = turn.get("value")
+    content = turn.get("value")
     if speaker.lower() == "function_call":
-        call = open_json(said)
+        call = open_json(content)
         calls = call if isinstance(call, list) else [call]
         return [LogTurn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
-    return [LogTurn(ROLES[speaker.lower()], take_text(said, f"{key}.value"))]
+    return [LogTurn(ROLES[speaker.lower()], take_text(content, f"{key}.value"))]
 
 
 def _write_call(value: Any, key: str) -> str:
@@ -102,22 +102,22 @@ _PAIRS = (
 
 
 def fits_completion(row: dict[str, Any]) -> bool:
-    return any(row.get(asked) is not None and said in row for asked, said in _PAIRS)
+    return any(row.get(asked) is not None and replied in row for asked, replied in _PAIRS)
 
 
 def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
-    asked, said = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
+    asked, replied = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
     turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
     tools = first_of(row, "tools", "functions")
-    reply = row[said]
+    reply = row[replied]
     if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
-        exchange = to_exchange([*turns, *take_turns(reply, said)], said, tools=tools)
+        exchange = to_exchange([*turns, *take_turns(reply, replied)], replied, tools=tools)
         return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
     require_user(turns, asked)
     reasoning = (
         take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
     )
-    answer = LogTurn("assistant", "" if reply is None else take_text(reply, said), reasoning)
+    answer = LogTurn("assistant", "" if reply is None else take_text(reply, replied), reasoning)
     return Interaction(
         messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
     )
@@ -141,7 +141,7 @@ def fits_alpaca(row: dict[str, Any]) -> bool:
 
 
 def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
-    said = "output" if "output" in row else "response"
+    key = "output" if "output" in row else "response"
     *system, asked = take_prompt(
         row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")
     )
@@ -150,7 +150,7 @@ def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = [*system, *_take_history(row.get("history")), question]
     return Interaction(
         messages=to_messages(turns, tools=row.get("tools")),
-        reply="" if row.get(said) is None else take_text(row[said], said),
+        reply="" if row.get(key) is None else take_text(row[key], key),
         **take_facts(row, origin),
     )
 
@@ -210,8 +210,8 @@ def _split_transcript(text: str) -> list[LogTurn]:
     if before or len(rest) < 4:
         return [LogTurn("assistant", text)]
     return [
-        LogTurn("user" if speaker == "Human" else "assistant", said)
-        for speaker, said in zip(rest[::2], rest[1::2], strict=True)
+        LogTurn("user" if speaker == "Human" else "assistant", content)
+        for speaker, content in zip(rest[::2], rest[1::2], strict=True)
     ]
 
 

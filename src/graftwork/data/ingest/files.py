@@ -145,8 +145,6 @@ def _explain(error: OSError, path: Path) -> Exception:
     return explain_os_error(error, path)
 
 
-__all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "LogBlock", "cut_blocks"]
-
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -200,7 +198,7 @@ def _cut_stream(
     if stream.head.startswith(MAGIC):
         raise UserMistake(
             "Parquet must be read from a file",
-            why="its table of contents stands at its end",
+            why="its table of contents is at its end",
             fix="save it as a file, not packed, and name that",
             where=file,
         )

@@ -372,8 +372,8 @@ def _take_verdict(row: dict[str, Any]) -> str | None:
     for item in given if isinstance(given, list) else [given]:
         if not isinstance(item, dict):
             continue  # a bare comment is no verdict
-        said = first_of(item, "approved", "verdict", "decision", "outcome")
-        word = said.strip().lower().replace(" ", "_") if isinstance(said, str) else said
+        found = first_of(item, "approved", "verdict", "decision", "outcome")
+        word = found.strip().lower().replace(" ", "_") if isinstance(found, str) else found
         if word is False or word in _REJECTED:
             verdict = "rejected"
         elif word is True or word in _APPROVED:

@@ -261,8 +261,8 @@ class _CodexSession:
         kind = row.get("type")
         if kind == "session_meta":
             self._session = _text(first_of(payload, "id", "session_id")) or self._session
-            told = first_of(payload, "base_instructions", "instructions")
-            self._system = _text(told.get("text") if isinstance(told, dict) else told) or self._system
+            given = first_of(payload, "base_instructions", "instructions")
+            self._system = _text(given.get("text") if isinstance(given, dict) else given) or self._system
         elif kind == "turn_context":
             self._model = take_fact(payload.get("model")) or self._model
         elif kind == "compacted":

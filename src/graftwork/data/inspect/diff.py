@@ -91,9 +91,9 @@ def _number_repeated_keys(key: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     sizes = np.diff(np.append(starts, len(ordered)))
     rank = np.arange(len(ordered)) - np.repeat(starts, sizes)
-    told = np.empty_like(key)
-    told[order] = ordered ^ (rank.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    return told
+    distinct = np.empty_like(key)
+    distinct[order] = ordered ^ (rank.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return distinct
 
 
 def read_drop_keys(folder: Path, dataset: Dataset) -> "dict[str, NDArray[np.uint64]]":
@@ -225,8 +225,8 @@ def _diff_values(before: dict[str, Any], after: dict[str, Any]) -> tuple[ValueCh
 
 
 def _diff_inputs(before: Dataset, after: Dataset) -> InputChanges:
-    old = {one.file: one.sha256 for one in before.inputs}
-    new = {one.file: one.sha256 for one in after.inputs}
+    old = {file.file: file.sha256 for file in before.inputs}
+    new = {file.file: file.sha256 for file in after.inputs}
     return InputChanges(
         added=tuple(sorted(new.keys() - old.keys())),
         removed=tuple(sorted(old.keys() - new.keys())),

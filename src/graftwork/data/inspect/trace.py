@@ -182,7 +182,7 @@ def _parse_origin(what: str) -> Origin | None:
 
 def _same_file(dataset: Dataset, asked: Origin, *, root: Path) -> list[Origin]:
     """Return the line under every name that the dataset has for its file."""
-    names = {one.file for one in dataset.inputs}
+    names = {file.file for file in dataset.inputs}
     if asked.file in names:
         return [asked]
     paths = {(root / asked.file).resolve(), Path(asked.file).resolve()}
@@ -300,14 +300,14 @@ def _find_drops(tracer: _Tracer, origins: Collection[Origin]) -> Iterable[Drop]:
 def _named_in(reason: str, dataset: Dataset) -> list[Origin]:
     """Return the lines that a reason names. File names may contain spaces, so the inputs are searched for."""
     return [
-        Origin(file=one.file, line=int(match[1]))
-        for one in dataset.inputs
-        for match in re.finditer(rf"(?<![\w/.-]){re.escape(one.file)}:(\d+)", reason)
+        Origin(file=file.file, line=int(match[1]))
+        for file in dataset.inputs
+        for match in re.finditer(rf"(?<![\w/.-]){re.escape(file.file)}:(\d+)", reason)
     ]
 
 
 def _not_found(dataset: Dataset, what: str) -> UserMistake:
-    files = ", ".join(one.file for one in dataset.inputs[:3])
+    files = ", ".join(file.file for file in dataset.inputs[:3])
     more = " …" if len(dataset.inputs) > 3 else ""
     return UserMistake(
         f"the dataset knows nothing of {what!r}",

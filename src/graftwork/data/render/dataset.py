@@ -128,15 +128,6 @@ def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
     return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
 
 
-def positions(lengths: "Lengths") -> "NDArray[np.int64]":
-    """Return the position of each token in its own document."""
-    import numpy as np
-
-    sizes = np.asarray(lengths, dtype=np.int64)
-    begins = np.cumsum(sizes) - sizes
-    return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(begins, sizes)
-
-
 PACKS = "packs.parquet"
 
 
@@ -153,14 +144,14 @@ def assemble(
 ) -> tuple[Dataset, Path]:
     """Write the dataset folder. `head` is the manifest without splits, packing and name."""
     by_split: dict[Split, list[PlacedShard]] = {split: [] for split in SPLITS}
-    for one in placed:
-        by_split.setdefault(one.shard.split, []).append(one)
+    for entry in placed:
+        by_split.setdefault(entry.shard.split, []).append(entry)
     names = {
         one.folder / one.shard.file: f"{split}/{number:05d}.parquet"
         for split, members in by_split.items()
         for number, one in enumerate(members)
     }
-    packs, packing = _pack([one.shard for one in by_split["train"]], length=pack_tokens)
+    packs, packing = _pack([entry.shard for entry in by_split["train"]], length=pack_tokens)
     packed = scratch / f"{head.model}.{PACKS}"
     write_table(packed, packs, durable=False)
     unnamed = head.model_copy(
@@ -214,22 +205,22 @@ def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[s
 
 def _summarise(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> SplitSummary:
     lengths: Counter[int] = Counter()
-    for one in placed:
-        lengths.update(one.shard.lengths.tolist())
-    groups = np.unique(np.concatenate([one.groups for one in placed])) if placed else ()
+    for entry in placed:
+        lengths.update(entry.shard.lengths.tolist())
+    groups = np.unique(np.concatenate([entry.groups for entry in placed])) if placed else ()
     return SplitSummary(
         rows=lengths.total(),
         groups=len(groups),
         tokens=sum(length * rows for length, rows in lengths.items()),
-        trained_tokens=sum(one.shard.trained_tokens for one in placed),
+        trained_tokens=sum(entry.shard.trained_tokens for entry in placed),
         longest=max(lengths, default=0),
         shards=tuple(
             Shard(
-                file=names[one.folder / one.shard.file],
-                rows=len(one.shard.lengths),
-                sha256=one.shard.sha256,
+                file=names[entry.folder / entry.shard.file],
+                rows=len(entry.shard.lengths),
+                sha256=entry.shard.sha256,
             )
-            for one in placed
+            for entry in placed
         ),
         lengths=dict(sorted(lengths.items())),
     )

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
@@ -136,13 +137,14 @@ def apply_system_prompt(
 ) -> tuple[Message, ...]:
     """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt removes the logged one.
+    An empty prompt removes the logged one, and so does `drop`.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
-    if given is None:
+    if given is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
+    given = given or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
@@ -282,12 +284,12 @@ def render_block(task: RenderTask) -> RenderedBlock:
     for position, joined in task.rewards.items():
         rows[position] = apply_reward(rows[position], joined)
     ready, refused = _render(rows, renderer=renderer, settings=settings)
-    placed = {one.position for one in ready}
+    placed = {entry.position for entry in ready}
     keys = _read_keys(task)
     shards = []
     for model, subset in task.subsets.items():
         for number, split in enumerate(SUBSET_SPLITS):
-            chosen = [one for one in ready if subset.split[one.position] == number]
+            chosen = [entry for entry in ready if subset.split[entry.position] == number]
             if chosen:
                 shards.append(_write_shard(task, chosen, keys, model=model, split=split))
     reasons = {place: (int(task.numbers[place]), reason) for place, reason in sorted(refused.items())}
@@ -310,8 +312,8 @@ def _to_json(value: Any) -> Any:
 def find_rendered(folder: Path) -> RenderedBlock | None:
     """Return what an earlier run rendered into this folder, if it is complete and intact."""
     try:
-        said = orjson.loads((folder / SUMMARY).read_bytes())
-        for shard in said["shards"]:
+        summary = orjson.loads((folder / SUMMARY).read_bytes())
+        for shard in summary["shards"]:
             require_digest(folder / shard["file"], shard["sha256"])
     except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
         return None
@@ -323,10 +325,10 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
                 "numbers": np.array(shard["numbers"], dtype=np.int64),
             }
         )
-        for shard in said["shards"]
+        for shard in summary["shards"]
     ]
     refused, shortened = (
-        {int(number): reason for number, reason in said[name].items()} for name in ("refused", "shortened")
+        {int(number): reason for number, reason in summary[name].items()} for name in ("refused", "shortened")
     )
     return RenderedBlock(shards, refused, shortened)
 
@@ -434,8 +436,8 @@ def _write_shard(
     split: Split,
 ) -> RenderedShard:
     subset = task.subsets[model]
-    lengths = np.array([len(one.rendered.tokens) for one in chosen], dtype=np.int32)
-    trained = int(lengths.sum()) - sum(one.rendered.trained_from for one in chosen)
+    lengths = np.array([len(entry.rendered.tokens) for entry in chosen], dtype=np.int32)
+    trained = int(lengths.sum()) - sum(entry.rendered.trained_from for entry in chosen)
     path = task.out / f"{model}.{split}.parquet"
     write_table(path, _to_table(chosen, lengths, subset, keys), durable=False)
     return RenderedShard(
@@ -445,7 +447,7 @@ def _write_shard(
         sha256=file_digest(path),
         trained_tokens=trained,
         lengths=lengths,
-        numbers=task.numbers[[one.position for one in chosen]],
+        numbers=task.numbers[[entry.position for entry in chosen]],
     )
 
 
@@ -455,30 +457,50 @@ def _to_table(
     subset: SubsetRows,
     keys: Mapping[str, list[Any]],
 ) -> "pa.Table":
-    tokens = np.concatenate([np.asarray(one.rendered.tokens, dtype=np.int32) for one in chosen])
+    tokens = np.concatenate([np.asarray(entry.rendered.tokens, dtype=np.int32) for entry in chosen])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     columns: dict[str, Any] = {
-        "id": [_name(one, keys) for one in chosen],
-        "file": [one.row.origin.file for one in chosen],
-        "line": [one.row.origin.line for one in chosen],
-        "input_hash": [keys["input_hash"][one.position] for one in chosen],
+        "id": [_name(entry, keys) for entry in chosen],
+        "file": [entry.row.origin.file for entry in chosen],
+        "line": [entry.row.origin.line for entry in chosen],
+        "input_hash": [keys["input_hash"][entry.position] for entry in chosen],
         "messages": [
-            orjson.dumps([{"role": turn.role, "content": turn.content} for turn in one.messages]).decode()
-            for one in chosen
+            orjson.dumps([{"role": turn.role, "content": turn.content} for turn in entry.messages]).decode()
+            for entry in chosen
         ],
-        "reply": [one.reply for one in chosen],
+        "reply": [entry.reply for entry in chosen],
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
-        "trained_from": [one.rendered.trained_from for one in chosen],
-        "stage": [one.row.stage if subset.staged else None for one in chosen],
-        "weight": [float(subset.weight[one.position]) for one in chosen],
-        "rejected": [one.row.rejected if one.reply == one.row.reply else None for one in chosen],
+        "trained_from": [entry.rendered.trained_from for entry in chosen],
+        "stage": [entry.row.stage if subset.staged else None for entry in chosen],
+        "weight": [float(subset.weight[entry.position]) for entry in chosen],
+        "rejected": [entry.row.rejected if entry.reply == entry.row.reply else None for entry in chosen],
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
-        columns[name] = [getattr(one.row, name) for one in chosen]
-    captured = encode_captures([one.row.capture for one in chosen])
-    columns |= captured
-    schema = row_schema(captured=bool(captured))
+        columns[name] = [getattr(entry.row, name) for entry in chosen]
+    optional = encode_optional(
+        {"capture": [entry.row.capture for entry in chosen], "usage": [_usage_of(entry) for entry in chosen]}
+    )
+    columns |= optional
+    schema = row_schema(optional=tuple(optional))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _usage_of(one: _RenderedPart) -> CallUsage | None:
+    """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
+
+    Captured calls were answered here, not by a model that is paid for by the token.
+    """
+    row = one.row
+    stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
+    if one.reply != row.reply or row.capture is not None or not stated:
+        return None
+    return CallUsage(
+        model=row.model,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        reply_tokens=row.reply_tokens,
+        cost=row.cost,
+    )
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:

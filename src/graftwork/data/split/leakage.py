@@ -147,11 +147,11 @@ def require_no_leak(
         trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
         split = SPLITS[assignment.split[leak.held_out]]
         raise AnswerIsNo(
-            f"a question stands in train and in {split}",
+            f"a question is in train and in {split}",
             why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
             "not skill",
             fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
-            "report it if it dealt these",
+            "report it if graft assigned these splits",
             where=str(held_out),
         )
 

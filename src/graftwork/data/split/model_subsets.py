@@ -248,7 +248,7 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
     if lacking == int(passed.sum()):
         raise UserMistake(
             f"no row has {settings.split_by!r}, which data.split_by names",
-            why="rows that belong together would be parted, and nobody would notice",
+            why="rows that belong together would be split without notice",
             fix=f"name one of: {', '.join(_name_keys(corpus, passed))}; or `question`",
             where="data.split_by",
         )

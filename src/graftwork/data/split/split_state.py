@@ -2,7 +2,7 @@
 
 In: the working folder, the corpus, the settings. Out: the previous split of each row wherever its line is
 now, and the full assignment of the first rows if they are unchanged. Settings that ask for another split
-start anew. Written only after the leakage check has passed. Missing or damaged files only cost time.
+start over. Written only after the leakage check has passed. Missing or damaged files only cost time.
 """
 
 import hashlib
@@ -181,7 +181,7 @@ class SplitState:
         return self._settings.paraphrases != "off"
 
     def _identify(self, rows: int) -> str:
-        told = hashlib.sha256(str(row_features.FEATURES_FORM).encode())
-        told.update(self._keys[:rows].tobytes())
-        told.update(self._passed[:rows].tobytes())
-        return told.hexdigest()
+        digest = hashlib.sha256(str(row_features.FEATURES_FORM).encode())
+        digest.update(self._keys[:rows].tobytes())
+        digest.update(self._passed[:rows].tobytes())
+        return digest.hexdigest()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
 from graftwork.evaluate.ask.runner import Progress, stopped
-from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.grading.metrics import plural
 from graftwork.inference.endpoint import (
     EndpointEngine,
@@ -106,7 +106,7 @@ class _Desk:
 
     def _ask_one(self, question: _Question) -> EngineReply:
         job = self._job
-        messages = insert_example(question.case.messages, example=job.worked_example)
+        messages = asked_messages(job, question.case)
         decoding = DecodingSettings(
             job.max_new_tokens, job.temperature, job.top_p, seed=job.seed + question.repeat
         )
@@ -153,8 +153,8 @@ class _Desk:
 
 
 def _sum_up(job: EvalJob, cases: Sequence[Case], desk: _Desk) -> AskedEndpoint:
-    said = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
-    timed = [said[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
+    first = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
+    timed = [first[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
     firsts = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
     return AskedEndpoint(
         single_latency_seconds=tuple(answer.seconds for answer in timed),

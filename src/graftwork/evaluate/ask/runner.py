@@ -16,7 +16,7 @@ from graftwork.evaluate.ask.answers import (
     read_answers,
     repeats_of,
 )
-from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.inference.engine import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
 from graftwork.inference.selection import ADAPTER
 from graftwork.records.base import fingerprint
@@ -34,12 +34,12 @@ class Pace:
     def __init__(self, *, left: int, longest: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._left, self._longest, self._clock = left, longest, clock
         self._done, self._spent = 0, 0.0
-        self._rows, self._began, self._first, self._told = 0, 0.0, 0.0, 0.0
+        self._rows, self._began, self._first, self._reported = 0, 0.0, 0.0, 0.0
         self._tokens: dict[int, int] = {}
 
     def begin(self, rows: int) -> None:
         self._rows, self._began = rows, self._clock()
-        self._told, self._tokens = self._began, {}
+        self._reported, self._tokens = self._began, {}
 
     def hear(self, row: int) -> bool:
         """Count one more token of this row; whether it is time to report progress."""
@@ -49,8 +49,8 @@ class Pace:
         if not self._tokens:
             self._first = now
         self._tokens[row] = self._tokens.get(row, 0) + 1
-        due = now - self._told >= BEAT_SECONDS
-        self._told = now if due else self._told
+        due = now - self._reported >= BEAT_SECONDS
+        self._reported = now if due else self._reported
         return due
 
     def end(self) -> None:
@@ -125,7 +125,10 @@ def time_in_turn(
 
 
 class CaseRunner:
-    """Asks all cases of one job with one engine. `details` goes into the report besides the engine's own."""
+    """Asks all cases of one job with one engine, which holds the job's adapter under the name `adapter`.
+
+    `details` goes into the report besides the engine's own.
+    """
 
     def __init__(
         self,
@@ -135,11 +138,12 @@ class CaseRunner:
         progress: Progress,
         stop_asked: Callable[[], bool],
         details: Mapping[str, Any] | None = None,
+        adapter: str = ADAPTER,
     ) -> None:
         self._job, self._engine, self._progress = job, engine, progress
         self._stop_asked = stop_asked
         self._details = dict(details or {})
-        self._adapter = ADAPTER if job.adapter_folder is not None else None
+        self._adapter = adapter if job.adapter_folder is not None else None
         self._greedy = DecodingSettings(job.max_new_tokens, top_p=job.top_p)
         self._as_asked = DecodingSettings(job.max_new_tokens, job.temperature, job.top_p, job.seed)
         self._peaks: list[float] = []
@@ -240,7 +244,7 @@ class CaseRunner:
         ]
 
     def _messages(self, case: Case) -> tuple[Message, ...]:
-        return insert_example(case.messages, example=self._job.worked_example)
+        return asked_messages(self._job, case)
 
     def _render(self, case: Case) -> RenderedPrompt:
         return self._engine.render(self._messages(case))
@@ -290,9 +294,19 @@ def summarise(
             "batch_size": job.batch_size,
             "threads": job.threads,
             "worked_example": bool(job.worked_example),
+            **_describe_prompt(job),
             **details,
         },
     )
+
+
+def _describe_prompt(job: EvalJob) -> dict[str, Any]:
+    """What of the prompt is not the case's own, where it is more than one worked example."""
+    shown = sum(turn.role == "assistant" for turn in job.worked_example)
+    found: dict[str, Any] = {"worked_examples": shown} if shown > 1 else {}
+    if job.instruction is not None:
+        found["instruction"] = fingerprint(job.instruction)[:12]
+    return found | ({"logged_system_prompt": True} if job.logged_system else {})
 
 
 def seed_of(seed: int, batch: CaseBatch) -> int:

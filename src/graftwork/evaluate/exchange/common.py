@@ -142,7 +142,7 @@ def make_messages(turns: Any) -> tuple[Message, ...]:
 
 
 def section(value: Any, key: str) -> dict[str, Any]:
-    """What stands under the key where that is an object; an empty one else."""
+    """The value of the key if it is an object, else an empty one."""
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, dict) else {}
 

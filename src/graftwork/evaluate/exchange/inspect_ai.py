@@ -160,7 +160,7 @@ def read_mark(value: Any) -> float | None:
 
 
 def _resolve(text: str, attached: dict[str, Any]) -> str:
-    """Long texts stand apart in the log, named by their hash."""
+    """The log stores long texts separately, by their hash."""
     found = attached.get(text.removeprefix(_ATTACHED)) if text.startswith(_ATTACHED) else None
     return found if isinstance(found, str) else text
 
@@ -271,7 +271,7 @@ def _sample(
     export: SubjectExport, case: Case, answer: Answer, metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
     model = f"{OWN_KEY}/{export.subject.subject}"
-    said = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
+    assistant = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
     turns = [{"role": message.role, "content": message.content} for message in case.messages]
     usage = {
         "input_tokens": answer.prompt_tokens,
@@ -283,12 +283,12 @@ def _sample(
         "epoch": answer.repeat + 1,
         "input": turns,
         "target": case.reference,
-        "messages": [*turns, said],
+        "messages": [*turns, assistant],
         "output": {
             "model": model,
             "choices": [
                 {
-                    "message": said,
+                    "message": assistant,
                     "stop_reason": "max_tokens" if answer.finish_reason == "length" else "stop",
                 }
             ],

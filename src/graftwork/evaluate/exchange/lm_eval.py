@@ -168,15 +168,15 @@ def _argument(row: dict[str, Any], request: int, name: str) -> Any:
 
 
 def _said(row: dict[str, Any]) -> str:
-    said = row.get("filtered_resps")
-    if not isinstance(said, list) or not said:
+    responses = row.get("filtered_resps")
+    if not isinstance(responses, list) or not responses:
         return ""
-    if all(isinstance(choice, list | tuple) and len(choice) == 2 for choice in said):
-        weights = [_float(choice[0]) for choice in said]
-        best = max(range(len(said)), key=lambda i: weights[i])
+    if all(isinstance(choice, list | tuple) and len(choice) == 2 for choice in responses):
+        weights = [_float(choice[0]) for choice in responses]
+        best = max(range(len(responses)), key=lambda i: weights[i])
         choice = _argument(row, best, "arg_1")
         return choice.strip() if isinstance(choice, str) else ""
-    first = said[0][0] if isinstance(said[0], list) and said[0] else said[0]
+    first = responses[0][0] if isinstance(responses[0], list) and responses[0] else responses[0]
     return first if isinstance(first, str) else json.dumps(first, ensure_ascii=False)
 
 

@@ -41,7 +41,7 @@ PART = 5
 """The last fifth of the steps is compared with the fifth before it."""
 STILL_FALLING = 0.03
 FAR_UNDER = 0.6
-"""Training loss under this share of the validation loss has learned the rows by heart."""
+"""Training loss under this share of the validation loss means that the rows were memorized."""
 ROSE = 1.02
 SPIKE = 1.8
 """A loss so many times the median of the steps before it."""
@@ -110,7 +110,7 @@ def hint_of_changes(training: Training | None, *, report: Report, rules: Sequenc
 
 
 def compare_plans(before: Plan, now: Plan) -> tuple[str, ...]:
-    """What of settings, data and base is otherwise in the later run, in words."""
+    """What differs in settings, data and base in the later run, as text."""
     found = []
     if before.base_fingerprint != now.base_fingerprint:
         same = before.base == now.base
@@ -170,7 +170,7 @@ def _on_overfitting(training: Training, weight: float) -> list[Hint]:
         Hint(
             0.9 * weight,
             f"The rows were learned by heart ({seen}): train less (fewer epochs, a lower rank or rate; "
-            "train.examine keeps the best look), or on more rows.",
+            "train.examine keeps the best evaluation), or on more rows.",
         )
     ]
 
@@ -185,7 +185,7 @@ def _on_early_stop(training: Training, weight: float) -> list[Hint]:
     return [
         Hint(
             0.6 * weight,
-            f"The best look was at step {best} of {outcome.steps}, and {after} after it "
+            f"The best evaluation was at step {best} of {outcome.steps}, and {after} after it "
             f"{'was' if after == 1 else 'were'} no better: more "
             "steps of the same will not help; add or fix data, or change the rate.",
         )
@@ -224,7 +224,7 @@ def _on_nothing_learned(training: Training, weight: float) -> list[Hint]:
 
 
 def find_spikes(steps: Sequence[TrainStep]) -> list[int]:
-    """Steps whose loss stands out of those before them, or is no number at all."""
+    """Steps whose loss is an outlier compared with those before, or is not a number."""
     found = []
     for place, step in enumerate(steps):
         before = [near.loss for near in steps[max(0, place - WINDOW) : place] if math.isfinite(near.loss)]
@@ -251,7 +251,7 @@ CLUSTER_LEAST = 3
 """Fewer failures than this are no cluster."""
 MOST_CONFUSIONS = 3
 CLUSTER_FACTOR = 2.0
-"""A group stands out when it fails so many times as often as the others."""
+"""A group is an outlier when it fails this many times as often as the others."""
 
 
 def advise(

@@ -46,7 +46,7 @@ from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
 
 
 class Stop(NamedTuple):
-    """Why the attempt ends. `rule` is None where the rule that is broken stands in the verdict already."""
+    """Why the attempt ends. `rule` is None where the broken rule is already in the verdict."""
 
     reason: str
     rule: RuleResult | None = None
@@ -56,7 +56,9 @@ def find_stops(
     report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
 ) -> list[Stop]:
     """A broken invariant first; then what was declared under `abort_when`, or else any proven loss."""
-    invariants = [rule for rule in settings.rules if rule.severity == "invariant"]
+    invariants = [
+        rule for rule in settings.rules if rule.severity == "invariant" and rule.metric not in around.doubts
+    ]
     watched = {} if settings.abort_when is not None else _watch(report, settings, around=around)
     # Each rule more is one more chance of a false alarm: together they may raise one as often as one alone.
     family = len(invariants) + len(watched)
@@ -77,6 +79,8 @@ def _watch(
         named.append((primary.metric, primary.against))
     watched: dict[tuple[str, Against], Pair] = {}
     for name, against in dict.fromkeys(named):
+        if name in around.doubts:
+            continue
         other = find_subject(report, against, around)
         pair = pair_up(report, name, with_subject=other) if other is not None else None
         if pair is not None and pair.kind != "number":
@@ -107,20 +111,23 @@ def _proven_losses(
 
 def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> list[Stop]:
     other = find_subject(report, declared.against, around)
-    if other is None:
+    if other is None or any(name in around.doubts for name in declared.worse_on):
         return []
     pairs = {name: pair_up(report, name, with_subject=other) for name in declared.worse_on}
     found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
     if len(found) < len(declared.worse_on):
         return []
-    said = ", ".join(
+    lost = ", ".join(
         f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in found.items()
     )
     worse = "worse" if declared.by == "interval" else "no better"
-    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {said}"
+    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
     first = next(iter(found))
     return [
-        Stop(reason, _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", said=reason))
+        Stop(
+            reason,
+            _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", sentence=reason),
+        )
     ]
 
 
@@ -135,11 +142,15 @@ def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
     lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
     possessive = f"{who}'s" if against != "log" else f"that of {who}"
     reason = f"{name_of(name)} is worse than {possessive}: {lost}"
-    said = f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
-    return Stop(reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", said=said))
+    sentence = (
+        f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
+    )
+    return Stop(
+        reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", sentence=sentence)
+    )
 
 
-def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
+def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
     sign = -1 if lower_is_better(name) else 1
     return RuleResult(
         metric=name,
@@ -149,7 +160,7 @@ def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
         low=finite(min(sign * pair.low, sign * pair.high)),
         high=finite(max(sign * pair.low, sign * pair.high)),
         limit=0.0,
-        sentence=f"{said[0].upper()}{said[1:]}.",
+        sentence=f"{sentence[0].upper()}{sentence[1:]}.",
         kind="loss",
         against=pair.seen.baseline,
         n=pair.seen.n,
@@ -169,7 +180,7 @@ USUAL_CONFIDENCE = 0.95
 
 
 class GateCandidate(NamedTuple):
-    """One of several adapters that are judged in one go."""
+    """One of several adapters that are judged together."""
 
     report: Report
     settings: GateSettings
@@ -223,7 +234,7 @@ def decide(
 
 
 def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
-    """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
+    """Several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
         for name, one in judged.items()
@@ -249,21 +260,31 @@ def _judge_all(
 ) -> list[RuleResult]:
     rules = [_judge(rule, report=report, around=around) for rule in settings.rules]
     rules += judge_gains(report, settings, around=around, adjusted_p=adjusted_p)
-    return [never_vacuous(rule, report=report) for rule in rules]
+    return [_never_doubted(never_vacuous(rule, report=report), around=around) for rule in rules]
+
+
+def _never_doubted(rule: RuleResult, *, around: Surroundings) -> RuleResult:
+    """The rule as judged; unknown, with the reason, where its metric may not decide anything."""
+    why = around.doubts.get(rule.metric)
+    if why is None:
+        return rule
+    sentence = f"{name_of(rule.metric)} may not decide anything: the judge is not calibrated; {why}."
+    changed = {"outcome": "unknown", "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=changed)
 
 
 def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tuple[RuleResult, ...]:
-    """The rules that would pass if nobody had looked at these cases before."""
+    """The rules that would pass if these cases had not been used before."""
     pairs = zip(rules, first, strict=True)
     return tuple(now for now, then in pairs if now.outcome == "unknown" and then.outcome == "pass")
 
 
 def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
-    said = (
-        f"{rule.sentence} On fresh cases so much would do; this is look {look} at these, and the best of "
-        "several may be the luckiest."
+    text = (
+        f"{rule.sentence} On fresh cases this would be enough; this is evaluation {look} on these, and "
+        "the best of several may be the luckiest."
     )
-    return rule.model_copy(update={"sentence": said})
+    return rule.model_copy(update={"sentence": text})
 
 
 def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
@@ -284,7 +305,7 @@ def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
 def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
     notes = []
     if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
-        unserved = "Nothing is served yet: what is said of the champion was held against the base."
+        unserved = "Nothing is served yet: rules on the champion were checked against the base."
         notes.append(around.instead or unserved)
     if "log" in settings.subjects_needed():
         notes += report.remarks
@@ -358,7 +379,7 @@ def next_start(
     unclear = (
         _list_names([rule.metric for rule in rules if rule.outcome != "pass"]) or "no metric was compared"
     )
-    return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
+    return _by_loss(f"too few cases to decide: {unclear}", rules, loss_before, loss_after, needed=needed)
 
 
 def asked_otherwise(one: Report, other: Report) -> str:
@@ -367,7 +388,9 @@ def asked_otherwise(one: Report, other: Report) -> str:
         if one.settings.get(name) != other.settings.get(name):
             return f"evaluate.{name}"
     made, made_too = (report.candidate.generation.settings for report in (one, other))
-    return next((said for name, said in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), "")
+    return next(
+        (sentence for name, sentence in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), ""
+    )
 
 
 def _margins(settings: GateSettings, report: Report) -> dict[str, float]:
@@ -417,7 +440,7 @@ def _by_loss(
     seen = (
         f"and the validation loss did not rise ({before:.3f} → {after:.3f})"
         if before is not None and after is not None
-        else "and nothing speaks against it"
+        else "and no rule failed"
     )
     return NextStart(
         start="this",

@@ -21,6 +21,7 @@ from graftwork.grading.metrics import (
     FIRST_TOKEN,
     JUDGE_PREFERENCE,
     LATENCY,
+    LATENCY_P95,
     PERPLEXITY,
     TOKENS_PER_SECOND,
     name_of,
@@ -139,7 +140,7 @@ def percentile(values: Sequence[float], *, confidence: float) -> tuple[float, In
 
 
 def times_for_percentile(confidence: float) -> int:
-    """The fewest requests whose slowest one lies over the 95th percentile for sure."""
+    """The fewest requests whose slowest one is surely above the 95th percentile."""
     return fewest_for_quantile(PERCENTILE, confidence=confidence)
 
 
@@ -149,7 +150,13 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it. Older reports hold the speed elsewhere."""
+    """The metric as the report has it. Older reports hold the speed elsewhere.
+
+    A range of too few requests is no bound of their 95th percentile.
+    """
+    slowest = subject.metrics.get(name) if name == LATENCY_P95 else None
+    if slowest is not None and slowest.n < times_for_percentile(slowest.confidence):
+        return _unbounded(slowest)
     speed = subject.generation.tokens_per_second
     if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
         return subject.metrics.get(name)
@@ -175,8 +182,8 @@ def find_ungraded(report: Report, name: str) -> Ungraded:
     elsewhere: set[str] = set()
     for other in (report.baseline, *report.others):
         if (metric := other.metrics.get(name)) is not None:
-            elsewhere |= _graded(metric)
-    without = own.scores.keys() - _graded(own)
+            elsewhere |= graded_cases(metric)
+    without = own.scores.keys() - graded_cases(own)
     return _gather(without & elsewhere, of=without, metrics=(own,))
 
 
@@ -185,13 +192,13 @@ def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> U
     found = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
     left_out: set[str] = set()
     if len(found) == 2:
-        left_out = _graded(found[0]) ^ _graded(found[1])
+        left_out = graded_cases(found[0]) ^ graded_cases(found[1])
     if name == JUDGE_PREFERENCE:
         sides = (other.subject, report.candidate.subject)
         for tally in report.judged:
             left_out |= set(tally.unjudged) if (tally.baseline, tally.candidate) == sides else set()
     asked = {case for metric in found for case in metric.scores}
-    both = set.intersection(*map(_graded, found)) if found else set()
+    both = set.intersection(*map(graded_cases, found)) if found else set()
     return _gather(left_out, of=asked - both, metrics=found)
 
 
@@ -230,12 +237,12 @@ def _gather(left_out: Set[str], *, of: Set[str], metrics: Sequence[Metric]) -> U
     return Ungraded(named, min(nameless, max(len(of) - len(named), 0)) if of else nameless)
 
 
-def _graded(metric: Metric) -> set[str]:
+def graded_cases(metric: Metric) -> set[str]:
     return {case for case, value in metric.scores.items() if value is not None}
 
 
 class Needed(NamedTuple):
-    """Fresh cases like these; `sessions` is 0 where every case stands alone.
+    """Fresh cases like these; `sessions` is 0 where every case is independent.
 
     `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
     set that holds these cases too; 0 where that is not known.
@@ -269,12 +276,12 @@ def needed_for_limit(
             tail=(1 - metric.confidence) / 2,
             look=look,
         )
-    if rule.at == "p95":
+    if rule.at == "p95" or rule.metric == LATENCY_P95:
         return Needed(max(times_for_percentile(metric.confidence), metric.n + 1))
     if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
         return Needed(fewest)
     sign = 1 if rule.wants_more else -1
-    value, bound = sign * metric.value, sign * _bound(rule, metric)
+    value, bound = sign * metric.value, sign * held_figure(rule, metric)
     tail = (1 - metric.confidence) / 2
     return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n, tail=tail)
 
@@ -282,7 +289,7 @@ def needed_for_limit(
 def needed_for_mean(
     units: Units | None, *, limit: float, lowest: float = -1.0, tail: float, look: int = 1
 ) -> Needed | None:
-    """What shows that the mean of units like these lies above `limit`; `tail` is that of this look."""
+    """What shows that the mean of units like these is above `limit`; `tail` is that of this look."""
     if units is None or not units.totals:
         return None
     n, count = sum(units.sizes), len(units.sizes)
@@ -343,5 +350,5 @@ def _fewest_cases(metric: Metric, rule: GateRule) -> int:
     return math.ceil(fewest * metric.n / units) if units else fewest
 
 
-def _bound(rule: GateRule, metric: Metric) -> float:
+def held_figure(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]

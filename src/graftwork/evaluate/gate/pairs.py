@@ -5,6 +5,7 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
@@ -13,33 +14,39 @@ from graftwork.evaluate.gate.figures import (
     Ungraded,
     all_wrong,
     find_ungraded_pairs,
+    graded_cases,
     measured,
+    times_for_percentile,
     times_of,
 )
 from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
+from graftwork.grading.metrics import JUDGE_PREFERENCE, LATENCY_P95, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
-LOG = "log"
 BASE = "base"
+NAMED: dict[Against, str] = {"log": LOG, "prompt": PROMPTED, "logged_prompt": LOGGED_PROMPT}
+"""Subjects that go by one name in every report."""
 
 
 class Surroundings(NamedTuple):
-    """What is known besides the report. `no_champion`: nothing is served yet, so the base stands in."""
+    """What is known besides the report. `no_champion`: nothing is served yet, so the base is used instead."""
 
     no_champion: bool = False
     champion: str = ""
     """The release that is served, where the report does not hold it."""
     instead: str = ""
-    """Why the base stands in for a champion, in a sentence, where it is not that nothing is served."""
+    """Why the base replaces the champion, in a sentence, where the reason is not that nothing is served."""
     look: int = 0
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
-    """Adapters that are judged in one go."""
+    """Adapters that are judged together."""
+    doubts: Mapping[str, str] = {}
+    """Metrics that may not decide anything, each with the reason: a judge that nobody calibrated."""
 
 
 class Pair(NamedTuple):
@@ -62,7 +69,7 @@ class Pair(NamedTuple):
 
     @property
     def too_few(self) -> bool:
-        """So few requests, or sessions, bound nothing, however near they lie to each other."""
+        """So few requests or sessions bound nothing, however close they are to each other."""
         return (self.seen.clusters or self.seen.n) < self.fewest
 
     @property
@@ -73,10 +80,6 @@ class Pair(NamedTuple):
     @property
     def proven_loss(self) -> bool:
         return self.gain < 0 and self._chance_is_small and not self.too_few
-
-    @property
-    def proven_gain(self) -> bool:
-        return self.gain > 0 and self._chance_is_small and not self.too_few
 
     @property
     def _chance_is_small(self) -> bool:
@@ -96,8 +99,8 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
         if around.no_champion and report.champion is None:
             return find_subject(report, "base", around)
         return next((subject for subject in everyone if subject.subject == report.champion), None)
-    if against == "log":
-        return next((subject for subject in everyone if subject.subject == LOG), None)
+    if against in NAMED:
+        return next((subject for subject in everyone if subject.subject == NAMED[against]), None)
     named = next((subject for subject in everyone if subject.subject == BASE), None)
     # A report with one baseline means that one, whatever it is called.
     return named or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
@@ -134,6 +137,8 @@ def pair_up(
     fewest = 0
     if name in (*TIMED, PERPLEXITY):
         fewest = fewest_for_quantile(MIDDLE, confidence=bounds_at)
+    if name == LATENCY_P95:
+        fewest = times_for_percentile(confidence)
     units = _units(report, with_subject, name)
     return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p, units)
 
@@ -164,8 +169,10 @@ def _at_worst(
         return -math.inf, 1.0
     if mine is not None and theirs is not None:
         wrong, right = (1.0, 0.0) if sign < 0 else (0.0, 1.0)
-        mine = all_wrong(mine, ungraded.cases - _given(mine), wrong=wrong, sessions=report.sessions)
-        theirs = all_wrong(theirs, ungraded.cases - _given(theirs), wrong=right, sessions=report.sessions)
+        mine = all_wrong(mine, ungraded.cases - graded_cases(mine), wrong=wrong, sessions=report.sessions)
+        theirs = all_wrong(
+            theirs, ungraded.cases - graded_cases(theirs), wrong=right, sessions=report.sessions
+        )
         report = report.model_copy(
             update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
         )
@@ -188,10 +195,6 @@ def _at_worst(
     return lost, found.p_value if lost > 0 else 1.0
 
 
-def _given(metric: Metric) -> set[str]:
-    return {case for case, value in metric.scores.items() if value is not None}
-
-
 def _unjudged(report: Report, other: SubjectReport) -> int:
     sides = (other.subject, report.candidate.subject)
     return sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
@@ -200,7 +203,8 @@ def _unjudged(report: Report, other: SubjectReport) -> int:
 def explain_missing(against: Against, around: Surroundings) -> str:
     """Why a subject is not there, and how to get it there."""
     if against != "champion":
-        return f"the {against} was not asked these cases; `graft eval` does that"
+        named = NAMED.get(against, against)
+        return f"the {named} was not asked these cases; `graft eval` does that"
     name = f" ({around.champion[:12]})" if around.champion else ""
     return (
         f"the champion{name} was not asked these cases; `graft eval` asks it, and says why where it cannot "
@@ -236,7 +240,7 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     """The subject with this one metric: nothing else is compared."""
     times = tuple(times_of(subject, name)) if name in TIMED else ()
     kept = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
-    # Where nothing of its own is paired, what else is timed may not stand in.
+    # Where it has no pairs of its own, other timings may not replace them.
     alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
     return subject.model_copy(update={"metrics": kept, "generation": alone})
 

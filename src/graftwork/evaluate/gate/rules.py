@@ -14,6 +14,7 @@ from graftwork.evaluate.gate.figures import (
     figure_of,
     find_ungraded,
     finite,
+    held_figure,
     measured,
     measurements_for,
     needed_for_limit,
@@ -31,7 +32,6 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.settings import FIGURES, GateRule, GateSettings, Primary, Win
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
-    held_figure,
     say_counts,
     say_like_these,
     say_limit,
@@ -50,7 +50,7 @@ from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
 
 
 def judge_guardrail(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
-    """Non-inferiority: the least gain that the pairs still allow lies above minus the margin."""
+    """Non-inferiority: the lower bound of the gain is above minus the margin."""
     other = find_subject(report, rule.reference, around)
     pair = pair_up(report, rule.metric, with_subject=other, one_sided=True) if other is not None else None
     if pair is None:
@@ -213,7 +213,7 @@ def judge_rule(
 
 
 def explain_broken(rule: GateRule, *, report: Report) -> str | None:
-    """Why an invariant ends the attempt: its whole interval lies on the wrong side. None if it does not."""
+    """Why an invariant ends the attempt: its whole interval is on the wrong side. None if it does not."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
     if rule.severity != "invariant" or metric is None or metric.n == 0:
         return None
@@ -311,7 +311,7 @@ def judge_primary(
 
 
 def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
-    """The declared saving: its least likely size lies over what was asked for."""
+    """The declared saving: its lower bound is above the required one."""
     who = SUBJECTS[win.against]
     share = f" by at least {100 * win.by:g} %" if win.by else ""
     less = "less" if lower_is_better(win.metric) else "more"

@@ -12,10 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.settings import require_known
 from graftwork.grading.metrics import (
+    COSTS,
     FIRST_TOKEN,
     GRADERS,
     JUDGE_PREFERENCE,
     LATENCY,
+    LATENCY_P95,
     MEMORY,
     PERPLEXITY,
     TOKENS_PER_SECOND,
@@ -25,14 +27,16 @@ from graftwork.grading.metrics import (
 from graftwork.records.base import Record, fingerprint
 
 Bound = Literal["lower", "upper", "value"]
-Against = Literal["base", "champion", "log"]
+Against = Literal["base", "champion", "log", "prompt", "logged_prompt"]
 Statistic = Literal["median", "mean", "p95"]
 Evidence = Literal["interval", "value"]
 
 LIMITS = ("over", "under", "at_least", "at_most")
 TIMED = (LATENCY, FIRST_TOKEN)
 """Measured request by request, so that a mean and a percentile can be asked for."""
-FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
+REQUESTS = (*TIMED, LATENCY_P95)
+"""What is measured on single requests: more of them settle a rule, not more cases."""
+FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY, *COSTS)
 """Measured in addition to the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
 NO_PRIMARY = "none"
@@ -57,9 +61,9 @@ class GateRule(Record):
 
     metric: str
     over: float | None = None
-    """The metric must lie over this. Rates are written as 0.95, not 95."""
+    """The metric must be above this. Rates are written as 0.95, not 95."""
     under: float | None = None
-    """The metric must lie under this."""
+    """The metric must be below this."""
     at_least: float | None = None
     """As `over`, and just this much is enough."""
     at_most: float | None = None
@@ -67,7 +71,8 @@ class GateRule(Record):
     margin: float | None = Field(default=None, gt=0)
     """A guardrail: the metric may be worse by less than this, in its own unit (0.02 is 2 points)."""
     against: Against | None = None
-    """Whom a guardrail compares with: the base, the champion, or what the log holds."""
+    """Whom a guardrail compares with: the base, the champion, the log, the prompted base (`prompt`)
+    or the base with the logged system prompt (`logged_prompt`)."""
     at: Statistic | None = None
     """Of measured times: their median (the default), mean or 95th percentile."""
     bound: Bound | None = None
@@ -90,7 +95,7 @@ class GateRule(Record):
                 f"{self.metric} says which of two answers is better, and has no figure of one: give it a "
                 "`margin`, or make it the `primary` metric"
             )
-        # Every grade lies between 0 and 1, a project's own too: beyond that a limit always holds, or never.
+        # Every grade is between 0 and 1, a custom metric's too: a limit outside always holds or never.
         if self.metric not in FIGURES and not 0 <= self.limit <= 1:
             raise ValueError(
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
@@ -163,7 +168,7 @@ class Primary(Record):
 
     metric: str
     against: Against = "base"
-    """Better than whom."""
+    """The subject to beat."""
 
     @field_validator("metric")
     @classmethod
@@ -179,7 +184,7 @@ class Win(Record):
 
     metric: str
     against: Against = "base"
-    """Cheaper than whom."""
+    """The subject to compare costs with."""
     by: float = Field(default=0.0, ge=0, lt=1)
     """By at least this share of what it is now: 0.4 is two fifths less."""
 
@@ -196,12 +201,12 @@ class Win(Record):
 
 
 class Abort(Record):
-    """Worse on all of these at once ends the attempt."""
+    """Abort if the adapter is worse on all of these."""
 
     worse_on: tuple[str, ...] = Field(min_length=1)
     """Metrics; worse on only some of them asks for another try."""
     against: Against = "base"
-    """Worse than whom."""
+    """The subject to compare with."""
     by: Evidence = "interval"
     """`interval`: each loss is proven. `value`: no metric shows a gain, proven or not."""
 
@@ -224,9 +229,9 @@ class GateSettings(Record):
     """All of them must hold."""
     primary: str | Primary | None = None
     """A metric, named beforehand, on which the adapter must beat the base or another subject. Without it (and
-    without a `win`) a project takes the first metric that tells right from wrong; `none` asks for no gain."""
+    without a `win`) it is the first metric that separates right from wrong; `none` requires no gain."""
     win: str | Win | None = None
-    """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
+    """A saving (`cost_per_success`, `latency_seconds`) that replaces a better primary metric."""
     abort_when: Abort | None = None
     """What ends the attempt, besides a broken invariant; any proven loss on a rate with a rule without it."""
     session_margin: float = Field(default=0.05, gt=0, lt=1)

@@ -3,14 +3,20 @@
 import math
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.figures import Needed
-from graftwork.evaluate.gate.settings import TIMED, Against, GateRule, GateSettings
+from graftwork.evaluate.gate.figures import Needed, held_figure
+from graftwork.evaluate.gate.settings import REQUESTS, TIMED, Against, GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 
-SUBJECTS: dict[Against, str] = {"base": "the base", "champion": "the champion", "log": "the log's answers"}
+SUBJECTS: dict[Against, str] = {
+    "base": "the base",
+    "champion": "the champion",
+    "log": "the log's answers",
+    "prompt": "the prompted base",
+    "logged_prompt": "the base with the logged prompt",
+}
 WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at most"}
 
 
@@ -66,30 +72,26 @@ def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Need
 
 
 def _say_too_few(rule: GateRule, metric: Metric) -> str:
-    unit = "request" if rule.metric in TIMED else "session" if metric.clusters else "case"
+    unit = "request" if rule.metric in REQUESTS else "session" if metric.clusters else "case"
     units = metric.clusters or metric.n
     return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
 
 
 def say_unmeasured(rule: GateRule, ungraded: int) -> str:
     """Why there is no figure at all, as far as that is known."""
-    said = f"{called(rule)} was not measured on any case, so nothing can be promised"
+    sentence = f"{called(rule)} was not measured on any case, so nothing can be promised"
     if rule.metric == TASK_SUCCESS and not ungraded:
-        said += ": no check is about these cases; write what a right answer is under evaluate.checks"
-    return f"{said}.{say_ungraded(ungraded)}"
+        sentence += ": no check is about these cases; write what a right answer is under evaluate.checks"
+    return f"{sentence}.{say_ungraded(ungraded)}"
 
 
 def show_range(metric: str, low: float, high: float) -> str:
-    """An interval in words, whichever of its ends are there."""
+    """An interval as text; it may be open at either end."""
     if math.isfinite(low) and math.isfinite(high):
         return f"{show(metric, low)} to {show(metric, high)}"
     if math.isfinite(low):
         return f"{show(metric, low)} and more"
     return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
-
-
-def held_figure(rule: GateRule, metric: Metric) -> float:
-    return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]
 
 
 def say_counts(seen: Comparison) -> str:
@@ -110,7 +112,7 @@ def say_pairs_needed(metric: str, needed: Needed | None) -> str:
     """How many pairs would settle a comparison, and which setting gets them."""
     if not needed:
         return "more must be measured"
-    if metric in TIMED:
+    if metric in REQUESTS:
         requests = plural(needed.cases, "timed request")
         return f"about {requests} of both would settle it (evaluate.latency_cases)"
     return say_cases_needed(needed)
@@ -155,7 +157,7 @@ def say_reason(
         return f"All {count} rules hold." if count > 1 else "The rule holds."
     if decision == "iterate":
         return f"Not good enough yet: {named('fail')}."
-    timed = max((r.cases_to_decide or 0 for r in rules if r.must and r.metric in TIMED), default=0)
+    timed = max((r.cases_to_decide or 0 for r in rules if r.must and r.metric in REQUESTS), default=0)
     settle = [plural(needed, "case")] if needed else []
     settle += [plural(timed, "timed request")] if timed else []
     ending = f" About {' and '.join(settle)} would settle it." if settle else ""
@@ -172,8 +174,8 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     named = ", ".join(dict.fromkeys(map(name_of, metrics)))
     fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
     return (
-        f"Look {look} at the same questions, so what they show may be luck: {named}. Confirm it on {fresh}, "
-        "such as captures that were not trained on."
+        f"Evaluation {look} on the same questions, so the result may be luck: {named}. Confirm it on "
+        f"{fresh}, such as captures that were not trained on."
     )
 
 
@@ -186,7 +188,7 @@ def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
                 f"no number of cases proves {show(rule.metric, end)}: ask for less, or write `bound: value`"
             )
         return "more must be measured"
-    if rule.metric in TIMED:
+    if rule.metric in REQUESTS:
         return f"about {plural(needed.cases, 'timed request')} would settle it (evaluate.latency_cases)"
     remedy = say_cases_needed(needed)
     if not rule.wants_more or metric.kind != "rate" or metric.clusters:
@@ -210,31 +212,31 @@ def describe_change(before: GateSettings, after: GateSettings) -> str:
 def describe_outcomes(before: Verdict, after: Verdict) -> str:
     """Why the same report is judged otherwise: which rule came out how, and by which test."""
     was = {(rule.kind, rule.metric, rule.rule): rule for rule in before.rules}
-    said = []
+    changes = []
     for rule in after.rules:
         old = was.pop((rule.kind, rule.metric, rule.rule), None)
         if old is None or old.outcome != rule.outcome:
             then = (
                 f"{OUTCOMES[old.outcome]} ({old.test or 'no test'})" if old is not None else "not looked at"
             )
-            said.append(
+            changes.append(
                 f"{rule.rule}: {then} before, {OUTCOMES[rule.outcome]} now ({rule.test or 'no test'})"
             )
-    said += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
-    return "; ".join(said)
+    changes += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
+    return "; ".join(changes)
 
 
 def _list_rules(settings: GateSettings) -> list[str]:
-    said = []
+    lines = []
     for rule in settings.rules:
         invariant = "invariant: " if rule.severity == "invariant" else ""
         counted = f" by its {rule.bound}" if rule.bound else ""
-        said.append(f"{invariant}{write_rule(rule)}{counted}")
+        lines.append(f"{invariant}{write_rule(rule)}{counted}")
     if (primary := settings.primary_rule) is not None:
-        said.append(f"{name_of(primary.metric)} better than {SUBJECTS[primary.against]}")
+        lines.append(f"{name_of(primary.metric)} better than {SUBJECTS[primary.against]}")
     if (win := settings.win_rule) is not None:
-        said.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
+        lines.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
     if (stop := settings.abort_when) is not None:
         named = ", ".join(map(name_of, stop.worse_on))
-        said.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
-    return said
+        lines.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
+    return lines

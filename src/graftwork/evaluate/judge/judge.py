@@ -31,7 +31,7 @@ LONGEST_PAUSE = 30.0
 
 
 class JudgeReply(NamedTuple):
-    """What the judge said, and the tokens that it took."""
+    """The judge's reply, and the tokens that it took."""
 
     text: str
     tokens_in: int
@@ -43,7 +43,7 @@ class JudgeUnavailable(Exception):
 
 
 class BudgetSpent(Exception):
-    """Nothing more is asked; what was said stays."""
+    """No more requests; earlier replies are kept."""
 
 
 class JudgeSpending(NamedTuple):
@@ -76,10 +76,10 @@ class JudgeBudget:
                 raise BudgetSpent(f"evaluate.judge.max_cost {settings.max_cost:g} is reached")
             self._questions += 1
 
-    def add(self, said: JudgeReply) -> None:
+    def add(self, reply: JudgeReply) -> None:
         with self._lock:
-            self._tokens_in += said.tokens_in
-            self._tokens_out += said.tokens_out
+            self._tokens_in += reply.tokens_in
+            self._tokens_out += reply.tokens_out
 
     def spent(self) -> JudgeSpending:
         price_in, price_out = self._settings.price_in, self._settings.price_out
@@ -124,7 +124,7 @@ def ask_mark(case: Case, *, answer: str, settings: JudgeSettings) -> Chat:
 
 
 def ask_again(chat: Chat, *, reply: str) -> Chat:
-    """The same question, with what was said and what was wrong with it."""
+    """The same question, with the reply and what was wrong with it."""
     return [*chat, {"role": "assistant", "content": reply[:2000]}, {"role": "user", "content": REMINDER}]
 
 
@@ -206,11 +206,11 @@ class ReplyStore:
         with self._lock:
             return self._replies.get(key)
 
-    def put(self, key: str, said: JudgeReply) -> None:
+    def put(self, key: str, reply: JudgeReply) -> None:
         with self._lock:
-            self._replies[key] = said
+            self._replies[key] = reply
             if self._journal is not None:
-                self._journal.append({"key": key, **said._asdict()}, durable=True)
+                self._journal.append({"key": key, **reply._asdict()}, durable=True)
 
 
 Reading = TypeVar("Reading")
@@ -260,13 +260,12 @@ class Judge:
         *,
         speaker: JudgeSpeaker,
         replies: ReplyStore,
-        budget: JudgeBudget | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._speaker = speaker
         self._replies = replies
-        self._budget = budget or JudgeBudget(settings)
+        self._budget = JudgeBudget(settings)
         self._stopping = stopping or threading.Event()
         self._unanswered = 0
 
@@ -342,19 +341,19 @@ class Judge:
             raise JudgeUnavailable(f"not asked: the judge left {GIVE_UP_AFTER} questions in a row unanswered")
         self._budget.require()
         try:
-            said = self._speaker.say(chat)
+            reply = self._speaker.say(chat)
         except JudgeUnavailable:
             self._unanswered += 1
             raise
         self._unanswered = 0
-        self._budget.add(said)
-        self._replies.put(key, said)
-        return said.text
+        self._budget.add(reply)
+        self._replies.put(key, reply)
+        return reply.text
 
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
     ) -> list[Reading]:
-        """In the order of the cases. The first error that is no verdict ends it; what was said is kept."""
+        """In the order of the cases. The first error that is no verdict ends it; earlier replies are kept."""
         with ThreadPoolExecutor(max_workers=self._settings.concurrency) as pool:
             asked = [pool.submit(do, case) for case in cases]
             try:
@@ -407,7 +406,7 @@ def judge_subjects(
 
 
 def first_answers(answers: Sequence[Answer]) -> dict[str, str]:
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for answer in answers:
-        said.setdefault(answer.case_id, answer.text)
-    return said
+        texts.setdefault(answer.case_id, answer.text)
+    return texts

@@ -1,6 +1,6 @@
 """Verdicts counted: wins, losses, ties, how steady the judge is, and which place it favours.
 
-In: what the judge said to every pair, in both orders. Out: a JudgeTally and a Comparison. Pure. A judge
+In: the judge's verdict on every pair, in both orders. Out: a JudgeTally and a Comparison. Pure. A judge
 that changes its mind with the order has not decided: that pair is a tie, and counted as inconsistent.
 """
 

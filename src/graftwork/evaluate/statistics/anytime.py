@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Literal
 
 from graftwork.evaluate.statistics.intervals import Interval, bisect, log_beta
-from graftwork.evaluate.statistics.significance import likeliest_loss_rate
 
 Side = Literal["candidate", "baseline"]
 LARGEST_LOG = 700.0
@@ -35,7 +34,7 @@ class _Bet:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must lie between 0 and 1, not {self.alpha}")
+            raise ValueError(f"alpha must be between 0 and 1, not {self.alpha}")
 
     @property
     def log_e_value(self) -> float:
@@ -43,7 +42,7 @@ class _Bet:
 
     @property
     def e_value(self) -> float:
-        """The capital of the bet: 20 is the strength that a p of 0.05 stands for at its best."""
+        """The capital of the bet: 20 corresponds to a p of 0.05 at its best."""
         return math.exp(min(self.log_e_value, LARGEST_LOG))
 
     @property
@@ -74,7 +73,7 @@ class PairedTest(_Bet):
     ties: int = field(default=0, kw_only=True)
 
     def update(self, win: int = 0, loss: int = 0, *, tie: int = 0) -> None:
-        """More pairs. Ties move only `difference_interval`."""
+        """More pairs. Ties are only counted."""
         if min(win, loss, tie) < 0:
             raise ValueError(f"counts cannot be negative: {win} wins, {loss} losses, {tie} ties")
         self.wins += win
@@ -102,31 +101,10 @@ class PairedTest(_Bet):
         )
         return Interval(low, high)
 
-    def difference_interval(self, confidence: float = 0.95) -> Interval:
-        """Wins less losses as a share of all pairs, ties among them, at all times at once."""
-        n = self.wins + self.losses + self.ties
-        if not n:
-            return Interval(-1.0, 1.0)
-        limit, seen = -math.log(1 - confidence), (self.wins - self.losses) / n
-        low = bisect(lambda d: self._log_against_difference(d) < limit, -1.0, seen, steps=STEPS)
-        high = bisect(lambda d: self._log_against_difference(d) >= limit, seen, 1.0, steps=STEPS)
-        return Interval(low, high)
-
     def _log_against(self, rate: float) -> float:
         """The capital of a bet that wins do not come with the chance `rate`."""
         mixed = log_beta(self.wins + 0.5, self.losses + 0.5) - log_beta(0.5, 0.5)
         return mixed - _log_chance((self.wins, self.losses), (rate, 1 - rate))
-
-    def _log_against_difference(self, difference: float) -> float:
-        """Against the likeliest of all chances with that difference: fair whichever is true."""
-        counts = (self.wins, self.losses, self.ties)
-        n = sum(counts)
-        mixed = math.fsum(math.lgamma(count + 0.5) for count in counts) - math.lgamma(n + 1.5)
-        mixed -= 3 * math.lgamma(0.5) - math.lgamma(1.5)
-        losing = likeliest_loss_rate(self.wins, self.losses, n, difference)
-        losing = min(max(losing, 0.0, -difference), (1 - difference) / 2)
-        chances = (losing + difference, losing, 1 - 2 * losing - difference)
-        return mixed - _log_chance(counts, chances)
 
 
 NODES = 64
@@ -153,7 +131,7 @@ class MeanTest(_Bet):
     def update(self, difference: float) -> None:
         """One more session."""
         if not -1 <= difference <= 1:
-            raise ValueError(f"a difference of marks lies between -1 and 1, not at {difference}")
+            raise ValueError(f"a difference of marks is between -1 and 1, not {difference}")
         self.wins += difference > 0
         self.losses += difference < 0
         self.ties += difference == 0
@@ -194,7 +172,7 @@ class MeanTest(_Bet):
 
 @lru_cache(maxsize=1)
 def _stakes() -> tuple[float, ...]:
-    """Chebyshev's nodes: with equal weights they stand for the arcsine prior from -1 to 1."""
+    """Chebyshev's nodes: with equal weights they represent the arcsine prior from -1 to 1."""
     return tuple(math.cos((2 * place + 1) * math.pi / (2 * NODES)) for place in range(NODES))
 
 

@@ -287,7 +287,7 @@ def _lower_bound(units: Units, *, lowest: float, tail: float) -> float:
 
 
 class NonInferiority(NamedTuple):
-    """`bound` is the least difference that the pairs still allow; proven if it lies above `-margin`."""
+    """`bound` is the least difference that the pairs still allow; proven if it is above `-margin`."""
 
     non_inferior: bool
     bound: float
@@ -304,7 +304,7 @@ def non_inferior(
     A win is a pair that only the candidate got right. Without pairs nothing is proven.
     """
     if not 0 < margin < 1:
-        raise ValueError(f"a margin must lie between 0 and 1 (0.05 is 5 points), not {margin}")
+        raise ValueError(f"a margin must be between 0 and 1 (0.05 is 5 points), not {margin}")
     if n <= 0:
         return NonInferiority(non_inferior=False, bound=-1.0, margin=margin, difference=0.0, p_value=1.0)
     bound = paired_difference(wins, losses=losses, n=n, confidence=confidence, sided="lower").low

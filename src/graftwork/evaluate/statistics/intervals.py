@@ -130,7 +130,7 @@ def clopper_pearson(
     mean, so the interval holds for it too, on the wide side.
     """
     if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and n, not {successes} of {n}")
+        raise ValueError(f"successes must be between 0 and n, not {successes} of {n}")
     tail = tail_of(confidence, sided)
     low = 0.0 if sided == "upper" else lower_bound(successes, n, tail)
     high = 1.0 if sided == "lower" else 1 - lower_bound(n - successes, n, tail)
@@ -140,7 +140,7 @@ def clopper_pearson(
 def tail_of(confidence: float, sided: Sided) -> float:
     """The chance that each open side of an interval leaves out."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1, not {confidence}")
     return (1 - confidence) / 2 if sided == "two" else 1 - confidence
 
 
@@ -154,9 +154,9 @@ def lower_bound(successes: float, n: float, tail: float) -> float:
 
 
 def quantile_interval(values: Sequence[float], *, quantile: float, confidence: float) -> Interval:
-    """The order statistics between which the quantile lies at this confidence.
+    """The order statistics that enclose the quantile at this confidence.
 
-    The k-th smallest lies over the quantile unless k or more of the n lie under it. With few values no one
+    The k-th smallest is above the quantile unless k or more of the n are below it. With few values no one
     is high (or low) enough, and the bound is infinite.
     """
     ordered, n, tail = sorted(values), len(values), (1 - confidence) / 2
@@ -168,5 +168,5 @@ def quantile_interval(values: Sequence[float], *, quantile: float, confidence: f
 
 
 def fewest_for_quantile(quantile: float, *, confidence: float) -> int:
-    """The fewest values whose largest lies over the quantile at this confidence: 6 for a median at 95 %."""
+    """The fewest values whose largest is above the quantile at this confidence: 6 for a median at 95 %."""
     return math.ceil(math.log((1 - confidence) / 2) / math.log(quantile) - 1e-9)

@@ -131,8 +131,8 @@ def _temper(seen: float, values: Sequence[float], clusters: Sequence[Hashable], 
     case, counts as if `UNKNOWN_WEIGHT` clusters had shown it.
     """
     usual = Counter(values).most_common(1)[0][0]
-    telling = len({cluster for cluster, value in zip(clusters, values, strict=True) if value != usual})
-    return (telling * min(seen, worst) + UNKNOWN_WEIGHT * worst) / (telling + UNKNOWN_WEIGHT)
+    differing = len({cluster for cluster, value in zip(clusters, values, strict=True) if value != usual})
+    return (differing * min(seen, worst) + UNKNOWN_WEIGHT * worst) / (differing + UNKNOWN_WEIGHT)
 
 
 MANY = 2000

@@ -50,7 +50,7 @@ EXACT_FLIPS = 32
 EXACT_STEPS = 2_000_000
 """The work that an exact count of sums on a grid may take."""
 FINEST_GRID = 60
-"""Averages of up to six repeats lie on a grid of sixtieths."""
+"""Averages of up to six repeats are multiples of 1/60."""
 RANDOM_FLIPS = 10_000
 MANY_FLIPS = 1000
 """From here on the sum of all flips is normal to more digits than random flips would give."""
@@ -115,7 +115,7 @@ def _flip_on_a_grid(steps: Sequence[int], observed: int) -> float:
 
 
 def _flip_every_way(steps: Sequence[float], reached: float) -> float:
-    """Both halves flipped in every way; the sorted sums of one are walked against those of the other."""
+    """All sign flips of both halves; the sorted sums of one are merged with those of the other."""
     if reached <= 0:
         return 1.0
     left, right = _all_sums(steps[::2]), _all_sums(steps[1::2])
@@ -180,7 +180,7 @@ NEGLIGIBLE_DEVIATIONS = 9.0
 def units_for_power(
     units: Units, *, limit: float, lowest: float, tail: float, start: int | None = None, seed: int = 0
 ) -> int | None:
-    """How many units like these show that their mean lies above `limit` in four test sets of five.
+    """How many units like these show that their mean is above `limit` in four test sets of five.
 
     A unit is a case, a pair, or a session with all of its cases. Test sets of every size are drawn from the
     units seen, and the test of `bounded` is made on each. None where the mean seen is not above the limit.
@@ -294,7 +294,7 @@ def cases_for_difference(
     _check_power(power, loss_rate)
     if not 0 < difference <= 1 - 2 * loss_rate + 1e-12:
         raise ValueError(
-            f"a difference must lie between 0 and {1 - 2 * loss_rate:g} (0.05 is 5 points), not {difference}"
+            f"a difference must be between 0 and {1 - 2 * loss_rate:g} (0.05 is 5 points), not {difference}"
         )
     win_rate = min(loss_rate + difference, 1 - loss_rate)
     guess = _guess_cases(win_rate, loss_rate, power=power, confidence=confidence)
@@ -332,6 +332,6 @@ def _most_losses(discordant: int, tail: float) -> int:
 
 def _check_power(power: float, loss_rate: float) -> None:
     if not 0 < power < 1:
-        raise ValueError(f"power must lie between 0 and 1, not {power}")
+        raise ValueError(f"power must be between 0 and 1, not {power}")
     if not 0 <= loss_rate < 0.5:
-        raise ValueError(f"a loss rate must lie between 0 and 0.5, not {loss_rate}")
+        raise ValueError(f"a loss rate must be between 0 and 0.5, not {loss_rate}")

@@ -1,4 +1,4 @@
-"""Weights learned as a whole: saved as a folder like a model's, loaded beside the base's own.
+"""Weights learned as a whole: saved as a folder like a model's, loaded next to the base's own.
 
 In: a model whose weights are trained, or a folder of such weights. Out: the folder
 (model.safetensors, config.json), or a model that holds both sets of weights and lets one act, as it
@@ -68,7 +68,7 @@ def save_full(model: Any, folder: Path) -> None:
 
 
 def load_full(model: Any, folder: Path, *, name: str) -> None:
-    """Keep the folder's weights beside the base's; `act` swaps them."""
+    """Keep the folder's weights next to the base's; `act` swaps them."""
     weights = weights_of(model)
     tensors = load_file(folder / FULL_WEIGHTS_FILE)
     _require_fit(weights, tensors, folder)
@@ -80,7 +80,7 @@ def load_full(model: Any, folder: Path, *, name: str) -> None:
         key: tensor.to(weights[key].device, weights[key].dtype) for key, tensor in tensors.items()
     }
     if held.acting == name:
-        held.acting = None  # The set was exchanged: whoever activates it gets the new one.
+        held.acting = None  # The set was replaced: the next activation uses the new one.
 
 
 @torch.no_grad()
@@ -91,6 +91,17 @@ def start_from_full(model: Any, folder: Path) -> None:
     _require_fit(weights, tensors, folder)
     for name, tensor in tensors.items():
         weights[name].copy_(tensor)
+
+
+def weight_set_names(model: Any) -> frozenset[str]:
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return frozenset() if held is None else frozenset(held.learned)
+
+
+def acting_weights(model: Any) -> str | None:
+    """The set that acts in the place of the base's weights."""
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return None if held is None else held.acting
 
 
 def activate_weights(model: Any, name: str | None) -> None:

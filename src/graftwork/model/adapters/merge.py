@@ -8,20 +8,19 @@ in the type that the base has on disk. Does not know what the model is for.
 import json
 import math
 import shutil
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from graftwork.model.adapter_shape import AdapterShape, from_peft
+from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, from_peft
 from graftwork.model.adapters.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
-from graftwork.model.adapters.peft import CONFIG_FILE, PREFIX, WEIGHTS_FILE, read_config
+from graftwork.model.adapters.peft import PREFIX, read_config
 from graftwork.model.base import FINGERPRINT_FILE
-from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Agreement
@@ -32,13 +31,6 @@ COPIED = (".json", ".jinja", ".txt", ".model")
 Change = Callable[[str, Tensor], Tensor]
 
 
-class _Entry(NamedTuple):
-    name: str
-    dtype: str
-    shape: list[int]
-    size: int
-
-
 def merge_into(base: Path, adapter: Path, folder: Path) -> int:
     """Fill `folder` with the merged model; how many weights differ from the base's."""
     change, wanted = _changes(base, adapter)
@@ -46,7 +38,7 @@ def merge_into(base: Path, adapter: Path, folder: Path) -> int:
     if missing:
         raise UserMistake(
             f"the base has no weight {min(missing)}",
-            why="its files name their weights otherwise than the model that they make",
+            why="the weight names in its files differ from those of the loaded model",
             fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
             where=str(base),
         )
@@ -106,7 +98,7 @@ def _merge(weight: Tensor, path: str, handle: Any, shape: AdapterShape, *, trans
 
 
 def _replaced(path: Path) -> tuple[Change, set[str]]:
-    """Weights that were learned as a whole stand in the place of the base's."""
+    """Fully trained weights replace those of the base."""
     handle = _opened(path)
     names = set(_names(handle))
 
@@ -137,43 +129,21 @@ def _opened(path: Path) -> Any:
 def _rewrite(source: Path, target: Path, change: Change) -> None:
     """The same file with changed weights. Header first, then one weight after the other."""
     handle = _opened(source)
-    entries = sorted(_entries(handle), key=lambda entry: (-_width(entry), entry.name))
-    header: dict[str, Any] = {"__metadata__": handle.metadata() or {"format": "pt"}}
-    at = 0
-    for entry in entries:
-        header[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": entry.shape,
-            "data_offsets": [at, at + entry.size],
-        }
-        at += entry.size
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
+    entries = in_file_order(_entries(handle))
     with target.open("wb") as out:
-        out.write(struct.pack("<Q", len(head)) + head)
+        out.write(encode_header(entries, handle.metadata() or {"format": "pt"}))
         for entry in entries:
             weight = change(entry.name, handle.get_tensor(entry.name)).contiguous()
             out.write(weight.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _entries(handle: Any) -> Iterator[_Entry]:
+def _entries(handle: Any) -> Iterator[TensorEntry]:
+    kinds = {name: getattr(torch, kind) for kind, name in TYPE_NAMES.items()}
     for name in _names(handle):
         part = handle.get_slice(name)
         shape, dtype = part.get_shape(), part.get_dtype()
-        count = 1
-        for length in shape:
-            count *= length
-        yield _Entry(name, dtype, shape, count * _bytes_of(dtype))
-
-
-def _width(entry: _Entry) -> int:
-    """Wide types first, so that each weight begins at a multiple of its own width."""
-    return _bytes_of(entry.dtype)
-
-
-def _bytes_of(dtype: str) -> int:
-    kind = next(kind for kind, name in TYPE_NAMES.items() if name == dtype)
-    return torch.empty((), dtype=kind).element_size()
+        width = kinds[dtype].itemsize
+        yield TensorEntry(name, dtype, shape, width, math.prod(shape) * width)
 
 
 MOST_TOKENS = 512

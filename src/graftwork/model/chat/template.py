@@ -24,19 +24,17 @@ from graftwork.model.chat.renderer import (
     CannotProve,
     ChatRenderer,
     RenderedTokens,
+    SkeletonCache,
     does_not_survive,
     not_a_plain_turn,
 )
-from graftwork.model.chat.skeleton import SkeletonCache
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import write_calls
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-__all__ = ["CannotProve", "ChatTemplate", "RenderedTokens"]
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -77,7 +75,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise UserMistake(
                 "the base model has no chat template",
-                why="without it nobody knows how turns are written for this model",
+                why="without it the format of turns is unknown for this model",
                 fix="use an instruct model, or put a chat_template.jinja into its folder",
                 where=str(folder),
             )
@@ -89,7 +87,7 @@ class ChatTemplate:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process it is made anew there, from the texts that it was made of here."""
+        """Another process rebuilds it from the same texts."""
         return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
 
     @property
@@ -167,7 +165,7 @@ class ChatTemplate:
         return len(row.tokens)
 
     def count_text(self, text: str) -> int:
-        """How many tokens a text has where it stands alone between control tokens."""
+        """How many tokens a text has on its own between control tokens."""
         return len(self._segments.encode([text]).tokens[text]) // array("i").itemsize
 
     def decode(self, tokens: list[int]) -> str:
@@ -257,13 +255,8 @@ class ChatTemplate:
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
-        try:
+        with needs_extra("train"):
             from tokenizers import Tokenizer
-        except ImportError as error:
-            raise EnvironmentLacks(
-                "the package tokenizers is not installed",
-                fix=pip_install("train"),
-            ) from error
         tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
         tokenizer.no_padding()
         tokenizer.no_truncation()

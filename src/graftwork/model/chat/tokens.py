@@ -92,7 +92,7 @@ def _as_set(codes: Iterable[int]) -> str:
 _CONTRACTED = "'s|'t|'re|'ve|'m|'ll|'d"
 _SPACES = "[<S>]+(?![^<S>])|[<S>]+"
 GPT2 = f"{_CONTRACTED}| ?[<L>]+| ?[<N>]+| ?[^<S><L><N>]+|{_SPACES}"
-# Digits are cut out first, so that for the rest the text ends where a digit stands.
+# Digits are cut out first, so that the rest of the text ends at each digit.
 _ONE_DIGIT = f"[<N>]|{_CONTRACTED}| ?[<L>]+| ?[^<S><L><N>]+|[<S>]+(?![^<S><N>])|[<S>]+"
 _DIGITS = _ONE_DIGIT.replace("[<N>]|", "[<N>]+|", 1)
 _QWEN = rf"(?i:{_CONTRACTED})|[^\r\n<L><N>]?[<L>]+|[<N>]| ?[^<S><L><N>]+[\r\n]*|[<S>]*[\r\n]+|{_SPACES}"
@@ -231,7 +231,7 @@ class WordTokenizer:
             return None
 
     def _learn(self, unknown: set[str]) -> None:
-        # A word must be one word for the tokenizer too when it stands alone.
+        # A word on its own must be one word for the tokenizer too.
         words = [word for word in unknown if self._cut(word) == [word]]
         encoded = [e.ids for e in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
         decoded = self._tokenizer.decode_batch(encoded, skip_special_tokens=False)
@@ -241,7 +241,7 @@ class WordTokenizer:
         self._lost.update(word for word in unknown if word not in self._known)
 
     def _forget(self, learned: set[str]) -> None:
-        """Long words hardly come back, and a full memory is begun anew."""
+        """Long words rarely repeat, and a full cache is cleared."""
         for word in learned:
             if len(word) > self.LONGEST:
                 self._known.pop(word, None)
@@ -369,7 +369,7 @@ class TextEncoder:
         return decoded
 
     def _remember(self, text: str, ids: bytes) -> None:
-        """Two generations: what was not asked for while the younger one filled up is forgotten."""
+        """Two generations: entries not used while the younger one filled up are evicted."""
         self._recent[text] = ids
         self._recent_size += len(text)
         if self._recent_size > self.RECENT_CHARACTERS:
@@ -385,7 +385,7 @@ class _Named(NamedTuple):
 
 
 def _find_named(definition: dict[str, Any]) -> _Named:
-    """Those that take the space beside them along, or only match whole words, are left to the tokenizer."""
+    """Tokens that strip adjacent spaces or match only whole words are left to the tokenizer."""
     ids: dict[str, bytes | None] = {}
     for token in definition["added_tokens"]:
         if token["content"] and not token["special"]:

@@ -78,4 +78,4 @@ class ModelFamily(NamedTuple):
     cpu_step: bool = False
     """graft's own training step on a processor is written for its blocks (train/cpu)."""
     plain_logits: bool = False
-    """Its logits are the output of its head, without a cap or a scale."""
+    """Its logits are the output of its head, without a cap or a scale: nothing to try there."""

@@ -45,7 +45,7 @@ class _ScratchProject(ProjectFolder):
 
 def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
     make_folder(project.state)
-    # Beside the project's own runs: the same disk is written to.
+    # Next to the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _scratch_project(project, Path(folder))
         try:
@@ -68,12 +68,12 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
 
 
 def _steps(outcome: TrainOutcome) -> DoctorCheck:
-    told = (
+    summary = (
         f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of loading, "
         f"loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, peak {outcome.peak_memory_gib:.2f} GiB"
     )
     good = outcome.steps == STEPS and math.isfinite(outcome.final_loss)
-    return decide("dry run", good, told, "look at the base and the precision: a loss that is no number")
+    return decide("dry run", good, summary, "look at the base and the precision: a loss that is no number")
 
 
 def _checkpoint(folder: Path) -> DoctorCheck:

@@ -1,7 +1,7 @@
 """Is everything there that the work needs? The checks in their order.
 
-In: a project, or none, and what is asked beyond a look: the network, a dry run. Out: checks, each with
-what it found and how to mend it. Shows no secret, changes nothing that stays.
+In: a project, or none, and optional checks: the network, a dry run. Out: checks, each with
+what it found and how to fix it. Shows no secret, changes nothing that stays.
 """
 
 import os
@@ -25,7 +25,7 @@ ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 def examine(
     project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
 ) -> Iterator[DoctorCheck]:
-    """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
+    """Yield each check as it is made. With `dry_run`, train ten steps and report them."""
     yield from _of("software", check_software(needed=project is not None))
     folder = project.state if project else Path()
     planned = planned_disk_gib(project) if project else None

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from graftwork.files.disk import make_folder
 from graftwork.model.probe import describe_device
-from graftwork.process.devices import ask_nvidia_smi
+from graftwork.process.devices import ask_nvidia_smi, read_number
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Record
 from graftwork.records.errors import pip_install
@@ -34,7 +34,7 @@ Result = Literal["ok", "missing", "note"]
 
 
 class DoctorCheck(Record):
-    """`missing` must be mended before work can begin; a `note` is worth knowing."""
+    """`missing` must be fixed before work can begin; a `note` is worth knowing."""
 
     name: str
     result: Result
@@ -90,7 +90,7 @@ def _container(limit: float, machine: float) -> DoctorCheck:
 def _swap(memory: dict[str, float]) -> DoctorCheck:
     used = memory.get("swap_used")
     if used is None:
-        return DoctorCheck(name="swap", result="note", found="not told by this system")
+        return DoctorCheck(name="swap", result="note", found="not reported by this system")
     fix = "end what fills the memory: a run that swaps takes many times as long"
     return decide("swap", used < SWAPPED_GIB, f"{used:.1f} GiB in use", fix, otherwise="note")
 
@@ -165,8 +165,8 @@ def requirements(extra: str | None, listed: list[str] | None = None) -> dict[str
 def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> DoctorCheck:
     lacking = _lacking(wanted)
     if not lacking:
-        told = ", ".join(f"{name} {metadata.version(name)}" for name in wanted)
-        return DoctorCheck(name=f"packages [{extra}]", result="ok", found=told)
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in wanted)
+        return DoctorCheck(name=f"packages [{extra}]", result="ok", found=versions)
     return DoctorCheck(
         name=f"packages [{extra}]",
         result="missing" if needed else "note",
@@ -253,7 +253,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY):
             continue
-        total, free = _number(fields[2]), _number(fields[3])
+        total, free = read_number(fields[2]), read_number(fields[3])
         if total is not None:
             found.append(
                 InstalledGpu(
@@ -261,7 +261,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
                     fields[1].strip(),
                     total / 1024,
                     (free or 0.0) / 1024,
-                    _number(fields[4]),
+                    read_number(fields[4]),
                 )
             )
     return tuple(found)
@@ -281,7 +281,7 @@ def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
         "gpu memory",
         fullest.free_gib >= MOSTLY_FREE * fullest.total_gib,
         f"{fullest.free_gib:.1f} of {fullest.total_gib:.1f} GiB free",
-        "`nvidia-smi` lists who holds the rest; plans reckon with an empty card",
+        "`nvidia-smi` lists who holds the rest; plans assume an empty card",
         otherwise="note",
     )
     ages = [card.capability for card in cards if card.capability is not None]
@@ -300,9 +300,9 @@ def _precision(capability: float) -> DoctorCheck:
     return decide("precision", capability >= FIRST_WITH_BF16, found, fix, otherwise="note")
 
 
-def judge_torch(sight: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
     """Whether torch can use what the driver shows."""
-    if sight is None:
+    if view is None:
         yield DoctorCheck(
             name="torch on the gpu",
             result="note",
@@ -310,20 +310,20 @@ def judge_torch(sight: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Ite
             fix=pip_install("train"),
         )
         return
-    if not sight.available:
-        built = f"built for CUDA {sight.cuda}" if sight.cuda else "built without CUDA"
+    if not view.available:
+        built = f"built for CUDA {view.cuda}" if view.cuda else "built without CUDA"
         yield DoctorCheck(
             name="torch on the gpu",
             result="missing",
-            found=f"torch {sight.version}, {built}, sees no card",
+            found=f"torch {view.version}, {built}, sees no card",
             fix="install the wheel for the driver's CUDA from pytorch.org; an older driver cannot run it",
         )
         return
-    lacking = [name for name, major, minor in sight.cards if not _has_kernels(sight.arches, major, minor)]
+    lacking = [name for name, major, minor in view.cards if not _has_kernels(view.arches, major, minor)]
     yield decide(
         "torch on the gpu",
         not lacking,
-        f"torch {sight.version}, CUDA {sight.cuda}, {len(sight.cards)} of {len(cards)} cards",
+        f"torch {view.version}, CUDA {view.cuda}, {len(view.cards)} of {len(cards)} cards",
         f"this torch has no kernels for {', '.join(lacking)}: install the CUDA 12.6 wheels for old cards, "
         "the newest for new ones",
     )
@@ -350,9 +350,9 @@ def _ask_torch() -> TorchView | None:
     printed = _run([sys.executable, "-c", ASK_TORCH])
     if not printed:
         return None
-    said = json.loads(printed.splitlines()[-1])
-    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in said["cards"])
-    return TorchView(said["torch"], said["cuda"], said["available"], tuple(said["arches"]), cards)
+    view = json.loads(printed.splitlines()[-1])
+    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in view["cards"])
+    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), cards)
 
 
 def _run(command: list[str]) -> str | None:
@@ -368,10 +368,3 @@ def _run(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
-
-
-def _number(field: str) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None

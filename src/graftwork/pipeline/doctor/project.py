@@ -47,7 +47,7 @@ def check_base(project: ProjectFolder | None) -> DoctorCheck:
 
 
 def planned_disk_gib(project: ProjectFolder) -> float | None:
-    """What the last plan of the project reckoned to write, at most; None where there is none yet."""
+    """What the last plan of the project expected to write, at most; None without a plan."""
     from graftwork.records.plan import Plan
     from graftwork.store.database import open_database
     from graftwork.store.runs import StepLedger
@@ -124,7 +124,7 @@ def check_port(project: ProjectFolder) -> DoctorCheck:
 
 
 class Credential(NamedTuple):
-    """One account: the variables that hold it, all of a group together, and the file it may lie in."""
+    """One account: the variables that hold it, all of a group together, and the file that it may be in."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -186,9 +186,9 @@ def _look(
     for group in credential.groups:
         if all(environment.get(variable) for variable in group):
             return DoctorCheck(name=name, result="ok", found=f"{' and '.join(group)}, from the environment")
-    half = next((g for g in credential.groups if any(environment.get(one) for one in g)), None)
+    half = next((g for g in credential.groups if any(environment.get(name) for name in g)), None)
     if half is not None:
-        lacking = ", ".join(one for one in half if not environment.get(one))
+        lacking = ", ".join(name for name in half if not environment.get(name))
         return DoctorCheck(
             name=name, result="note", found=f"incomplete: {lacking} is not set", fix=f"set {lacking} too"
         )
@@ -297,10 +297,10 @@ def _reach(host: Host) -> DoctorCheck:
             return DoctorCheck(name=name, result="ok", found=f"port {host.port} answers ({host.purpose})")
     except OSError as error:
         proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-        told = "not directly; a proxy is set, which may reach it" if proxy else str(error)
+        outcome = "not directly; a proxy is set, which may reach it" if proxy else str(error)
         return DoctorCheck(
             name=name,
             result="note" if proxy else "missing",
-            found=f"port {host.port}: {told} ({host.purpose})",
+            found=f"port {host.port}: {outcome} ({host.purpose})",
             fix="" if proxy else "look at the name, the firewall and the proxy",
         )

@@ -46,21 +46,21 @@ def audit_context(work: OpenProject, *, template: ChatTemplate) -> AuditContext:
 
 def audit_context_here(project: ProjectFolder) -> AuditContext:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
-    sight = AuditContext(settings=project.settings.data, base=project.settings.base)
+    context = AuditContext(settings=project.settings.data, base=project.settings.base)
     if not is_ready(project.settings.base, project_folder=project.root):
-        return sight
+        return context
     try:
         base = find_base(project.settings.base, project_folder=project.root)
         reasoning = project.settings.data.reasoning == "keep"
         template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
     except GraftError:
-        return sight
-    return _with_base_facts(sight, template)
+        return context
+    return _with_base_facts(context, template)
 
 
-def _with_base_facts(sight: AuditContext, template: ChatTemplate) -> AuditContext:
+def _with_base_facts(context: AuditContext, template: ChatTemplate) -> AuditContext:
     return replace(
-        sight,
+        context,
         control_tokens=tuple(sorted(template.control_tokens)),
         base_reasons=template.writes_reasoning,
     )
@@ -95,7 +95,7 @@ AUDIT = PipelineStep(
 
 
 class PreparedData(Record):
-    """The dataset that is trained on, where it lies, and where those of all models lie."""
+    """The dataset that is trained on, its folder, and the folders of all models' datasets."""
 
     folder: str
     dataset: Dataset
@@ -121,12 +121,12 @@ def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
     )
     for warning in done.warnings:
         work.reporter.info(warning)
-    chosen = next(one for one in done.datasets if one.dataset.model == work.model)
+    chosen = next(dataset for dataset in done.datasets if dataset.dataset.model == work.model)
     return PreparedData(
         folder=str(chosen.folder),
         dataset=chosen.dataset,
-        folders={one.dataset.model: str(one.folder) for one in done.datasets},
-        portions=tuple(one.summary for one in done.datasets),
+        folders={dataset.dataset.model: str(dataset.folder) for dataset in done.datasets},
+        portions=tuple(dataset.summary for dataset in done.datasets),
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.pipeline.calibration import doubts_about_judge, judged_metrics
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
     Champion,
     find_better_run,
@@ -19,7 +21,6 @@ from graftwork.pipeline.gate import (
 )
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
@@ -43,12 +44,12 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
         report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
         training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
-        around=surroundings_of(champion),
+        around=surroundings_of(champion)._replace(doubts=doubts_about_judge(work)),
     )
 
 
 def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
-    """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
+    """The verdict about the report as it was evaluated, with a note where the rules changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")
@@ -71,11 +72,11 @@ def name_changed_rules(work: OpenProject, verdict: Verdict) -> Verdict:
         return verdict
     if before.statistics == verdict.statistics:
         return verdict
-    said = (
+    note = (
         f"An earlier version judged this report {before.decision.replace('_', ' ')}. What changed is how "
         f"rules are tested: {describe_outcomes(before, verdict)}."
     )
-    return verdict.model_copy(update={"notes": (said, *verdict.notes)})
+    return verdict.model_copy(update={"notes": (note, *verdict.notes)})
 
 
 def _asks_champion(work: OpenProject) -> bool:
@@ -84,6 +85,8 @@ def _asks_champion(work: OpenProject) -> bool:
 
 def _depends_on(work: OpenProject, made: StepOutputs) -> Any:
     rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
+    if judged_metrics(work.settings.gate):
+        rules["doubts"] = doubts_about_judge(work)
     if not _asks_champion(work):
         return rules
     found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)

@@ -17,7 +17,7 @@ from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, p
 from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.plan.estimate import make_plan
+from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Figure, fingerprint
@@ -48,30 +48,32 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
     # Earlier runs of the same kind on this machine: how fast they were, and what they took.
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     plan = make_plan(
-        base=work.base.name,
-        base_fingerprint=work.base.revision,
-        dataset_hash=dataset.content_hash,
-        shape=shape,
-        work=work_ahead.load,
-        device=device,
-        settings=work.settings.plan,
-        dtype=dtype,
-        train={
-            "settings": settings.what_is_learned(),
-            "adapter": _adapter(settings, shape),
-            **_started_from(work),
-            **_examination(work),
-            # In other bits another adapter is learned: another run.
-            **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
-        },
-        learned=tuple(one.actual for one in recent if one.name == SPEED),
-        # A peak that was itself corrected says nothing of the reckoning.
-        learned_memory=learned_memory([one for one in recent if one.name == COMPUTED]),
-        tuning=tuning,
-        plain=plain,
-        rates=rates,
+        PlanInputs(
+            base=work.base.name,
+            base_fingerprint=work.base.revision,
+            dataset_hash=dataset.content_hash,
+            shape=shape,
+            work=work_ahead.load,
+            device=device,
+            settings=work.settings.plan,
+            dtype=dtype,
+            train={
+                "settings": settings.what_is_learned(),
+                "adapter": _adapter(settings, shape),
+                **_started_from(work),
+                **_examination(work),
+                # In other bits another adapter is learned: another run.
+                **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
+            },
+            learned=tuple(record.actual for record in recent if record.name == SPEED),
+            # A corrected peak says nothing about the estimate.
+            learned_memory=learned_memory([record for record in recent if record.name == COMPUTED]),
+            tuning=tuning,
+            plain=plain,
+            rates=rates,
+        )
     )
-    # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
+    # Stages and weights decide how rows fill the batches: the steps are counted, not estimated.
     counted = {"steps": Figure.exact(work_ahead.steps, "steps")}
     plan = plan.model_copy(update={**counted, "base_note": note_on_weights(work.base.name)})
     if not plan.fits:
@@ -142,7 +144,7 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
     checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
     shared = shared_tokens(rows)
     trunk = TrunkTokens(
-        # The last token of a row predicts nothing: nobody reads it.
+        # The last token of a row predicts nothing.
         distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
         visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
     )
@@ -233,7 +235,7 @@ STEP = PipelineStep(
         _examination(work),
     ],
     do=_do,
-    # Later steps care for what will be trained, not for how well it was foretold.
+    # Later steps depend on what will be trained, not on how well it was predicted.
     identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

@@ -63,7 +63,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
 
 
 def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
-    """The outcome with what the plan had said, part by part, and what left its range."""
+    """The outcome with the plan's figures and those that left their range."""
     found = residuals.compare(plan, outcome, minutes=minutes)
     parts = residuals.compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
     drifts = residuals.find_drifts(found, parts)
@@ -71,7 +71,7 @@ def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minute
 
 
 def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
-    """All that the worker is told about this model's run."""
+    """All input of the worker for this model's run."""
     plan, start = made.get("plan", Plan), find_start_adapter(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
     begun = clock.now()

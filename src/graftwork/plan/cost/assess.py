@@ -145,7 +145,7 @@ def _runs(candidate: OfferCandidate, terms: Terms, bills: tuple[Bill, Bill, Bill
 
 
 def _returned(terms: Terms, cost: Figure) -> dict[str, Figure | None]:
-    """What a run brings over what it costs; nothing is said of what people's hours cost."""
+    """What a run brings over what it costs; people's hours are not included."""
     if terms.value_usd is None:
         return {}
     worth = terms.value_usd * terms.success_share
@@ -230,7 +230,7 @@ def verdict(rows: Sequence[PlaceRow], terms: Terms) -> tuple[str, str]:
             )
         )
     if best.stale:
-        reasons.append(f"Its price is {best.price_age_days} days old: look before you pay.")
+        reasons.append(f"Its price is {best.price_age_days} days old: check it before you pay.")
     return head, " ".join(reasons)
 
 

@@ -1,7 +1,7 @@
 """What one run costs at one offer, and when it is done.
 
 In: an offer as it is billed, the hours of training, the terms. Out: dollars by what they are for, hours of
-machine and clock. One number at a time: ranges are made by whoever asks thrice. Does not rank.
+machine and clock. One number at a time: callers compute ranges by asking three times. Does not rank.
 """
 
 import math
@@ -146,12 +146,12 @@ def _grown(rate: float, hours: float) -> float:
 
 
 def _held(exponent: float) -> float:
-    """A stretch of hundreds of mean lives never ends; keep that a number."""
+    """Hundreds of mean lifetimes never end; keep the result finite."""
     return min(exponent, 300.0)
 
 
 MOST_EVALUATIONS = 20
-"""A curve of more points tells no more."""
+"""More points do not add detail to the curve."""
 EVALUATION_SHARE = 0.05
 """Of the training's time, the most that evaluations may take."""
 FORWARD_SHARE = 0.4
@@ -160,7 +160,7 @@ MOST_ROWS_READ = 200
 
 
 class Rhythm(NamedTuple):
-    """What is done beside the training."""
+    """Work besides the training."""
 
     saves: int
     evaluations: int
@@ -210,12 +210,12 @@ WRITE_BYTES_A_SECOND = 200e6
 """Network disks of clouds; a local NVMe is ten times faster."""
 SAVE_SECONDS = 2.0
 ASSUMED_SPOT_RATE = 0.05
-"""Interruptions an hour where nobody states them: once in twenty hours. Between a fifth and four times it."""
+"""Interruptions per hour if not published: once in twenty hours. Between a fifth and four times it."""
 ASSUMED_SPREAD = (0.2, 4.0)
 LOADING_MINUTES = 2.0
-"""Until the weights are in the card, wherever it stands."""
+"""Until the weights are on the card, wherever it is."""
 CRASH_RATE = 1 / 500
-"""Of a machine that nobody takes away: crashes, power, a hand on the wrong key. An assumption."""
+"""Of a machine without preemption: crashes, power failures, human errors. An assumption."""
 
 
 class Tweak(NamedTuple):
@@ -307,10 +307,10 @@ def compute_bill(
     parts = {name: an_hour * took for name, took in spent.items()} if stay.possible else {}
     parts["storage"] = disk.total_gib.value * candidate.place.storage_usd_gib_month * _months(clock)
     parts["transfer"] = disk.result_gib * candidate.place.egress_usd_gib
-    beside = parts["storage"] + parts["transfer"]
+    extras = parts["storage"] + parts["transfer"]
     return Bill(
-        cost=paid + beside,
-        paid_first=first + beside,
+        cost=paid + extras,
+        paid_first=first + extras,
         parts=parts,
         machine=stay.machine,
         clock=clock,

@@ -158,7 +158,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
         f"subscriptions are shared among {terms.runs_a_month:g} runs a month",
         f"electricity costs {terms.electricity_usd_kwh:g} USD a kWh, and {terms.host_watts:g} W go to the "
         "machine around own cards; the cards themselves are paid for (see `graft plan buy`)",
-        "nobody's hours are counted as costs",
+        "working hours are not included in the cost",
     )
 
 
@@ -169,7 +169,7 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
         oldest = max(row.price_age_days for row in stale)
         found.append(
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
-            "look before you pay"
+            "check it before you pay"
         )
     noted = {
         candidate.place.title: candidate.place.notes for candidate in candidates if candidate.place.notes
@@ -201,19 +201,27 @@ def finder(overlay: Path | None) -> Callable[[str], Gpu]:
     return find
 
 
+class OfferFilter(NamedTuple):
+    """Which machines are compared: all of the catalog, or those of some places, one card, so many cards."""
+
+    places: Sequence[str] = ()
+    gpu: str | None = None
+    cards: int | None = None
+    own: Sequence[tuple[str, int]] = ()
+    """Cards that are there, by name and number."""
+
+
 def compare_places(
     question: FitQuestion,
+    among: OfferFilter,
     *,
     terms: Terms,
     overlay: Path | None = None,
-    gpu: str | None = None,
-    cards: int | None = None,
-    places: Sequence[str] = (),
-    own: Sequence[tuple[str, int]] = (),
     measured: MeasuredRun | None = None,
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
-    """The question on every offer of the catalog, or of one card or some places, and on own cards."""
+    """The question on every offer, and on own cards."""
+    places, gpu, cards, own = among
     find = finder(overlay)
     known = list_places(overlay=overlay)
     _require_places(places, [place.name for place in known])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from graftwork.costmodel.time import START_SECONDS, rates_of
 from graftwork.model.shape import total_parameters
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.types import CardRun
 from graftwork.plan.fit.answer import as_done, choose, level_of
 from graftwork.plan.fit.candidate import (
@@ -94,8 +95,6 @@ def _by(question: FitQuestion) -> Brief:
     )
 
 
-USUAL_RAM_GIB = 64.0
-"""Of a machine whose memory no price list states, for each card."""
 SCALED_RANGE = (0.8, 1.25)
 """Of hours on another card than the measured one: the ratio of two estimates."""
 
@@ -112,6 +111,7 @@ Fit = Callable[[Machine], Brief]
 
 
 def machine_of(gpu: Gpu, *, count: int, ram_gib: float | None) -> Machine:
+    """A machine whose memory no price list states has the usual one for each card."""
     return Machine(gpu=gpu, gpus=count, ram_gib=ram_gib or USUAL_RAM_GIB * count)
 
 
@@ -207,7 +207,7 @@ class RunEstimator:
 
 
 def describe_run(question: FitQuestion) -> dict[str, object]:
-    """What is compared, for whoever reads the table later."""
+    """What is compared, for later readers of the table."""
     return {
         "model": question.model,
         "method": question.method,

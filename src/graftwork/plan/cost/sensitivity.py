@@ -2,7 +2,7 @@
 
 In: the candidates and the terms. Out: for each thing that may be otherwise (the winner's price, a rival's
 price, the hours, the interruptions, the deadline, the budget, the worth of an hour of waiting) the smallest
-change that makes another place win. Everything is reckoned again under the change, nothing is linearised.
+change that makes another place win. Everything is recomputed under the change; nothing is linearised.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def winner(
     tweak_of: Callable[[OfferCandidate], Tweak] = lambda _: PLAIN,
     terms: Terms | None = None,
 ) -> OfferCandidate | None:
-    """The best candidate when each is reckoned under its tweak."""
+    """The best candidate when each is computed with its tweak."""
     terms = terms or held.terms
     found: tuple[float, float, str] | None = None
     best = None
@@ -92,7 +92,7 @@ def _search(
 
 
 def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
-    """Another card, or another door of the same house, is no other place."""
+    """Another card, or another offer of the same provider, is not another place."""
     return one is not None and house_of(one.place.name) == house_of(other.place.name)
 
 

@@ -57,9 +57,9 @@ def fit(
     searched = _as_weighed(searched, exact, question, level=certainty)
     good = fits(chosen, question, certainty)
     remedies = () if good or not advise else find_remedies(question, rates=rates, level=certainty)
-    return _answer(
-        question, chosen, searched, good=good, level=certainty, rates=known, remedies=remedies, advise=advise
-    )
+    elsewhere = _with_transformers(question, certainty, known) if advise else ()
+    considered = (*_others(searched, question, chosen, certainty), *elsewhere)
+    return _answer(question, chosen, considered, good=good, level=certainty, remedies=remedies)
 
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
@@ -119,21 +119,17 @@ def weigh(
 def _answer(
     question: FitQuestion,
     chosen: FitCandidate,
-    searched: Searched,
+    considered: tuple[Considered, ...],
     *,
     good: bool,
     level: Level,
-    rates: StepRates | None,
     remedies: tuple[Considered, ...],
-    advise: bool,
 ) -> FitAnswer:
     speed = speed_figure(chosen, question, level)
     steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
     spread = TIME_SPREAD[level]
     step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
     run = _minutes(step, steps, fixed=START_SECONDS[kind_of(question)])
-    elsewhere = _with_transformers(question, level, rates) if advise else ()
-    considered = (*_others(searched, question, chosen, level), *elsewhere)
     return FitAnswer(
         question=question,
         fits=good,

@@ -1,1 +1,1 @@
-"""Configurations that look right and are not: read, put into one form, held against a table of rules."""
+"""Configurations that look right and are not: read, normalized, checked against a table of rules."""

@@ -7,7 +7,7 @@ file. Pure; does not know where the figures came from.
 from collections.abc import Iterable
 
 from graftwork.plan.lint import rules_memory, rules_precision, rules_training
-from graftwork.plan.lint.facts import Around, Configuration, LintFinding, LintRule, RuleHit
+from graftwork.plan.lint.facts import Configuration, LintContext, LintFinding, LintRule, RuleHit
 
 RULES: tuple[LintRule, ...] = (
     *rules_training.SCHEDULE_RULES,
@@ -20,15 +20,17 @@ RULES: tuple[LintRule, ...] = (
 GRAVITY = {"error": 0, "warning": 1, "note": 2}
 
 
-def lint(said: Configuration, around: Around) -> tuple[LintFinding, ...]:
-    return most_severe_first(_finding(rule, hit, said) for rule in RULES for hit in rule.check(said, around))
+def lint(config: Configuration, context: LintContext) -> tuple[LintFinding, ...]:
+    return most_severe_first(
+        _finding(rule, hit, config) for rule in RULES for hit in rule.check(config, context)
+    )
 
 
 def most_severe_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     return tuple(sorted(found, key=lambda item: (GRAVITY[item.severity], _line(item.where))))
 
 
-def _finding(rule: LintRule, hit: RuleHit, said: Configuration) -> LintFinding:
+def _finding(rule: LintRule, hit: RuleHit, config: Configuration) -> LintFinding:
     fields = tuple(field.removeprefix("=") for field in hit.fields)
     direct = hit.fields[0].startswith("=")
     return LintFinding(
@@ -37,8 +39,8 @@ def _finding(rule: LintRule, hit: RuleHit, said: Configuration) -> LintFinding:
         what=hit.what,
         why=hit.why,
         fix=hit.fix,
-        where=said.where(*fields),
-        key=fields[0] if direct else said.key(*fields),
+        where=config.where(*fields),
+        key=fields[0] if direct else config.key(*fields),
         source=rule.source,
     )
 

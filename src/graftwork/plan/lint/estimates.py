@@ -9,77 +9,75 @@ from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import make_question
-from graftwork.plan.lint.facts import Around, Configuration, Peaks, Precision, effective_batch
-from graftwork.records.fit import PlainSetup
+from graftwork.plan.fit.question import CONTEXT_GIB, make_question
+from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, effective_batch
+from graftwork.records.fit import FitOptions, PlainSetup, Precision
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
-CONTEXT_GIB = 0.4
-"""Of the CUDA context, which no allocator counts."""
 PLAIN = ("training", "axolotl", "llama-factory")
 """Kinds whose step is that of transformers and PEFT."""
 
 
-def peaks_of(said: Configuration, model: CatalogModel, lengths: tuple[int, ...]) -> Peaks | None:
+def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...]) -> Peaks | None:
     """GiB of one card at the longest row that the limit lets through."""
-    dtype = _dtype(said)
-    sharded = said.zero_stage or said.offload_optimizer or said.offload_weights
-    if said.kind not in PLAIN or sharded or said.method is None or dtype is None:
+    dtype = _dtype(config)
+    sharded = config.zero_stage or config.offload_optimizer or config.offload_weights
+    if config.kind not in PLAIN or sharded or config.method is None or dtype is None:
         return None
-    if said.max_length is None or said.micro_batch is None or said.bits == 8:
+    if config.max_length is None or config.micro_batch is None or config.bits == 8:
         return None
     names = linear_names(model.shape)
-    targets = tuple(name for name in said.targets or names if name in names) or names
+    targets = tuple(name for name in config.targets or names if name in names) or names
     setup = PlainSetup(
-        method=said.method,
-        rank=said.rank or 16,
+        method=config.method,
+        rank=config.rank or 16,
         targets=targets,
         adapted_layers=model.shape.layers,
         dtype=dtype,
-        autocast=said.precision in ("bfloat16", "float16"),
-        rows=said.micro_batch,
-        tokens=min(said.max_length, max(lengths, default=said.max_length)),
-        checkpointed=model.shape.layers if said.recompute else 0,
+        autocast=config.precision in ("bfloat16", "float16"),
+        rows=config.micro_batch,
+        tokens=min(config.max_length, max(lengths, default=config.max_length)),
+        checkpointed=model.shape.layers if config.recompute else 0,
     )
     as_set = plain_peak(model.shape, setup, architecture=model.architecture)
     every = setup.model_copy(update={"checkpointed": model.shape.layers})
     recomputed = plain_peak(model.shape, every, architecture=model.architecture)
+    # No allocator counts what CUDA itself takes.
+    _, context, _ = CONTEXT_GIB
     return Peaks(
-        as_set=as_set.allocated / GIB + CONTEXT_GIB,
-        recomputed=recomputed.allocated / GIB + CONTEXT_GIB,
+        as_set=as_set.allocated / GIB + context,
+        recomputed=recomputed.allocated / GIB + context,
         tokens=setup.tokens,
     )
 
 
 def least_minutes(
-    said: Configuration, model: CatalogModel, gpu: Gpu, lengths: tuple[int, ...]
+    config: Configuration, model: CatalogModel, gpu: Gpu, lengths: tuple[int, ...]
 ) -> float | None:
     """The lower end of what the run takes on these cards, with the best settings that there are for it."""
-    if said.rows is None or said.method is None or not lengths:
+    if config.rows is None or config.method is None or not lengths:
         return None
-    kept = [min(length, said.max_length or length) for length in lengths]
-    question = make_question(
-        model,
-        machine=Machine(gpu=gpu, gpus=said.cards or 1, ram_gib=said.ram_gib or 64.0),
-        method=said.method,
-        engine="graft" if said.kind == "graft" else "hf",
-        seq=kept[0] if len(kept) == 1 else kept,
-        rows=said.rows,
-        epochs=said.epochs or 1.0,
-        batch_rows=effective_batch(said) or 16,
-        rank=said.rank or 16,
+    kept = [min(length, config.max_length or length) for length in lengths]
+    asked = FitOptions(
+        method=config.method,
+        engine="graft" if config.kind == "graft" else "hf",
+        seq=kept[0] if len(kept) == 1 else tuple(kept),
+        rows=config.rows,
+        epochs=config.epochs or 1.0,
+        batch_rows=effective_batch(config) or 16,
+        rank=config.rank or 16,
     )
-    answer = fit(question)
+    machine = Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0)
+    answer = fit(make_question(model, asked, machine=machine))
     return answer.run_minutes.low if answer.fits else None
 
 
-def _dtype(said: Configuration) -> Precision | None:
+def _dtype(config: Configuration) -> Precision | None:
     """The type of the weights: as they are loaded, else as the run multiplies."""
-    return said.weights_dtype or said.precision
+    return config.weights_dtype or config.precision
 
 
-WIDTH = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NF4 = 4.127 / 8
 """Bytes a weight in NF4 with double quantisation."""
 HOST_OFFLOAD = 16.0
@@ -94,23 +92,23 @@ class LoadedWeights(NamedTuple):
     """Their format, for messages."""
 
 
-def weights_of(said: Configuration, around: Around) -> LoadedWeights | None:
+def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | None:
     """The weights alone, as the configuration loads them."""
-    if around.parameters is None:
+    if context.parameters is None:
         return None
-    if said.bits == 4 or said.method == "qlora":
+    if config.bits == 4 or config.method == "qlora":
         whole = 0
-        if around.shape is not None:
-            tables = 1 if around.shape.tied_embeddings else 2
-            whole = around.shape.vocab_size * around.shape.hidden_size * tables
-        gib = ((around.parameters - whole) * NF4 + whole * 2) / GIB
+        if context.shape is not None:
+            tables = 1 if context.shape.tied_embeddings else 2
+            whole = context.shape.vocab_size * context.shape.hidden_size * tables
+        gib = ((context.parameters - whole) * NF4 + whole * 2) / GIB
         return LoadedWeights(gib, "four bits")
-    if said.bits == 8:
-        return LoadedWeights(around.parameters / GIB, "eight bits")
-    dtype = said.weights_dtype or said.precision
+    if config.bits == 8:
+        return LoadedWeights(context.parameters / GIB, "eight bits")
+    dtype = config.weights_dtype or config.precision
     if dtype is None:
         return None
-    return LoadedWeights(around.parameters * WIDTH[dtype] / GIB, dtype)
+    return LoadedWeights(context.parameters * ELEMENT_BYTES[dtype] / GIB, dtype)
 
 
 class FullFloor(NamedTuple):
@@ -118,23 +116,23 @@ class FullFloor(NamedTuple):
     explanation: str
 
 
-def full_floor(said: Configuration, around: Around) -> FullFloor | None:
+def full_floor(config: Configuration, context: LintContext) -> FullFloor | None:
     """The least that a card holds where all weights are trained, without any activation."""
-    if said.method != "full" or around.parameters is None:
+    if config.method != "full" or context.parameters is None:
         return None
-    cards, stage = said.cards or 1, said.zero_stage or 0
-    if said.precision == "float32":
+    cards, stage = config.cards or 1, config.zero_stage or 0
+    if config.precision == "float32":
         weights, gradients, optimizer = 4.0, 4.0, 8.0
     elif stage:
         # DeepSpeed keeps float32 weights and moments in addition to those of 16 bits.
         weights, gradients, optimizer = 2.0, 2.0, 12.0
     else:
         weights, gradients, optimizer = 2.0, 2.0, 4.0
-    if said.offload_optimizer:
+    if config.offload_optimizer:
         optimizer = 0.0
         # Gradients travel as they are made; those of one layer at a time stay.
         gradients = 0.0 if stage >= 2 else gradients
-    if said.offload_weights and stage == 3:
+    if config.offload_weights and stage == 3:
         weights = 0.0
     each = (
         weights / (cards if stage >= 3 else 1)
@@ -151,5 +149,5 @@ def full_floor(said: Configuration, around: Around) -> FullFloor | None:
         if bytes_
     ]
     return FullFloor(
-        each * around.parameters / GIB, f"bytes a parameter and card: {' + '.join(kept) or 'none'}"
+        each * context.parameters / GIB, f"bytes a parameter and card: {' + '.join(kept) or 'none'}"
     )

@@ -14,25 +14,24 @@ import yaml
 from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.records.fit import Method, Precision
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["graft", "training", "deepspeed", "axolotl", "llama-factory"]
-Method = Literal["lora", "qlora", "dora", "full"]
-Precision = Literal["bfloat16", "float16", "float32"]
 When = Literal["steps", "epoch", "no", "best"]
 
 
 class ConfigLocation(Record):
-    """Where something is said: a key of the file with its line, or an option of the command line."""
+    """Where a value is set: a key of the file with its line, or an option of the command line."""
 
     key: str
     line: int | None = None
 
 
 class Configuration(Record):
-    """What is said about a run. None: nothing is said, and nothing is guessed in its place."""
+    """The settings of a run. None: not set, and not guessed."""
 
     file: str
     kind: Kind
@@ -80,7 +79,7 @@ class Configuration(Record):
     both_halves: bool = False
     """bf16 and fp16 are both switched on."""
     weights_dtype: Precision | None = None
-    """What the frozen or trained weights are loaded in, where it is said apart from `precision`."""
+    """What the frozen or trained weights are loaded in, where it is set separately from `precision`."""
     bits: int | None = None
     compute_dtype: Precision | None = None
     """What weights of four bits are multiplied in."""
@@ -114,7 +113,7 @@ class Configuration(Record):
     deployed_model: str | None = None
 
     def where(self, *fields: str) -> str:
-        """File and line of the first of these fields that is said somewhere."""
+        """File and line of the first of these fields that is set."""
         place = next((self.places[field] for field in fields if field in self.places), None)
         if place is None:
             return self.file
@@ -123,7 +122,7 @@ class Configuration(Record):
         return f"{self.file}:{place.line}" if place.line else self.file
 
     def key(self, *fields: str) -> str:
-        """The name that this file gives to the first of these fields that is said."""
+        """The name that this file gives to the first of these fields that is set."""
         return next((self.places[field].key for field in fields if field in self.places), "")
 
 
@@ -136,7 +135,7 @@ class Peaks(Record):
     """Of the longest row that the limit lets through."""
 
 
-class Around(Record):
+class LintContext(Record):
     """What is known besides the file: the model's shape, the card, the lengths of the rows."""
 
     shape: ModelShape | None = None
@@ -259,7 +258,7 @@ class RuleHit(NamedTuple):
     fields: tuple[str, ...]
 
 
-Check = Callable[[Configuration, Around], Iterator[RuleHit]]
+Check = Callable[[Configuration, LintContext], Iterator[RuleHit]]
 
 
 class LintRule(NamedTuple):
@@ -286,29 +285,29 @@ class Steps(NamedTuple):
     total: int
 
 
-def effective_batch(said: Configuration) -> int | None:
-    """Rows of one optimizer step; cards that nobody named count as one."""
-    if said.kind == "graft":
-        return said.batch
-    if said.micro_batch is not None:
-        return said.micro_batch * (said.accumulation or 1) * (said.cards or 1)
-    return said.batch
+def effective_batch(config: Configuration) -> int | None:
+    """Rows of one optimizer step; one card unless the number is set."""
+    if config.kind == "graft":
+        return config.batch
+    if config.micro_batch is not None:
+        return config.micro_batch * (config.accumulation or 1) * (config.cards or 1)
+    return config.batch
 
 
-def count_steps(said: Configuration) -> Steps | None:
+def count_steps(config: Configuration) -> Steps | None:
     """As transformers counts: batches a card first, then those that make an update, the last one smaller."""
-    epoch = _epoch_steps(said)
-    if said.max_steps is not None and said.max_steps > 0:
-        return Steps(epoch, said.max_steps)
-    if epoch is None or said.epochs is None:
+    epoch = _epoch_steps(config)
+    if config.max_steps is not None and config.max_steps > 0:
+        return Steps(epoch, config.max_steps)
+    if epoch is None or config.epochs is None:
         return None
-    return Steps(epoch, math.ceil(epoch * said.epochs))
+    return Steps(epoch, math.ceil(epoch * config.epochs))
 
 
-def warmup_of(said: Configuration, total: int) -> int | None:
-    if said.warmup_steps is not None:
-        return said.warmup_steps
-    return math.ceil(said.warmup_share * total) if said.warmup_share is not None else None
+def warmup_of(config: Configuration, total: int) -> int | None:
+    if config.warmup_steps is not None:
+        return config.warmup_steps
+    return math.ceil(config.warmup_share * total) if config.warmup_share is not None else None
 
 
 def interval_of(when: str | None, steps: int | None) -> int | None:
@@ -316,11 +315,11 @@ def interval_of(when: str | None, steps: int | None) -> int | None:
     return steps if when in (None, "steps") else None
 
 
-def _epoch_steps(said: Configuration) -> int | None:
-    batch = effective_batch(said)
-    if said.rows is None or not batch:
+def _epoch_steps(config: Configuration) -> int | None:
+    batch = effective_batch(config)
+    if config.rows is None or not batch:
         return None
-    if said.micro_batch is None:
-        return math.ceil(said.rows / batch)
-    batches = math.ceil(said.rows / (said.micro_batch * (said.cards or 1)))
-    return max(math.ceil(batches / (said.accumulation or 1)), 1)
+    if config.micro_batch is None:
+        return math.ceil(config.rows / batch)
+    batches = math.ceil(config.rows / (config.micro_batch * (config.cards or 1)))
+    return max(math.ceil(batches / (config.accumulation or 1)), 1)

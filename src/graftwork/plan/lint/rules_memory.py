@@ -1,94 +1,94 @@
-"""Rules about memory: what is said and what follows, what fits and what does not. Pure."""
+"""Rules about memory: stated figures against computed ones, what fits and what does not. Pure."""
 
 from collections.abc import Iterator
 
 from graftwork.plan.lint.estimates import HOST_OFFLOAD, HOST_OFFLOAD_PADDED, full_floor, weights_of
-from graftwork.plan.lint.facts import Around, Configuration, LintRule, RuleHit, a
+from graftwork.plan.lint.facts import Configuration, LintContext, LintRule, RuleHit, a
 from graftwork.records.units import GIB
 
 GENEROUS = 1.1
-"""A figure that is said counts as right up to here: GB and GiB differ by 7 %."""
+"""A stated figure counts as right up to this ratio: GB and GiB differ by 7 %."""
 HARDLY = 0.7
 """Of a card: what is left above it is for activations, buffers and the context."""
 FIT = "`graft plan fit` shows what does fit"
 
 
-def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    weights = weights_of(said, around)
-    stated = said.stated_weights_gb
+def weights_are_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    weights = weights_of(config, context)
+    stated = config.stated_weights_gb
     if weights is None or stated is None or weights.gib <= stated * GENEROUS:
         return
     yield RuleHit(
-        f"{_billions(around)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
+        f"{_billions(context)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
         f"the weights alone are {weights.gib / stated:.1f} times what was assumed"
-        f"{_in_16_bits(around, stated)}",
-        _smaller(around, stated),
+        f"{_in_16_bits(context, stated)}",
+        _smaller(context, stated),
         ("stated_weights_gb", "weights_dtype", "precision"),
     )
 
 
-def memory_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    weights = weights_of(said, around)
-    stated = said.stated_memory_gb
+def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    weights = weights_of(config, context)
+    stated = config.stated_memory_gb
     if weights is None or stated is None or weights.gib <= stated:
         return
     yield RuleHit(
-        f"training is said to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
-        f"{_billions(around)} parameters in {weights.form}; gradients, optimizer and activations come on top",
-        f"{_smaller(around, stated)}; {FIT}",
+        f"training is stated to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
+        f"{_billions(context)} parameters in {weights.form}; gradients, optimizer and activations are extra",
+        f"{_smaller(context, stated)}; {FIT}",
         ("stated_memory_gb",),
     )
 
 
-def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    weights = weights_of(said, around)
-    if weights is None or said.method == "full":
+def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    weights = weights_of(config, context)
+    if weights is None or config.method == "full":
         return
-    sharded = said.cards if said.zero_stage == 3 and said.cards else 1
-    if around.gpu is not None and not said.offload_weights:
-        room, what = around.gpu.memory_gib * sharded, around.gpu.name
-    elif around.on_processor and said.ram_gib is not None:
-        room, what = said.ram_gib, "this machine"
+    sharded = config.cards if config.zero_stage == 3 and config.cards else 1
+    if context.gpu is not None and not config.offload_weights:
+        room, what = context.gpu.memory_gib * sharded, context.gpu.name
+    elif context.on_processor and config.ram_gib is not None:
+        room, what = config.ram_gib, "this machine"
     else:
         return
     if weights.gib > room:
         yield RuleHit(
             f"the weights in {weights.form} are {weights.gib:.1f} GiB, {what} has {room:.1f}",
             "it ends before the first step",
-            f"{_smaller(around, room)}; {FIT}",
+            f"{_smaller(context, room)}; {FIT}",
             ("weights_dtype", "precision", "bits", "model", "gpu"),
         )
 
 
-def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    floor = full_floor(said, around)
-    if floor is None or around.gpu is None or floor.card_gib <= around.gpu.memory_gib:
+def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    floor = full_floor(config, context)
+    if floor is None or context.gpu is None or floor.card_gib <= context.gpu.memory_gib:
         return
-    cards = said.cards or 1
+    cards = config.cards or 1
     pooled = (
-        f" ZeRO-{said.zero_stage or 0} keeps the whole weights on every card: {cards} cards are not one of "
+        f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every card: {cards} cards are not one of "
         f"{cards} times the size."
-        if cards > 1 and (said.zero_stage or 0) < 3
+        if cards > 1 and (config.zero_stage or 0) < 3
         else ""
     )
     yield RuleHit(
-        f"training all of {_billions(around)} parameters takes {floor.card_gib:.1f} GiB a card before any "
-        f"activation; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
+        f"training all of {_billions(context)} parameters takes {floor.card_gib:.1f} GiB a card before any "
+        f"activation; {a(context.gpu.name)} has {context.gpu.memory_gib:.1f}",
         f"{floor.explanation}.{pooled}",
         f"train an adapter (qlora), or ZeRO-3 with weights and optimizer in host memory; {FIT}",
         ("method", "zero_stage", "precision", "model", "gpu"),
     )
 
 
-def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    floor = full_floor(said, around)
-    if floor is None or around.gpu is None:
+def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    floor = full_floor(config, context)
+    if floor is None or context.gpu is None:
         return
-    if not HARDLY * around.gpu.memory_gib < floor.card_gib <= around.gpu.memory_gib:
+    if not HARDLY * context.gpu.memory_gib < floor.card_gib <= context.gpu.memory_gib:
         return
-    left = around.gpu.memory_gib - floor.card_gib
+    left = context.gpu.memory_gib - floor.card_gib
     yield RuleHit(
-        f"weights and what learns them take {floor.card_gib:.1f} of {around.gpu.memory_gib:.1f} GiB; "
+        f"weights and what learns them take {floor.card_gib:.1f} of {context.gpu.memory_gib:.1f} GiB; "
         f"{left:.1f} are left",
         f"{floor.explanation}; activations, buffers and the CUDA context must do with the rest",
         f"offload the weights too (ZeRO-3), or train an adapter; {FIT}",
@@ -96,34 +96,34 @@ def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleHit]:
     )
 
 
-def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if not said.offload_optimizer or said.ram_gib is None or around.parameters is None:
+def host_memory_is_short(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if not config.offload_optimizer or config.ram_gib is None or context.parameters is None:
         return
-    if said.method not in (None, "full"):
+    if config.method not in (None, "full"):
         return
-    least = HOST_OFFLOAD * around.parameters / GIB
-    if said.offload_weights:
-        least += 2 * around.parameters / GIB
+    least = HOST_OFFLOAD * context.parameters / GIB
+    if config.offload_weights:
+        least += 2 * context.parameters / GIB
     padded = least * HOST_OFFLOAD_PADDED
-    if padded <= said.ram_gib:
+    if padded <= config.ram_gib:
         return
     yield RuleHit(
         f"the offloaded optimizer takes {least:.0f} GiB of host memory, {padded:.0f} by DeepSpeed's own "
-        f"estimate; there are {said.ram_gib:g}",
+        f"estimate; there are {config.ram_gib:g}",
         "the machine swaps or the kernel ends the run, most often while the first optimizer step is made",
         "train an adapter, offload to NVMe, or take a smaller model",
         ("offload_optimizer", "ram_gib"),
     )
 
 
-def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if around.gpu is None or around.peaks is None or said.recompute:
+def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if context.gpu is None or context.peaks is None or config.recompute:
         return
-    room, peaks = around.gpu.memory_gib, around.peaks
+    room, peaks = context.gpu.memory_gib, context.peaks
     if peaks.recomputed <= room < peaks.as_set:
         yield RuleHit(
-            f"{_micro(said, around)} take about {peaks.as_set:.1f} GiB without gradient checkpointing; "
-            f"{a(around.gpu.name)} has {room:.1f}",
+            f"{_micro(config, context)} take about {peaks.as_set:.1f} GiB without gradient checkpointing; "
+            f"{a(context.gpu.name)} has {room:.1f}",
             f"with it {peaks.recomputed:.1f} GiB; without it the activations of all layers stay until their "
             "backward pass",
             "set `gradient_checkpointing: true`",
@@ -131,77 +131,77 @@ def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleHit]
         )
 
 
-def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if around.gpu is None or around.peaks is None or around.peaks.recomputed <= around.gpu.memory_gib:
+def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if context.gpu is None or context.peaks is None or context.peaks.recomputed <= context.gpu.memory_gib:
         return
     yield RuleHit(
-        f"{_micro(said, around)} take about {around.peaks.recomputed:.1f} GiB even with gradient "
-        f"checkpointing; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
+        f"{_micro(config, context)} take about {context.peaks.recomputed:.1f} GiB even with gradient "
+        f"checkpointing; {a(context.gpu.name)} has {context.gpu.memory_gib:.1f}",
         "the run ends at its first long batch",
         f"lower the micro-batch or the length; {FIT}",
         ("max_length", "micro_batch", "method"),
     )
 
 
-def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.stated_download_gb is None or around.parameters is None:
+def download_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.stated_download_gb is None or context.parameters is None:
         return
-    real = 2 * around.parameters / 1e9
-    if real > said.stated_download_gb * GENEROUS:
+    real = 2 * context.parameters / 1e9
+    if real > config.stated_download_gb * GENEROUS:
         yield RuleHit(
-            f"the files of {_billions(around)} parameters in 16 bits are {real:.1f} GB, "
-            f"not {said.stated_download_gb:g}",
+            f"the files of {_billions(context)} parameters in 16 bits are {real:.1f} GB, "
+            f"not {config.stated_download_gb:g}",
             "disk and download time were planned for less",
             f"keep {real * 1.2:.0f} GB free for the model's files",
             ("stated_download_gb",),
         )
 
 
-def serving_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.serving_gb is None or around.parameters is None:
+def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.serving_gb is None or context.parameters is None:
         return
-    half = 2 * around.parameters / GIB
-    if half > said.serving_gb:
+    half = 2 * context.parameters / GIB
+    if half > config.serving_gb:
         yield RuleHit(
-            f"the result must be served in {said.serving_gb:g} GB, but in 16 bits its weights are "
+            f"the result must be served in {config.serving_gb:g} GB, but in 16 bits its weights are "
             f"{half:.1f} GiB",
             "it has to be quantised to be served, and what is measured must be the quantised model",
-            _smaller(around, said.serving_gb),
+            _smaller(context, config.serving_gb),
             ("serving_gb",),
         )
 
 
-def trainable_is_not_as_stated(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    stated, real = said.stated_trainable, around.trainable
+def trainable_is_not_as_stated(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    stated, real = config.stated_trainable, context.trainable
     if stated is None or real is None or abs(stated / real - 1) <= 0.1:
         return
     yield RuleHit(
         f"the adapter has {real / 1e6:.2f}M parameters, not {stated / 1e6:.2f}M",
         "grouped-query attention has smaller key and value layers than a square one"
-        if around.shape is not None and around.shape.kv_heads < around.shape.heads
+        if context.shape is not None and context.shape.kv_heads < context.shape.heads
         else "rank × (inputs + outputs) over all adapted layers",
         f"say {real:,}",
         ("stated_trainable", "rank"),
     )
 
 
-def _micro(said: Configuration, around: Around) -> str:
-    rows = said.micro_batch or 1
-    tokens = around.peaks.tokens if around.peaks else said.max_length
+def _micro(config: Configuration, context: LintContext) -> str:
+    rows = config.micro_batch or 1
+    tokens = context.peaks.tokens if context.peaks else config.max_length
     return f"{rows} row{'s' * (rows != 1)} of {tokens:,} tokens"
 
 
-def _in_16_bits(around: Around, stated: float) -> str:
+def _in_16_bits(context: LintContext, stated: float) -> str:
     """The most common slip: the size of the files taken for that of the weights in float32."""
-    half = 2 * (around.parameters or 0) / GIB
+    half = 2 * (context.parameters or 0) / GIB
     return (
         f"; {stated:g} GB is what they are in 16 bits" if half / GENEROUS <= stated <= half * GENEROUS else ""
     )
 
 
-def _smaller(around: Around, room: float) -> str:
+def _smaller(context: LintContext, room: float) -> str:
     """What holds the weights within `room` GiB."""
-    parameters = around.parameters or 0
+    parameters = context.parameters or 0
     for form, width in (("16 bits", 2.0), ("eight bits", 1.0), ("four bits", NF4_WITH_TABLES)):
         gib = parameters * width / GIB
         if gib < room:
@@ -213,17 +213,13 @@ NF4_WITH_TABLES = 0.6
 """Bytes a weight where embeddings and head stay in 16 bits, of a model of some billions."""
 
 
-def _billions(around: Around) -> str:
-    return f"{(around.parameters or 0) / 1e9:.2f}B"
+def _billions(context: LintContext) -> str:
+    return f"{(context.parameters or 0) / 1e9:.2f}B"
 
 
 MEMORY_RULES = (
-    LintRule(
-        "weights-larger-than-stated", "error", "weights that take more than is said", weights_are_larger
-    ),
-    LintRule(
-        "memory-larger-than-stated", "error", "a training that takes more than is said", memory_is_larger
-    ),
+    LintRule("weights-larger-than-stated", "error", "weights that take more than stated", weights_are_larger),
+    LintRule("memory-larger-than-stated", "error", "training that takes more than stated", memory_is_larger),
     LintRule("weights-do-not-fit", "error", "weights larger than the card or the memory", weights_do_not_fit),
     LintRule(
         "full-does-not-fit",
@@ -249,6 +245,9 @@ MEMORY_RULES = (
         "serving-larger-than-stated", "warning", "a result too large for its machine", serving_is_larger
     ),
     LintRule(
-        "trainable-not-as-stated", "warning", "adapter parameters, said otherwise", trainable_is_not_as_stated
+        "trainable-not-as-stated",
+        "warning",
+        "number of adapter parameters that differs from the computed one",
+        trainable_is_not_as_stated,
     ),
 )

@@ -3,7 +3,15 @@
 import math
 from collections.abc import Iterator
 
-from graftwork.plan.lint.facts import Around, Configuration, LintRule, RuleHit, a, count_steps, interval_of
+from graftwork.plan.lint.facts import (
+    Configuration,
+    LintContext,
+    LintRule,
+    RuleHit,
+    a,
+    count_steps,
+    interval_of,
+)
 
 AMPERE = 8.0
 TURING = 7.5
@@ -11,11 +19,11 @@ VOLTA = 7.0
 WHEELS = "pytorch issues 157517 (2.8: Pascal) and 172352 (2.11: Volta), read 2026-11"
 
 
-def bf16_is_missing(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    gpu = around.gpu
-    if gpu is None or gpu.has_bf16 or "bfloat16" not in (said.precision, said.compute_dtype):
+def bf16_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    gpu = context.gpu
+    if gpu is None or gpu.has_bf16 or "bfloat16" not in (config.precision, config.compute_dtype):
         return
-    field = "precision" if said.precision == "bfloat16" else "compute_dtype"
+    field = "precision" if config.precision == "bfloat16" else "compute_dtype"
     yield RuleHit(
         f"bfloat16 on {a(gpu.name)}, which does not have it (compute capability {gpu.capability:g})",
         "it is refused, or emulated in software many times slower",
@@ -24,8 +32,8 @@ def bf16_is_missing(said: Configuration, around: Around) -> Iterator[RuleHit]:
     )
 
 
-def both_halves_are_on(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.both_halves:
+def both_halves_are_on(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.both_halves:
         yield RuleHit(
             "bf16 and fp16 are both switched on",
             "trainers refuse to start with both",
@@ -34,32 +42,32 @@ def both_halves_are_on(said: Configuration, _around: Around) -> Iterator[RuleHit
         )
 
 
-def flash_attention_is_missing(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.flash_attention and around.gpu is not None and around.gpu.capability < AMPERE:
+def flash_attention_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.flash_attention and context.gpu is not None and context.gpu.capability < AMPERE:
         yield RuleHit(
-            f"Flash Attention 2 on {a(around.gpu.name)} (compute capability {around.gpu.capability:g})",
+            f"Flash Attention 2 on {a(context.gpu.name)} (compute capability {context.gpu.capability:g})",
             "its kernels need 8.0 or later; loading the model fails",
             'use `attn_implementation: "sdpa"`, which takes the best kernel that the card has',
             ("flash_attention",),
         )
 
 
-def tf32_is_missing(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.tf32 and around.gpu is not None and around.gpu.capability < AMPERE:
+def tf32_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.tf32 and context.gpu is not None and context.gpu.capability < AMPERE:
         yield RuleHit(
-            f"TF32 on {a(around.gpu.name)}, which does not have it",
+            f"TF32 on {a(context.gpu.name)}, which does not have it",
             "TrainingArguments refuses it before Ampere",
             "remove `tf32`; it does nothing for half precision anyway",
             ("tf32",),
         )
 
 
-def fp16_where_bf16_is(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    gpu = around.gpu
-    if said.precision != "float16" or gpu is None or not gpu.has_bf16:
+def fp16_where_bf16_is(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    gpu = context.gpu
+    if config.precision != "float16" or gpu is None or not gpu.has_bf16:
         return
     offloaded = " With the optimizer in host memory each skipped step has still moved its gradients." * (
-        said.offload_optimizer
+        config.offload_optimizer
     )
     yield RuleHit(
         f"fp16 on {a(gpu.name)}, which has bfloat16",
@@ -69,10 +77,10 @@ def fp16_where_bf16_is(said: Configuration, around: Around) -> Iterator[RuleHit]
     )
 
 
-def fp16_products_of_bf16_weights(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.bits != 4 or said.compute_dtype != "float16":
+def fp16_products_of_bf16_weights(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.bits != 4 or config.compute_dtype != "float16":
         return
-    if around.gpu is not None and not around.gpu.has_bf16:
+    if context.gpu is not None and not context.gpu.has_bf16:
         return
     yield RuleHit(
         "four-bit weights are multiplied in fp16",
@@ -82,19 +90,19 @@ def fp16_products_of_bf16_weights(said: Configuration, around: Around) -> Iterat
     )
 
 
-def two_half_precisions(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    halves = {said.precision, said.compute_dtype} - {None, "float32"}
-    if said.bits == 4 and len(halves) == 2:
+def two_half_precisions(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    halves = {config.precision, config.compute_dtype} - {None, "float32"}
+    if config.bits == 4 and len(halves) == 2:
         yield RuleHit(
-            f"the run is in {said.precision}, its four-bit weights are multiplied in {said.compute_dtype}",
-            "every layer converts to and fro, and the narrower range of the two holds",
+            f"the run is in {config.precision}, its four-bit weights multiply in {config.compute_dtype}",
+            "every layer converts between them, and the narrower range applies",
             "use the same for both",
             ("compute_dtype", "precision"),
         )
 
 
-def four_bits_multiply_in_float32(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.bits == 4 and said.kind == "training" and said.compute_dtype is None:
+def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.bits == 4 and config.kind == "training" and config.compute_dtype is None:
         yield RuleHit(
             "nothing says what the four-bit weights are multiplied in",
             "bitsandbytes takes float32 unless `bnb_4bit_compute_dtype` is set, several times slower",
@@ -103,8 +111,8 @@ def four_bits_multiply_in_float32(said: Configuration, _around: Around) -> Itera
         )
 
 
-def card_is_left_behind(_said: Configuration, around: Around) -> Iterator[RuleHit]:
-    gpu = around.gpu
+def card_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    gpu = context.gpu
     if gpu is None or gpu.capability >= TURING:
         return
     since = "2.8" if gpu.capability < VOLTA else "2.11"
@@ -116,9 +124,9 @@ def card_is_left_behind(_said: Configuration, around: Around) -> Iterator[RuleHi
     )
 
 
-def card_has_no_tensor_cores(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    gpu = around.gpu
-    if gpu is not None and gpu.capability < VOLTA and said.precision in ("float16", "bfloat16"):
+def card_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    gpu = context.gpu
+    if gpu is not None and gpu.capability < VOLTA and config.precision in ("float16", "bfloat16"):
         yield RuleHit(
             f"{a(gpu.name)} has no tensor cores: {gpu.half_tflops:g} TFLOPS in half precision",
             "half precision saves memory there, but hardly any time",
@@ -127,18 +135,22 @@ def card_has_no_tensor_cores(said: Configuration, around: Around) -> Iterator[Ru
         )
 
 
-def eight_bit_optimizer_on_processor(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if around.on_processor and said.optimizer and ("8bit" in said.optimizer or "paged" in said.optimizer):
+def eight_bit_optimizer_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if (
+        context.on_processor
+        and config.optimizer
+        and ("8bit" in config.optimizer or "paged" in config.optimizer)
+    ):
         yield RuleHit(
-            f"the optimizer {said.optimizer} on a processor",
+            f"the optimizer {config.optimizer} on a processor",
             "the 8-bit and paged optimizers of bitsandbytes need a card",
             "use `adamw_torch`; an adapter's optimizer is small",
             ("optimizer",),
         )
 
 
-def fp16_on_processor(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if around.on_processor and said.precision == "float16":
+def fp16_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if context.on_processor and config.precision == "float16":
         yield RuleHit(
             "fp16 on a processor",
             "processors multiply fp16 slowly or not at all, and training in it needs loss scaling",
@@ -191,49 +203,49 @@ PRECISION_RULES = (
 CONFIDENCE = 0.95
 
 
-def data_came_from_another(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.model and said.data_model and not same_model(said.model, said.data_model):
+def data_came_from_another(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.model and config.data_model and not same_model(config.model, config.data_model):
         yield RuleHit(
-            f"the rows were written by {said.data_model}, and {said.model} is trained on them",
+            f"the rows were written by {config.data_model}, and {config.model} is trained on them",
             "this is distillation: the rate that the logs show is the other model's, and its template, "
             "reasoning and tool calls may not be this one's",
-            f"measure {said.model} untrained on the held-out rows first, and compare with that",
+            f"measure {config.model} untrained on the held-out rows first, and compare with that",
             ("data_model", "model"),
         )
 
 
-def another_is_deployed(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.model and said.deployed_model and not same_model(said.model, said.deployed_model):
+def another_is_deployed(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.model and config.deployed_model and not same_model(config.model, config.deployed_model):
         yield RuleHit(
-            f"the adapter is trained on {said.model}, but {said.deployed_model} is what is served",
+            f"the adapter is trained on {config.model}, but {config.deployed_model} is what is served",
             "an adapter fits the very weights that it was trained on; on others it is noise or does not load",
             "train on the model that is served, or serve the one that is trained on",
             ("deployed_model", "model"),
         )
 
 
-def rate_cannot_be_proven(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.target_rate is None or said.test_rows is None or not 0 < said.target_rate < 1:
+def rate_cannot_be_proven(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.target_rate is None or config.test_rows is None or not 0 < config.target_rate < 1:
         return
     tail = (1 - CONFIDENCE) / 2
-    best = tail ** (1 / said.test_rows)
-    if best >= said.target_rate:
+    best = tail ** (1 / config.test_rows)
+    if best >= config.target_rate:
         return
-    needed = math.ceil(math.log(tail) / math.log(said.target_rate))
+    needed = math.ceil(math.log(tail) / math.log(config.target_rate))
     yield RuleHit(
-        f"{said.test_rows} held-out rows cannot prove {said.target_rate:.1%}",
+        f"{config.test_rows} held-out rows cannot prove {config.target_rate:.1%}",
         f"with every one of them right, the exact 95 % interval still begins at {best:.1%}",
         f"hold out {needed} rows or more, or ask for {math.floor(best * 100)} %",
         ("target_rate", "test_rows"),
     )
 
 
-def spot_without_checkpoints(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if not said.spot:
+def spot_without_checkpoints(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if not config.spot:
         return
-    steps, every = count_steps(said), interval_of(said.save_when, said.save_steps)
+    steps, every = count_steps(config), interval_of(config.save_when, config.save_steps)
     never = steps is not None and every is not None and every >= steps.total
-    if said.save_when == "no" or never:
+    if config.save_when == "no" or never:
         yield RuleHit(
             "the place can be taken away at any time, and no checkpoint is made before the end",
             "each interruption starts the run from nothing",
@@ -242,8 +254,8 @@ def spot_without_checkpoints(said: Configuration, _around: Around) -> Iterator[R
         )
 
 
-def spot_without_mirror(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.spot and said.mirror is None:
+def spot_without_mirror(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.spot and config.mirror is None:
         yield RuleHit(
             "the place can be taken away at any time, and checkpoints stay on its own disk",
             "with the machine its disk can go, and the checkpoints with it",
@@ -252,21 +264,21 @@ def spot_without_mirror(said: Configuration, _around: Around) -> Iterator[RuleHi
         )
 
 
-def deadline_comes_first(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.deadline_minutes is None or said.expected_minutes is None:
+def deadline_comes_first(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.deadline_minutes is None or config.expected_minutes is None:
         return
-    if said.expected_minutes > said.deadline_minutes:
+    if config.expected_minutes > config.deadline_minutes:
         yield RuleHit(
-            f"the run takes {_hours(said.expected_minutes)} {_by(said)}, and the place is gone after "
-            f"{_hours(said.deadline_minutes)}",
+            f"the run takes {_hours(config.expected_minutes)} {_by(config)}, and the place is gone after "
+            f"{_hours(config.deadline_minutes)}",
             "it needs several sessions: each ends with a checkpoint and begins with it, or starts over",
             "resume from a mirror in the next session, train on fewer rows, or take a longer session",
             ("deadline_minutes", "expected_minutes"),
         )
 
 
-def template_was_not_filled_in(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    for key, value in said.unfilled.items():
+def template_was_not_filled_in(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    for key, value in config.unfilled.items():
         yield RuleHit(
             f"{key} still holds the placeholder {value!r}",
             "it is used as it is, and fails when it is first used, maybe at the end of the run",
@@ -275,8 +287,8 @@ def template_was_not_filled_in(said: Configuration, _around: Around) -> Iterator
         )
 
 
-def number_is_a_text(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    for key, value in said.texts_for_numbers.items():
+def number_is_a_text(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    for key, value in config.texts_for_numbers.items():
         mantissa, exponent = value.lower().split("e")
         mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
         sign = exponent if exponent[0] in "+-" else f"+{exponent}"
@@ -297,8 +309,8 @@ def same_model(one: str, other: str) -> bool:
     return plain(one) == plain(other)
 
 
-def _by(said: Configuration) -> str:
-    return "as is said" if "expected_minutes" in said.places else "or more, as estimated"
+def _by(config: Configuration) -> str:
+    return "as stated" if "expected_minutes" in config.places else "or more, as estimated"
 
 
 def _hours(minutes: float) -> str:

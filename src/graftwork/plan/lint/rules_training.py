@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from graftwork.plan.lint.facts import (
-    Around,
     Configuration,
+    LintContext,
     LintRule,
     RuleHit,
     count_steps,
@@ -14,37 +14,37 @@ from graftwork.plan.lint.facts import (
 )
 
 
-def batch_is_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    batch = effective_batch(said)
-    if said.micro_batch is None or said.stated_batch is None or said.stated_batch == batch:
+def batch_is_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    batch = effective_batch(config)
+    if config.micro_batch is None or config.stated_batch is None or config.stated_batch == batch:
         return
     yield RuleHit(
-        f"the effective batch is {_product(said)} = {batch}, not {said.stated_batch}",
+        f"the effective batch is {_product(config)} = {batch}, not {config.stated_batch}",
         "the learning rate, the steps of an epoch and the comparison with earlier runs hang on it",
-        _fix_accumulation(said, said.stated_batch),
+        _fix_accumulation(config, config.stated_batch),
         ("stated_batch", "accumulation", "micro_batch"),
     )
 
 
-def batch_contradicts_itself(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.kind != "deepspeed" or None in (said.batch, said.micro_batch, said.accumulation):
+def batch_contradicts_itself(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.kind != "deepspeed" or None in (config.batch, config.micro_batch, config.accumulation):
         return
-    assert said.batch is not None
-    each = (said.micro_batch or 1) * (said.accumulation or 1)
-    if said.cards is None and said.batch % each == 0:
+    assert config.batch is not None
+    each = (config.micro_batch or 1) * (config.accumulation or 1)
+    if config.cards is None and config.batch % each == 0:
         return
-    if said.batch == each * (said.cards or 1):
+    if config.batch == each * (config.cards or 1):
         return
     yield RuleHit(
-        f"train_batch_size is {said.batch}, but {_product(said)} = {each * (said.cards or 1)}",
+        f"train_batch_size is {config.batch}, but {_product(config)} = {each * (config.cards or 1)}",
         "DeepSpeed refuses to start unless they agree for the cards that are there",
-        _fix_accumulation(said, said.batch),
+        _fix_accumulation(config, config.batch),
         ("batch", "accumulation"),
     )
 
 
-def batch_does_not_divide(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    cards, batch = said.cards or 1, said.batch or said.stated_batch
+def batch_does_not_divide(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    cards, batch = config.cards or 1, config.batch or config.stated_batch
     if cards < 2 or batch is None or batch % cards == 0:
         return
     yield RuleHit(
@@ -55,48 +55,48 @@ def batch_does_not_divide(said: Configuration, _around: Around) -> Iterator[Rule
     )
 
 
-def batch_is_larger_than_the_data(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    batch = effective_batch(said)
-    if said.rows is not None and batch is not None and batch > said.rows:
+def batch_is_larger_than_the_data(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    batch = effective_batch(config)
+    if config.rows is not None and batch is not None and batch > config.rows:
         yield RuleHit(
-            f"{batch} rows a step, but there are {said.rows}",
+            f"{batch} rows a step, but there are {config.rows}",
             "every epoch is one smaller step, and rates for the batch that is set do not fit it",
-            f"at most {max(said.rows // 10, 1)} rows a step gives ten steps an epoch",
+            f"at most {max(config.rows // 10, 1)} rows a step gives ten steps an epoch",
             ("stated_batch", "batch", "accumulation", "micro_batch"),
         )
 
 
-def max_steps_win(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps = count_steps(said.model_copy(update={"max_steps": None}))
-    if said.max_steps is None or said.epochs is None or said.kind == "deepspeed":
+def max_steps_win(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps = count_steps(config.model_copy(update={"max_steps": None}))
+    if config.max_steps is None or config.epochs is None or config.kind == "deepspeed":
         return
-    if steps is not None and steps.total == said.max_steps:
+    if steps is not None and steps.total == config.max_steps:
         return
-    by_epochs = f"; {said.epochs:g} epochs would be {steps.total} steps" if steps else ""
+    by_epochs = f"; {config.epochs:g} epochs would be {steps.total} steps" if steps else ""
     yield RuleHit(
-        f"max_steps {said.max_steps} is set, so the {said.epochs:g} epochs are ignored",
-        f"transformers takes the steps where both are said{by_epochs}",
+        f"max_steps {config.max_steps} is set, so the {config.epochs:g} epochs are ignored",
+        f"transformers uses the steps where both are set{by_epochs}",
         "keep one of the two",
         ("max_steps",),
     )
 
 
-def epoch_steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps = count_steps(said)
-    stated = said.stated_epoch_steps
+def epoch_steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps = count_steps(config)
+    stated = config.stated_epoch_steps
     if steps is None or steps.epoch is None or stated is None or abs(stated - steps.epoch) <= 1:
         return
     yield RuleHit(
         f"an epoch has {steps.epoch} steps, not {stated}",
-        f"{said.rows} rows / {effective_batch(said)} rows a step; warm-up, intervals and hours were set for "
+        f"{config.rows} rows / {effective_batch(config)} rows a step; warm-up, intervals and hours assume "
         f"{stated / steps.epoch:.1f} times as many",
         f"expect {steps.epoch} steps an epoch",
         ("stated_epoch_steps",),
     )
 
 
-def steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps, stated = count_steps(said), said.stated_steps
+def steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps, stated = count_steps(config), config.stated_steps
     if steps is None or stated is None or abs(stated - steps.total) <= max(1, 0.05 * steps.total):
         return
     yield RuleHit(
@@ -107,15 +107,15 @@ def steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[Ru
     )
 
 
-def _product(said: Configuration) -> str:
-    cards = f" × {said.cards} cards" if said.cards else ""
-    return f"{said.micro_batch} × {said.accumulation or 1}{cards}"
+def _product(config: Configuration) -> str:
+    cards = f" × {config.cards} cards" if config.cards else ""
+    return f"{config.micro_batch} × {config.accumulation or 1}{cards}"
 
 
-def _fix_accumulation(said: Configuration, wanted: int) -> str:
-    each = (said.micro_batch or 1) * (said.cards or 1)
+def _fix_accumulation(config: Configuration, wanted: int) -> str:
+    each = (config.micro_batch or 1) * (config.cards or 1)
     if wanted % each == 0:
-        return f"accumulate {wanted // each} times for {wanted}, or say {effective_batch(said)}"
+        return f"accumulate {wanted // each} times for {wanted}, or say {effective_batch(config)}"
     near = max(round(wanted / each), 1)
     return (
         f"{wanted} cannot be made of {each} rows at a time; {near * each} can, by accumulating {near} times"
@@ -124,7 +124,10 @@ def _fix_accumulation(said: Configuration, wanted: int) -> str:
 
 BATCH_RULES = (
     LintRule(
-        "batch-not-as-stated", "error", "micro × accumulation × cards, said otherwise", batch_is_not_as_stated
+        "batch-not-as-stated",
+        "error",
+        "a batch that is not micro × accumulation × cards",
+        batch_is_not_as_stated,
     ),
     LintRule(
         "batch-contradicts-itself",
@@ -144,9 +147,12 @@ BATCH_RULES = (
         "batch-does-not-divide", "warning", "rows that cards cannot share evenly", batch_does_not_divide
     ),
     LintRule(
-        "epoch-steps-not-as-stated", "error", "steps an epoch, said otherwise", epoch_steps_are_not_as_stated
+        "epoch-steps-not-as-stated",
+        "error",
+        "a wrong number of steps per epoch",
+        epoch_steps_are_not_as_stated,
     ),
-    LintRule("steps-not-as-stated", "error", "steps of the run, said otherwise", steps_are_not_as_stated),
+    LintRule("steps-not-as-stated", "error", "a wrong number of steps of the run", steps_are_not_as_stated),
 )
 
 
@@ -172,45 +178,45 @@ ATTENTION = {
 }
 
 
-def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if said.learning_rate is None or said.method is None:
+def rate_is_out_of_range(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if config.learning_rate is None or config.method is None:
         return
-    low, high = RATES[said.method]
-    if around.parameters is not None and around.parameters < SMALL_MODEL:
+    low, high = RATES[config.method]
+    if context.parameters is not None and context.parameters < SMALL_MODEL:
         # Small models take more.
         high *= 4
-    if low <= said.learning_rate <= high:
+    if low <= config.learning_rate <= high:
         return
-    too = "high" if said.learning_rate > high else "low"
+    too = "high" if config.learning_rate > high else "low"
     effect = (
         "the loss jumps or what the model knew is lost"
         if too == "high"
         else "hardly anything is learned in a short run"
     )
     yield RuleHit(
-        f"a learning rate of {said.learning_rate:g} is {too} for {said.method}",
+        f"a learning rate of {config.learning_rate:g} is {too} for {config.method}",
         f"{low:g} to {high:g} is the range that is published for it; here {effect}",
-        f"start from {2e-5 if said.method == 'full' else 2e-4:g}",
+        f"start from {2e-5 if config.method == 'full' else 2e-4:g}",
         ("learning_rate",),
     )
 
 
-def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.rank is None or said.alpha is None or said.method == "full":
+def scale_is_odd(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.rank is None or config.alpha is None or config.method == "full":
         return
-    scale = said.alpha / (said.rank**0.5 if said.stabilised else said.rank)
+    scale = config.alpha / (config.rank**0.5 if config.stabilised else config.rank)
     low, high = SCALES
     if not low <= scale <= high:
         yield RuleHit(
-            f"the adapter acts with alpha / rank = {said.alpha:g} / {said.rank} = {scale:.3g}",
+            f"the adapter acts with alpha / rank = {config.alpha:g} / {config.rank} = {scale:.3g}",
             f"published settings are between {low:g} and {high:g}; the scale multiplies the learning rate",
-            f"alpha {said.rank} to {2 * said.rank} is usual for this rank",
+            f"alpha {config.rank} to {2 * config.rank} is usual for this rank",
             ("alpha", "rank"),
         )
 
 
-def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.targets and said.method != "full" and set(said.targets) <= ATTENTION:
+def only_attention_is_adapted(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.targets and config.method != "full" and set(config.targets) <= ATTENTION:
         yield RuleHit(
             "only attention layers get an adapter",
             "the MLP holds most of a model's weights; with the same number of parameters, adapters on all "
@@ -220,8 +226,8 @@ def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[
         )
 
 
-def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.packing and not said.document_masks:
+def packing_mixes_rows(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.packing and not config.document_masks:
         yield RuleHit(
             "rows are packed into one sequence, and nothing in the file keeps them apart",
             "unless the trainer does, each row is read with strangers in view. TRL does with its `bfd` "
@@ -233,38 +239,38 @@ def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleHit
         )
 
 
-def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if not around.lengths or said.max_length is None:
+def rows_are_cut(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if not context.lengths or config.max_length is None:
         return
-    longer = [length for length in around.lengths if length > said.max_length]
+    longer = [length for length in context.lengths if length > config.max_length]
     if not longer:
         return
     # Ours leaves such rows out whole; trainers cut them at the limit.
-    whole = said.kind == "graft"
-    lost = sum(longer) if whole else sum(longer) - said.max_length * len(longer)
+    whole = config.kind == "graft"
+    lost = sum(longer) if whole else sum(longer) - config.max_length * len(longer)
     fate, which = ("left out", "") if whole else ("cut", ", the ends of long replies first")
-    share, tokens = len(longer) / len(around.lengths), lost / sum(around.lengths)
+    share, tokens = len(longer) / len(context.lengths), lost / sum(context.lengths)
     yield RuleHit(
-        f"{share:.1%} of the rows are longer than {said.max_length} tokens and are {fate}",
-        f"{tokens:.1%} of all tokens are lost{which}; the longest row has {max(around.lengths):,}",
-        f"raise the limit to {_covering(around.lengths):,} for 99 % of the rows, or split long rows by turn",
+        f"{share:.1%} of the rows are longer than {config.max_length} tokens and are {fate}",
+        f"{tokens:.1%} of all tokens are lost{which}; the longest row has {max(context.lengths):,}",
+        f"raise the limit to {_covering(context.lengths):,} for 99 % of the rows, or split long rows by turn",
         ("max_length",),
     )
 
 
-def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[RuleHit]:
-    if around.shape is None or said.max_length is None or said.max_length <= around.shape.max_positions:
+def length_is_beyond_model(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    if context.shape is None or config.max_length is None or config.max_length <= context.shape.max_positions:
         return
     yield RuleHit(
-        f"{said.max_length} tokens, but {around.shape.name} knows {around.shape.max_positions} positions",
+        f"{config.max_length} tokens, but {context.shape.name} knows {context.shape.max_positions} positions",
         "positions that it never saw give noise, or an index error",
-        f"at most {around.shape.max_positions}, or a base with a longer context",
+        f"at most {context.shape.max_positions}, or a base with a longer context",
         ("max_length",),
     )
 
 
-def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if (said.algorithm or "").lower() == "ppo":
+def ppo_is_heavy(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if (config.algorithm or "").lower() == "ppo":
         yield RuleHit(
             "PPO keeps a value model, a reward model and a reference besides the policy",
             "that is up to four models in memory; TRL took its PPO trainer out in 1.13",
@@ -312,9 +318,9 @@ ASKS_FOR_EVALUATION = ("training", "llama-factory")
 """Kinds where an interval alone switches no evaluation on."""
 
 
-def warmup_outlasts_run(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps = count_steps(said)
-    warmup = warmup_of(said, steps.total) if steps else None
+def warmup_outlasts_run(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps = count_steps(config)
+    warmup = warmup_of(config, steps.total) if steps else None
     if steps is None or warmup is None or warmup < steps.total:
         return
     reached = steps.total / warmup
@@ -326,9 +332,9 @@ def warmup_outlasts_run(said: Configuration, _around: Around) -> Iterator[RuleHi
     )
 
 
-def warmup_large_share(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps = count_steps(said)
-    warmup = warmup_of(said, steps.total) if steps else None
+def warmup_large_share(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps = count_steps(config)
+    warmup = warmup_of(config, steps.total) if steps else None
     if steps is None or warmup is None or not LARGE_WARMUP * steps.total < warmup < steps.total:
         return
     yield RuleHit(
@@ -339,14 +345,14 @@ def warmup_large_share(said: Configuration, _around: Around) -> Iterator[RuleHit
     )
 
 
-def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps, every = count_steps(said), interval_of(said.save_when, said.save_steps)
+def checkpoint_never_comes(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps, every = count_steps(config), interval_of(config.save_when, config.save_steps)
     if steps is None or every is None or every < steps.total:
         return
-    if said.kind == "graft" and "save_steps" not in said.places:
+    if config.kind == "graft" and "save_steps" not in config.places:
         # Our own interval, on a run so short that little is lost.
         return
-    end = "only the last step is saved" if said.kind != "deepspeed" else "nothing is saved"
+    end = "only the last step is saved" if config.kind != "deepspeed" else "nothing is saved"
     yield RuleHit(
         f"a checkpoint every {every} steps, but the run has {steps.total}",
         f"{end}: whatever ends the run before that loses all of it",
@@ -355,8 +361,8 @@ def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[Rul
     )
 
 
-def saving_is_off(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.save_when == "no":
+def saving_is_off(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.save_when == "no":
         yield RuleHit(
             "no checkpoint is ever written",
             "a crash, a full disk or a closed session loses the whole run",
@@ -365,8 +371,8 @@ def saving_is_off(said: Configuration, _around: Around) -> Iterator[RuleHit]:
         )
 
 
-def evaluation_never_happens(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps, every = count_steps(said), interval_of(said.eval_when, said.eval_steps)
+def evaluation_never_happens(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps, every = count_steps(config), interval_of(config.eval_when, config.eval_steps)
     if steps is None or every is None or every < steps.total:
         return
     yield RuleHit(
@@ -377,18 +383,18 @@ def evaluation_never_happens(said: Configuration, _around: Around) -> Iterator[R
     )
 
 
-def evaluation_not_switched_on(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.kind in ASKS_FOR_EVALUATION and said.eval_steps and said.eval_when in (None, "no"):
+def evaluation_not_switched_on(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.kind in ASKS_FOR_EVALUATION and config.eval_steps and config.eval_when in (None, "no"):
         yield RuleHit(
-            f"an interval of {said.eval_steps} steps is set, but evaluation is not switched on",
+            f"an interval of {config.eval_steps} steps is set, but evaluation is not switched on",
             "the strategy is `no` unless it is set; the interval alone does nothing",
             "set `eval_strategy: steps`",
             ("eval_steps",),
         )
 
 
-def stop_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.stops_early and not _evaluates(said):
+def stop_without_evaluation(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.stops_early and not _evaluates(config):
         yield RuleHit(
             "early stopping is set, but nothing is evaluated during the run",
             "there is no figure to stop by; transformers refuses to start so",
@@ -397,9 +403,15 @@ def stop_without_evaluation(said: Configuration, _around: Around) -> Iterator[Ru
         )
 
 
-def stop_without_metric(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    foreign = said.kind != "graft"
-    if foreign and said.stops_early and _evaluates(said) and said.best_metric is None and not said.keep_best:
+def stop_without_metric(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    foreign = config.kind != "graft"
+    if (
+        foreign
+        and config.stops_early
+        and _evaluates(config)
+        and config.best_metric is None
+        and not config.keep_best
+    ):
         yield RuleHit(
             "early stopping is set, but no metric to stop by",
             "the callback asserts `metric_for_best_model`, which is `loss` only with load_best_model_at_end",
@@ -408,8 +420,8 @@ def stop_without_metric(said: Configuration, _around: Around) -> Iterator[RuleHi
         )
 
 
-def best_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if said.keep_best and not _evaluates(said):
+def best_without_evaluation(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if config.keep_best and not _evaluates(config):
         yield RuleHit(
             "the best model is to be loaded at the end, but nothing is evaluated",
             "no checkpoint has a figure to be the best by; transformers refuses to start so",
@@ -418,10 +430,10 @@ def best_without_evaluation(said: Configuration, _around: Around) -> Iterator[Ru
         )
 
 
-def best_off_the_grid(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    if not said.keep_best or not _evaluates(said) or said.save_when == "best":
+def best_off_the_grid(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    if not config.keep_best or not _evaluates(config) or config.save_when == "best":
         return
-    saved, evaluated = said.save_when or "steps", said.eval_when or "steps"
+    saved, evaluated = config.save_when or "steps", config.eval_when or "steps"
     if saved != evaluated:
         yield RuleHit(
             f"the best model is to be loaded, but it is saved by {saved} and evaluated by {evaluated}",
@@ -429,19 +441,21 @@ def best_off_the_grid(said: Configuration, _around: Around) -> Iterator[RuleHit]
             "use the same strategy for both",
             ("save_when", "eval_when", "keep_best"),
         )
-    elif saved == "steps" and said.save_steps and said.eval_steps and said.save_steps % said.eval_steps:
+    elif (
+        saved == "steps" and config.save_steps and config.eval_steps and config.save_steps % config.eval_steps
+    ):
         yield RuleHit(
-            f"checkpoints every {said.save_steps} steps are not on the grid of evaluations "
-            f"every {said.eval_steps}",
+            f"checkpoints every {config.save_steps} steps are not on the grid of evaluations "
+            f"every {config.eval_steps}",
             "a checkpoint without a figure cannot be the best one; transformers refuses to start so",
-            f"save every {said.eval_steps} steps or a multiple of it, or evaluate as often as is saved",
+            f"save every {config.eval_steps} steps or a multiple of it, or evaluate as often as is saved",
             ("save_steps", "eval_steps"),
         )
 
 
-def few_steps(said: Configuration, _around: Around) -> Iterator[RuleHit]:
-    steps = count_steps(said)
-    if steps is not None and said.max_steps is None and steps.total < FEW_STEPS:
+def few_steps(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+    steps = count_steps(config)
+    if steps is not None and config.max_steps is None and steps.total < FEW_STEPS:
         yield RuleHit(
             f"the run has {steps.total} updates in all",
             "that few leave little room to learn; intervals made for long runs do not fit it",
@@ -450,10 +464,10 @@ def few_steps(said: Configuration, _around: Around) -> Iterator[RuleHit]:
         )
 
 
-def _evaluates(said: Configuration) -> bool:
-    if said.kind in ASKS_FOR_EVALUATION:
-        return said.eval_when not in (None, "no")
-    return said.eval_when not in (None, "no") or said.eval_steps is not None
+def _evaluates(config: Configuration) -> bool:
+    if config.kind in ASKS_FOR_EVALUATION:
+        return config.eval_when not in (None, "no")
+    return config.eval_when not in (None, "no") or config.eval_steps is not None
 
 
 SCHEDULE_RULES = (

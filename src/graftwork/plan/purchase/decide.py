@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
-from graftwork.plan.cost.compare import compare_places, finder
+from graftwork.plan.cost.compare import OfferFilter, compare_places, finder
 from graftwork.plan.cost.runs import Brief, card_run, describe_run, fit_in_brief
 from graftwork.plan.cost.types import PlaceComparison, Terms
 from graftwork.plan.purchase.types import (
@@ -131,6 +131,8 @@ class Use(NamedTuple):
     residual_share: float
     host_watts: float
     waiting_usd_per_hour: float
+    ram_gib: float = USUAL_RAM_GIB
+    """Host memory of each machine."""
 
     @property
     def runs(self) -> float:
@@ -395,17 +397,18 @@ def weigh_purchase(
     options: Sequence[PurchaseOption],
     use: Use,
     terms: Terms,
-    ram_gib: float | None = None,
     overlay: Path | None = None,
     places: Sequence[str] = (),
 ) -> Purchase:
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
     ask = _ask(question)
-    ram = USUAL_RAM_GIB if ram_gib is None else ram_gib
+    ram = use.ram_gib
     there = Machine(gpu=find(have.name), gpus=have.cards, ram_gib=ram)
     now = reach_of(there, ask)
-    table = compare_places(question, terms=terms, overlay=overlay, places=places, with_sensitivity=False)
+    table = compare_places(
+        question, OfferFilter(places), terms=terms, overlay=overlay, with_sensitivity=False
+    )
     rentals = list_rentals(table)
     choices = [
         own_choice(

@@ -36,6 +36,7 @@ from graftwork.plan.serving.question import (
     Form,
     FormRow,
     ServeAnswer,
+    ServeLoad,
     ServeQuestion,
     SpecialistRow,
     say_seconds,
@@ -61,25 +62,10 @@ NAMES_OF_ENGINES: dict[str, EngineName] = {
 }
 
 
-def make_question(
-    model: CatalogModel,
-    *,
-    machine: Machine,
-    engine: str | None = None,
-    weights: str = "auto",
-    adapters: int = 0,
-    rank: int = 16,
-    copies: int = 1,
-    users: int = 1,
-    context: int = 2048,
-    answer: int = 500,
-    prompt: int | None = None,
-    limit_seconds: float | None = None,
-    memory_limit_gib: float | None = None,
-) -> ServeQuestion:
-    """`prompt` is all of the context but the answer unless it is stated: nothing is held from before."""
+def make_question(model: CatalogModel, load: ServeLoad, *, machine: Machine) -> ServeQuestion:
     require_dense(model)
-    read = context - answer if prompt is None else prompt
+    context, answer = load.context, load.answer
+    read = context - answer if load.prompt is None else load.prompt
     if read < 1 or read + answer > context:
         raise UserMistake(
             f"a context of {context} tokens does not hold {max(read, 1)} read and {answer} written",
@@ -92,18 +78,11 @@ def make_question(
         doubt=model.doubt,
         shape=model.shape,
         machine=machine,
-        engine=find_engine_name(engine, machine=machine),
-        form=find_form(weights),
-        adapters=adapters,
-        rank=rank,
+        engine=find_engine_name(load.engine, machine=machine),
+        form=find_form(load.weights),
         targets=linear_names(model.shape),
-        copies=copies,
-        users=users,
-        context=context,
-        answer=answer,
         prompt=read,
-        limit_seconds=limit_seconds,
-        memory_limit_gib=memory_limit_gib,
+        **load.model_dump(exclude={"engine", "weights", "prompt"}),
     )
 
 
@@ -146,7 +125,7 @@ BEARABLE_SECONDS = 20.0
 SHORT_ANSWER = 50
 FIRST_WITH_VLLM = 7.0
 OF_USE = ("yes", "likely", None)
-"""In time, or nobody asked for that."""
+"""In time, or without a limit."""
 
 Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
 
@@ -159,11 +138,11 @@ def advise(
     if row.fits and not slow:
         return tuple(_say_reading(question, row))
     target = question.limit_seconds or BEARABLE_SECONDS
-    said = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
-    said += _mixing_engine(question, row)
-    said += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
-    said += _other_card(question, cards=cards, target=target, ask=ask)
-    return (*said, *_say_reading(question, row))
+    hints = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
+    hints += _mixing_engine(question, row)
+    hints += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
+    hints += _other_card(question, cards=cards, target=target, ask=ask)
+    return (*hints, *_say_reading(question, row))
 
 
 def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:

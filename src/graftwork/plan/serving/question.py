@@ -1,4 +1,4 @@
-"""What is asked about serving, and what is answered. Nouns only.
+"""Questions about serving and their answers. Records only.
 
 A question holds facts: the model's shape, the machine's figures, the load. It does not know where they
 were read. Every figure of an answer has a range.
@@ -20,6 +20,23 @@ Word = Literal["yes", "likely", "unlikely", "no"]
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+class ServeLoad(Record):
+    """What may be stated about serving: how the model is run, and who asks it how much."""
+
+    engine: str | None = None
+    weights: str = "auto"
+    adapters: int = 0
+    rank: int = 16
+    copies: int = 1
+    users: int = 1
+    context: int = 2048
+    answer: int = 500
+    prompt: int | None = None
+    """All of the context but the answer if it is not stated: nothing is held from before."""
+    limit_seconds: float | None = None
+    memory_limit_gib: float | None = None
+
+
 class ServeQuestion(Record):
     """A model, who asks it how much at a time, and what it is to run on."""
 
@@ -38,10 +55,10 @@ class ServeQuestion(Record):
     users: int = Field(default=1, ge=1)
     """Who wait for an answer at the same time, each asking again at once: the full load."""
     context: int = Field(default=2048, ge=2)
-    """Tokens that are held for a user: all that was said, and the answer."""
+    """Tokens cached for a user: the conversation so far and the answer."""
     answer: int = Field(default=500, ge=1)
     prompt: int = Field(ge=1)
-    """Tokens that are read anew for an answer; the rest of the context is still held from before."""
+    """Tokens that must be processed for an answer; the rest of the context is cached."""
     limit_seconds: float | None = Field(default=None, gt=0)
     memory_limit_gib: float | None = Field(default=None, gt=0)
     """What serving may take, where that is less than the machine has."""
@@ -63,7 +80,7 @@ class Latency(Record):
     """How long things take at this load."""
 
     first_token_alone_seconds: Figure
-    """For one who asks while nobody else does."""
+    """For a single user."""
     first_token_seconds: Figure
     """For the last of all users, when all ask at once."""
     token_seconds: Figure
@@ -166,7 +183,7 @@ def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     how = f"in {row.form}, with {room}"
     if limit is None:
         slow = answer.value >= SLOW_SECONDS
-        return f"fits, but {taken}: nobody waits for that; {how}" if slow else f"fits, and {taken} {how}"
+        return f"fits, but {taken}, which is too slow; {how}" if slow else f"fits, and {taken} {how}"
     if row.meets_limit in ("no", "unlikely"):
         return f"too slow: {taken}, and the limit is {say_seconds(limit)}; {how}"
     met = "is likely to be met" if row.meets_limit == "likely" else "is met"

@@ -2,7 +2,7 @@
 
 In: this interpreter. Out: a list of what is shown where, for every way alike: `folder` and `file` are
 read-only, `device`, `link`, and `empty` for a folder whose content is withheld (packages that happen to be
-installed beside the interpreter).
+installed next to the interpreter).
 """
 
 import marshal
@@ -59,7 +59,7 @@ def list_views(packages: tuple[str, ...] = ()) -> tuple[View, ...]:
 
 
 def places_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Where a folder of packages lies, and where it is seen: inside, its name tells nothing."""
+    """Where a folder of packages is, and where it is mounted: inside, its name reveals nothing."""
     found = dict.fromkeys(str(Path(package).resolve()) for package in packages)
     return {source: f"/packages/{number}" for number, source in enumerate(found)}
 
@@ -81,7 +81,7 @@ def _not_yet_seen(folders: list[Path], views: list[View]) -> list[View]:
 
 
 def _withheld(views: list[View]) -> list[View]:
-    """Installed packages, wherever they lie below a folder that is shown."""
+    """Installed packages anywhere below a mounted folder."""
     found = []
     for view in views:
         if view.kind == "folder":
@@ -151,7 +151,7 @@ from graftwork.process.sandbox.inside.init import main
 main()
 """
 _FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
-"""User numbers that no distribution gives to anybody; one a run, so that nothing is shared or counted
+"""User ids that no distribution assigns; one a run, so that nothing is shared or counted
 together with others."""
 _FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
 """The same for a container that maps 65,536 numbers, as many do."""
@@ -193,7 +193,7 @@ def command_for(
 
 
 def choose_uid() -> int | None:
-    """A user number that nobody has; None where we are not root, or this user namespace maps none."""
+    """An unused user id; None where we are not root, or this user namespace maps none."""
     if os.geteuid() != 0:
         return None
     found = _free_uids()
@@ -209,7 +209,7 @@ def uid_of(command: list[str]) -> int | None:
 def _free_uids() -> range | None:
     maps = [_mapped_numbers(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid")]
     for wanted in (_FREE_UIDS, _FREE_UIDS_OF_CONTAINER):
-        if all(any(wanted[0] in one and wanted[-1] in one for one in mapped) for mapped in maps):
+        if all(any(wanted[0] in line and wanted[-1] in line for line in mapped) for mapped in maps):
             return wanted
     return None
 
@@ -229,7 +229,7 @@ def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
 
 
 def scrubbed_environment(folder: str) -> dict[str, str]:
-    """All that the code finds: nothing of ours, no key, no proxy, no home of anybody."""
+    """The whole environment of the code: no keys, no proxy, no home folder."""
     return {
         "HOME": folder,
         "TMPDIR": folder,

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 _GRACE_SECONDS = 5.0
 """What the kernel gets to end a tree that has been killed."""
 _NEARLY = 0.5
-"""The kernel holds to the processor's seconds by counting ticks, which is not what it tells afterwards."""
+"""The kernel limits CPU time by counting ticks, which differs from what it reports afterwards."""
 _ON_THIS_MACHINE = (SandboxKind.LANDLOCK, SandboxKind.OFF)
-"""Ways without a file system of their own: the code's folder lies in the temporary one."""
+"""Ways without a file system of their own: the code's folder is in the temporary one."""
 _BY_USER = (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK)
 """Ways in which the code is kept from our own processes by the user that it runs as."""
 
@@ -62,10 +62,10 @@ class Sandbox:
 
     def compile(self, source: str) -> SandboxResult:
         """Whether it is Python at all; nothing of it is run."""
-        said: list[bytes] = []
+        messages: list[bytes] = []
         task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
-        result = self._in_box(task, asked=said.append)
-        return result if said == [b"compiled"] else _without_nonce(result)
+        result = self._in_box(task, asked=messages.append)
+        return result if messages == [b"compiled"] else _without_nonce(result)
 
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
         """`ok` only if the tests ran to their end; leaving early, or printing what looks like success, is no.
@@ -73,16 +73,16 @@ class Sandbox:
         The tests run in the names of the source, and they come into the box after it has been loaded.
         """
         nonce = secrets.token_hex(16)
-        said: list[bytes] = []
+        messages: list[bytes] = []
 
         def answer(message: bytes) -> bytes | None:
-            said.append(message)
-            # Whoever says anything else gets nothing to go on with, and need not be waited for.
-            return marshal.dumps({"tests": tests, "nonce": nonce}) if said == [b"ready"] else b""
+            messages.append(message)
+            # A process that sends anything else gets no input, and is not waited for.
+            return marshal.dumps({"tests": tests, "nonce": nonce}) if messages == [b"ready"] else b""
 
         task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
         result = self._in_box(task, asked=answer)
-        return result if said == [b"ready", nonce.encode()] else _without_nonce(result)
+        return result if messages == [b"ready", nonce.encode()] else _without_nonce(result)
 
     def _in_box(
         self, task: dict[str, Any], *, asked: Callable[[bytes], bytes | None] = lambda _message: None
@@ -213,14 +213,14 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
     stdout, stderr, status = (
         bytes(talk.heard[name]).decode(errors="replace") for name in ("stdout", "stderr", "status")
     )
-    told = _read_status(status)
-    if told.failed:
-        raise BoxNotMade(told.failed)
-    if not told.started and not talk.reason:
-        raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a word"])[-1])
+    report = _read_status(status)
+    if report.failed:
+        raise BoxNotMade(report.failed)
+    if not report.started and not talk.reason:
+        raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a message"])[-1])
     # Without one although it had started: the box itself was killed, by a machine that ran out of memory.
-    exit_code = None if talk.reason else told.exit_code
-    spent = told.cpu_seconds >= limits.cpu_seconds * _NEARLY
+    exit_code = None if talk.reason else report.exit_code
+    spent = report.cpu_seconds >= limits.cpu_seconds * _NEARLY
     reason = talk.reason or _reason_of(exit_code, stderr, spent=spent)
     return SandboxResult(
         ok=not reason,
@@ -229,12 +229,12 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
         stderr=stderr,
         reason=reason,
         seconds=seconds,
-        peak_bytes=max(talk.peak_bytes, told.peak_bytes),
+        peak_bytes=max(talk.peak_bytes, report.peak_bytes),
     )
 
 
 class _Status(NamedTuple):
-    """What the first process of the box has told; it alone holds the pipe."""
+    """What the first process of the sandbox reported; it alone holds the pipe."""
 
     started: bool = False
     failed: str = ""
@@ -244,17 +244,17 @@ class _Status(NamedTuple):
 
 
 def _read_status(text: str) -> _Status:
-    told = _Status()
+    report = _Status()
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         if word == "started":
-            told = told._replace(started=True)
+            report = report._replace(started=True)
         elif word == "failed":
-            told = told._replace(failed=rest or "it does not say why")
+            report = report._replace(failed=rest or "it does not say why")
         elif word == "ended":
             code, peak, spent = rest.split()
-            told = told._replace(exit_code=int(code), peak_bytes=int(peak), cpu_seconds=float(spent))
-    return told
+            report = report._replace(exit_code=int(code), peak_bytes=int(peak), cpu_seconds=float(spent))
+    return report
 
 
 def _reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
@@ -327,15 +327,15 @@ _TRIAL = "open('word', 'w').write('found'); print(open('word').read())"
 @lru_cache(maxsize=1)
 def available() -> SandboxKind:
     """The way that `run_python` takes."""
-    said = []
+    reasons = []
     for kind in WAYS:
         lacking = why_not(kind)
         if not lacking:
             return kind
-        said.append(f"{kind}: {lacking}")
+        reasons.append(f"{kind}: {lacking}")
     raise EnvironmentLacks(
         "generated code cannot be shut in on this machine",
-        why="; ".join(said),
+        why="; ".join(reasons),
         fix="install bubblewrap (apt install bubblewrap), allow user namespaces, or run as root; "
         "evaluate.sandbox.mode: off runs the code unprotected, at your own risk",
     )
@@ -349,7 +349,7 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 @lru_cache(maxsize=8)
 def why_not(kind: SandboxKind) -> str:
-    """Empty where this way works: a program has been run in it and has been heard."""
+    """Empty where this mechanism works: a program has run in it and reported back."""
     if sys.platform != "linux":
         return "needs Linux"
     if kind is SandboxKind.BUBBLEWRAP and shutil.which("bwrap") is None:

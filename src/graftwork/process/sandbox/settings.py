@@ -31,7 +31,7 @@ class Limits(Record):
 
 
 class SandboxSettings(Record):
-    """How generated code is shut in, and what it may use."""
+    """How generated code is isolated, and its resource limits."""
 
     mode: Literal["require", "off"] = "require"
     """`require` refuses where the code cannot be shut in; `off` runs it with limits alone, at your risk."""

@@ -2,7 +2,7 @@
 
 In: blobs, and manifests that name them. Out: the same, checked by their hashes. A blob is never changed: its
 name is its content. A manifest is written after all that it names, so what has one is whole. Does not know
-which release is live, nor what lies in the store on this machine.
+which release is live, nor what is in the store on this machine.
 """
 
 import hashlib

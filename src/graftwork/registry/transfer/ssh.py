@@ -62,7 +62,7 @@ holds "$part/$id" || { echo "it did not arrive as it was sent" >&2; exit 44; }
 sync
 if [ -e "$root/$id" ]; then
   holds "$root/$id" && exit 0
-  # What lies there may be whole but for its signatures: these come one by one, and it stays where it is.
+  # A complete release may lack only signatures: these come one by one, and it stays in place.
   # Copies of them: if it is damaged after all, what takes its place is signed.
   if bare "$root/$id"; then
     for name in $signatures; do
@@ -75,7 +75,7 @@ if [ -e "$root/$id" ]; then
     sync
     holds "$root/$id" && exit 0
   fi
-  # What lies there under the name is damaged: it steps aside. The signatures of the same manifest stay good.
+  # The folder of that name is damaged: move it away. Signatures of the same manifest stay valid.
   if signed_the_same "$root/$id"; then
     for name in $signatures; do
       if [ -f "$root/$id/$name" ] && [ ! -e "$part/$id/$name" ]; then

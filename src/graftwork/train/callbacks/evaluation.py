@@ -20,7 +20,6 @@ from graftwork.train.run_folder import EVALUATIONS
 from graftwork.train.settings import LOSS, ExamineSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.distributed.strategies import DistributedStrategy
     from graftwork.train.engine import TrainingEngine
 
 RESERVE = 0.8
@@ -95,7 +94,11 @@ def read_evaluations(folder: Path) -> tuple[TrainingEvaluation, ...]:
     evaluations = [
         TrainingEvaluation.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()
     ]
-    return tuple(sorted({one.step: one for one in evaluations}.values(), key=lambda one: one.step))
+    return tuple(
+        sorted(
+            {evaluation.step: evaluation for evaluation in evaluations}.values(), key=lambda item: item.step
+        )
+    )
 
 
 def find_best_step(evaluations: tuple[TrainingEvaluation, ...]) -> int | None:
@@ -133,18 +136,14 @@ class EvaluationCallback(TrainingCallback):
         *,
         folder: Path,
         evaluator: TrainingEvaluator | None = None,
-        strategy: "DistributedStrategy | None" = None,
         report: Callable[[str], None] = lambda _message: None,
         progress: Callable[[], None] = lambda: None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        from graftwork.train.distributed.strategies import SingleProcess
-
         self._settings = settings
         self._evaluator = evaluator
         self._rows = choose_evaluation_rows(rows, settings=settings, evaluator=evaluator)
         self._folder = folder
-        self._strategy = strategy or SingleProcess()
         self._report = report
         self._progress = progress
         self._stop_requested = stop_requested
@@ -164,10 +163,11 @@ class EvaluationCallback(TrainingCallback):
         every = self._settings.every
         if every is None or (step.step % every and step.step != steps):
             return
-        found = find_evaluation(self._folder, step) if self._strategy.rank == 0 else None
-        known = self._strategy.broadcast(found is not None)
+        strategy = self._running().strategy
+        found = find_evaluation(self._folder, step) if strategy.rank == 0 else None
+        known = strategy.broadcast(found is not None)
         evaluation = self._history.add(self._share(found if known else self._evaluate(step.step)))
-        if self._strategy.rank == 0 and not known:
+        if strategy.rank == 0 and not known:
             log_evaluation(self._folder, evaluation, step)
         self.latest = evaluation
         self._report(describe_evaluation(evaluation, of=len(self._rows), best_step=self._history.best_step))
@@ -194,7 +194,7 @@ class EvaluationCallback(TrainingCallback):
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
             value, cases = self._measure_loss()
-        elif self._strategy.rank == 0:
+        elif self._running().strategy.rank == 0:
             value, cases = self._grade_answers(step)
         else:
             return None
@@ -206,7 +206,7 @@ class EvaluationCallback(TrainingCallback):
     def _share(self, evaluation: TrainingEvaluation | None) -> TrainingEvaluation:
         """The first process's evaluation, for all processes, so that they make the same decisions."""
         return TrainingEvaluation.model_validate(
-            self._strategy.broadcast(evaluation.model_dump() if evaluation else None)
+            self._running().strategy.broadcast(evaluation.model_dump() if evaluation else None)
         )
 
     def _measure_loss(self) -> tuple[float, int]:
@@ -219,7 +219,7 @@ class EvaluationCallback(TrainingCallback):
 
         def progress() -> None:
             self._progress()
-            if self._stop_requested() and self._strategy.size == 1:
+            if self._stop_requested() and self._running().strategy.size == 1:
                 # No checkpoint of this step: a run resumed from it would lack its evaluation.
                 raise StoppedInOrder(
                     f"stopped in good order during the evaluation after step {step}",

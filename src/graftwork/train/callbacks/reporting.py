@@ -157,10 +157,10 @@ class TrackerCallback(TrainingCallback):
 
     def _give_up(self, name: str, error: Exception) -> None:
         first = next(iter(str(error).strip().splitlines()), "")
-        said = redact_variables(first, environment=os.environ, variables=SECRETS)
+        message = redact_variables(first, environment=os.environ, variables=SECRETS)
         self._report(
             f"tracker {name} is disabled for the rest of the run: {type(error).__name__}"
-            + (f": {said}" if said else "")
+            + (f": {message}" if message else "")
         )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftwork.files import disk
 from graftwork.files.disk import atomic_folder, file_digest, sync_folder, write_atomic
+from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
 from graftwork.records.errors import Damaged, UserMistake
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class SavedCheckpoint:
 def steps_to_keep(found: Sequence[SavedCheckpoint], *, verified: int, newest: int) -> frozenset[int]:
     """The steps that stay once the checkpoint of step `verified` is known to be good.
 
-    What lies beyond `verified` does not count: the run came back behind it because it is damaged.
+    Checkpoints after `verified` do not count: the run went back because they are damaged.
     """
     past = [saved for saved in found if saved.step <= verified]
     recent = sorted({verified, *(saved.step for saved in past)})[-max(newest, 1) :]
@@ -44,13 +45,13 @@ def steps_to_keep(found: Sequence[SavedCheckpoint], *, verified: int, newest: in
 
 
 def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """The one with the smallest score, the earliest of several; None where nobody looked."""
+    """The one with the smallest score, the earliest of several; None without evaluations."""
     looked = [saved for saved in found if is_score(saved.score)]
     return min(looked, key=lambda saved: (saved.score, saved.step), default=None)
 
 
 def is_better(score: float | None, than: Sequence[SavedCheckpoint]) -> bool:
-    """Whether a look found something better than every look before it."""
+    """Whether an evaluation was better than all before it."""
     if not is_score(score):
         return False
     best = best_of(than)
@@ -58,7 +59,7 @@ def is_better(score: float | None, than: Sequence[SavedCheckpoint]) -> bool:
 
 
 def is_score(score: float | None) -> bool:
-    """A look that came to no number says nothing."""
+    """An evaluation that is not a number does not count."""
     return score is not None and not math.isnan(score)
 
 
@@ -121,7 +122,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _digest(value: Any) -> str:
-    # Part of a file's name in a mirror: nothing but a hash may stand there.
+    # Part of a file name in a mirror: it may only be a hash.
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
         raise ValueError("a hash is not a sha256")
     return value
@@ -134,7 +135,7 @@ def step_name(step: int) -> str:
 def write_checkpoint(
     folder: Path, checkpoint: Checkpoint, *, keep: int, spare: Set[int] = frozenset()
 ) -> Path:
-    """Write, verify, and only then let old ones go, save those that somebody still reads (`spare`)."""
+    """Write, verify, and only then let old ones go, except those that are still being read (`spare`)."""
     path = folder / step_name(checkpoint.step)
     if not _is_there(path):
         make_folder(folder)
@@ -146,12 +147,12 @@ def write_checkpoint(
 
 
 def latest_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest checkpoint that is whole, and a word about each newer one that is not."""
+    """The newest intact checkpoint, and a message about each newer one that is damaged."""
     return first_good(reversed(_folders(folder)))
 
 
 def best_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint with the best score that is whole, and a word about each better one that is not."""
+    """The intact checkpoint with the best score, and a message about each better one that is damaged."""
     looked = [(saved.score, path) for saved, path in _manifests(folder) if is_score(saved.score)]
     return first_good(path for _, path in sorted(looked))
 
@@ -224,10 +225,10 @@ def remove_partial(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make the folder so that it, too, survives a power cut."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     disk.make_folder(folder)
-    for one in missing:
-        sync_folder(one.parent)
+    for path in missing:
+        sync_folder(path.parent)
 
 
 def _write_content(folder: Path, checkpoint: Checkpoint) -> CheckpointManifest:
@@ -283,7 +284,7 @@ def require_same_run(mine: dict[str, Any], held: dict[str, Any], *, step: int, w
     raise CheckpointMismatch(
         f"the checkpoint of step {step} belongs to another run",
         why="; ".join(_describe(name, mine[name], held.get(name)) for name in differing),
-        fix="go back to what it was made with, or remove the checkpoints to begin anew",
+        fix="restore the settings it was made with, or remove the checkpoints to start over",
         where=where,
     )
 
@@ -304,9 +305,9 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
     """Write and sync; the sha256 and the length of what was meant to be written."""
     digest, length = hashlib.sha256(), 0
     # Hashing takes as long as writing, and needs nothing of it.
-    with path.open("wb") as handle, ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:
+    with path.open("wb") as handle, ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher:
         for part in _file_parts(tensors):
-            hashed = beside.submit(digest.update, part)
+            hashed = hasher.submit(digest.update, part)
             handle.write(part)
             length += len(part)
         handle.flush()
@@ -316,27 +317,21 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
 
 
 def _file_parts(tensors: "dict[str, Tensor]") -> Iterator[bytes | memoryview]:
-    """The header, then the bytes of each tensor: wide types first, so that each lies aligned."""
+    """The header, then the bytes of each tensor."""
     import torch
 
-    from graftwork.model.tensor_types import TYPE_NAMES
-
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, object] = {}
-    at = 0
-    for name in ordered:
-        tensor = tensors[name]
-        end = at + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": TYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in ordered:
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+    ordered = in_file_order(
+        TensorEntry(
+            name,
+            TYPE_NAMES[str(tensor.dtype).removeprefix("torch.")],
+            list(tensor.shape),
+            tensor.element_size(),
+            tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in tensors.items()
+    )
+    yield encode_header(ordered)
+    for entry in ordered:
+        flat = tensors[entry.name].detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             yield flat.view(torch.uint8).numpy().data

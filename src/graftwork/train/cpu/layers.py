@@ -1,4 +1,4 @@
-"""Products with frozen weights on a processor, and the adapters beside them, with a backward of their own.
+"""Products with frozen weights on a CPU, and their adapters, with a custom backward.
 
 In: a linear layer, with or without an adapter. Out: a function of [tokens, width]. The weight never
 changes, so it is laid out once as oneDNN's kernels want it: at the few dozen tokens of a row that is
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from graftwork.costmodel.processor import FILE_BYTES_A_SECOND, MEMORY_BYTES_A_SECOND
 from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.records.dataset import Row
@@ -113,7 +114,6 @@ class _LoraProduct(torch.autograd.Function):
         return for_x, thin.t() @ x, (low.t() @ g).t().mul(ctx.scale), None, None, None
 
 
-KNOWN_LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer")
 SMALL_MASK = 2**16
 """Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
 
@@ -203,11 +203,6 @@ def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype) -> Tensor
     """0 where a query may look, -inf where not; the queries are the last of the tokens."""
     forbidden = torch.full((asking, seen), float("-inf"), dtype=dtype).triu(seen - asking + 1)
     return forbidden.repeat(times, 1)[None, None]
-
-
-MEMORY_BYTES_A_SECOND = 2e9
-FILE_BYTES_A_SECOND = 2e8
-"""Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +353,7 @@ def shared_prefix(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def number_rows(rows: Sequence[Row]) -> dict[tuple[int, ...], int]:
-    """A number for each distinct row, in the order in which they first stand."""
+    """A number for each distinct row, in the order of first occurrence."""
     numbers: dict[tuple[int, ...], int] = {}
     for row in rows:
         numbers.setdefault(row.tokens, len(numbers))

@@ -1,6 +1,6 @@
 """The tokens of a batch side by side: the shared beginning once, then every row's rest, no padding.
 
-In: rows. Out: which tokens stand where, and at which places a reply token is predicted. The last
+In: rows. Out: the position of each token, and the positions that predict a reply token. The last
 token of a row predicts nothing that is trained, so it is not read at all.
 """
 
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graftwork.costmodel.processor import DISK_SHARE, MEMORY_SHARE, OPERATIONS_A_SECOND, ROTARY
 from graftwork.model.adapters.lora import LoraLinear
-from graftwork.model.parts import PLAIN_HEADS, decoder_parts
+from graftwork.model.families.registry import family_or_llama
+from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.layers import (
-    KNOWN_LAYERS,
     CacheBudget,
     CacheLoad,
     CpuBlock,
@@ -52,7 +53,7 @@ class TokenLayout:
         return [self.shared, *self.rests]
 
     def positions(self) -> Tensor:
-        """Where each token stands in its row."""
+        """The position of each token in its row."""
         return torch.cat([torch.arange(self.shared), *(torch.arange(n) + self.shared for n in self.rests)])
 
 
@@ -87,7 +88,7 @@ class CpuStep:
         return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
     def _climb(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """Through the adapted blocks; what comes out stands at the places that predict a reply."""
+        """Through the adapted blocks; the output is at the positions that predict a reply."""
         cos, sin = self._rotary(x[None], layout.positions()[None])
         turn = cos[0], sin[0]
         for block in self._blocks[:-1]:
@@ -126,16 +127,6 @@ def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
     return torch.cat(x.split_with_sizes(cuts)[2::2])
 
 
-MEMORY_SHARE = 1 / 8
-"""Of the machine's memory, for packed weights, and as much again for hidden states."""
-DISK_SHARE = 1 / 4
-"""Of the free disk, for hidden states that memory has no room for."""
-OPERATIONS_A_SECOND = 6e10
-"""Of one thread; only says when a slow disk is slower than computing."""
-ROTARY = ("default", "llama3", "linear", "yarn")
-"""Rotary positions that do not depend on how long a batch is."""
-
-
 def make_cpu_step(
     model: Any, rows: Sequence[Row], *, settings: TrainSettings, folder: Path
 ) -> tuple[CpuStep, str] | None:
@@ -165,10 +156,7 @@ def is_supported(model: Any, *, longest: int) -> bool:
     config, parts = model.config, decoder_parts(model)
     if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
         return False
-    if (
-        any(type(block).__name__ not in KNOWN_LAYERS for block in parts.blocks)
-        or config.model_type not in PLAIN_HEADS
-    ):
+    if not family_or_llama(config.model_type).cpu_step:
         return False
     window = getattr(config, "sliding_window", None)
     if window is not None and window < longest and getattr(config, "use_sliding_window", True):

@@ -44,7 +44,7 @@ def torchrun_arguments(*, processes: int, machines: NodeGroup, module: str, job_
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`HOST` or `HOST:PORT`; an IPv6 address stands in brackets."""
+    """`HOST` or `HOST:PORT`; an IPv6 address is in brackets."""
     host, port = text, str(DEFAULT_PORT)
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -72,8 +72,8 @@ def combined_exit_code(codes: dict[int, int]) -> int:
     """
     failed = {rank: code for rank, code in sorted(codes.items()) if code}
     killed = [code for code in failed.values() if code < 0 and code != -15]
-    said = [code for code in failed.values() if code > 0]
-    return (killed or said or list(failed.values()) or [0])[0]
+    exited = [code for code in failed.values() if code > 0]
+    return (killed or exited or list(failed.values()) or [0])[0]
 
 
 def is_main_process() -> bool:
@@ -83,12 +83,12 @@ def is_main_process() -> bool:
 
 def threads_per_process() -> int | None:
     """A fair share of the cores where several processes share them; None: all."""
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(count_cores() // beside, 1) if beside > 1 else None
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(count_cores() // local_processes, 1) if local_processes > 1 else None
 
 
 class SilentHeartbeat:
-    """For the processes behind the first: it beats for nobody, one heartbeat a run is enough."""
+    """For all processes but the first: one heartbeat per run is enough."""
 
     def beat(self, *_what: object, **_detail: object) -> None: ...
 
@@ -96,7 +96,7 @@ class SilentHeartbeat:
 
 
 def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "DistributedStrategy":
-    """Meet the others; alone where nobody else was started."""
+    """Join the process group; alone if no other process was started."""
     from graftwork.train.distributed.strategies import SingleProcess
 
     on_cpu = device == "cpu"

@@ -1,7 +1,7 @@
-"""How the rows of a step are dealt to the processes that share it. Pure: rows in, portions out.
+"""Assign the rows of a step to the processes that share it. Pure: rows in, portions out.
 
 Every process gets as many portions as every other, because those that hold only a part of the model
-must call it equally often. Long rows are dealt first, each to whoever has the fewest tokens.
+must call it equally often. Long rows are assigned first, each to the process with the fewest tokens.
 """
 
 import json
@@ -197,7 +197,7 @@ SYNC_TIMEOUT = timedelta(hours=1)
 
 
 class LossModule(nn.Module):
-    """A model whose forward is its loss, so that whoever wraps it sees all of a step."""
+    """A model whose forward is its loss, so that a wrapper sees all of a step."""
 
     def __init__(self, model: Any, loss: Callable[[Any], Tensor]) -> None:
         super().__init__()

@@ -92,22 +92,26 @@ def before_attention(
     return *fused.rotate(q, k, v, cos, sin), low, raw
 
 
+class SavedInput(NamedTuple):
+    """What the first half keeps for its backward pass; `raw` are heads before their norm."""
+
+    x: Tensor
+    low: Tensor | None
+    raw: Tensor | None
+
+
 def before_attention_backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
+    d_heads: tuple[Tensor, Tensor, Tensor],
     dx2: Tensor,
-    x: Tensor,
-    low: Tensor | None,
-    raw: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
+    kept: SavedInput,
+    rotary: tuple[Tensor, Tensor],
     w: BlockWeights,
     shape: BlockShape,
     wants_input: bool,
 ) -> tuple[Tensor | None, LoraGradient]:
+    x, low, raw = kept
     tokens = x.shape[0]
-    dqkv = fused.rotate_backward(dq, dk, dv, cos, sin)
+    dqkv = fused.rotate_backward(*d_heads, *rotary)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
         heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
@@ -287,7 +291,7 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Ten
 def _attend_packed(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Since 2.12 the caller must say that heads share keys; before, the word is unknown.
+    # Since 2.12 the caller must say that heads share keys; before, the argument is unknown.
     grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _words_of(varlen_attn) else {}
     starts, longest = documents.starts, documents.longest
     mixed: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), **grouped)  # type: ignore[assignment, arg-type]
@@ -300,7 +304,7 @@ def _words_of(function: Callable[..., object]) -> frozenset[str]:
 
 
 def _kernels(q: Tensor) -> AbstractContextManager[None]:
-    """cuDNN's attention is the fastest on recent cards; the others stand behind it."""
+    """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,

@@ -5,7 +5,8 @@ adapters' `.grad`. What a block keeps is a level: `keep` everything, `lean` with
 tensor, `again` nothing but its input. Does not know where weights came from or what a step is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from graftwork.train.gpu.block import (
     Documents,
     Island,
     SavedActivations,
+    SavedInput,
     attend,
     attend_keeping,
 )
@@ -79,7 +81,7 @@ class MemoryPolicy:
 
 @dataclass
 class EmbeddingAndHead:
-    """What stands around the blocks."""
+    """The parts around the blocks."""
 
     embed: Callable[[Tensor], Tensor]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -114,7 +116,7 @@ class GpuDecoder:
         self._norm, self._norm_backward = wrap(fused.norm), wrap(fused.norm_backward)
 
     def _stack_adapters(self, dtype: torch.dtype) -> None:
-        """Without a compiler, stacking adapters anew for each product would cost more than the products."""
+        """Without a compiler, stacking adapters again for each product would cost more than the products."""
         groups = [
             group
             for block in self.blocks
@@ -223,10 +225,10 @@ class GpuDecoder:
         mixed = island.mixed.detach().view(x.shape[0], -1)
         d_mixed, d_middle = self._second_half_backward(w, x, mixed, kept, dy, found)
         del kept, dy, mixed
-        dq, dk, dv = island.backward(d_mixed)
+        d_heads = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            dq, dk, dv, d_middle, x, low, raw, cos, sin, w, shape, at > self.first
+            d_heads, d_middle, SavedInput(x, low, raw), (cos, sin), w, shape, at > self.first
         )
         found.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
@@ -344,7 +346,7 @@ class GraphRecording:
 
 
 class CudaGraphDecoder:
-    """Stands in for the decoder where there is a card. Gradients live in fixed places from the start."""
+    """Replaces the decoder on a GPU. Gradients have fixed addresses from the start."""
 
     def __init__(self, decoder: GpuDecoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
         self.decoder = decoder
@@ -354,7 +356,8 @@ class CudaGraphDecoder:
         self._recordings: dict[Any, GraphRecording] = {}
         self._plain: set[Any] = set()
         self._plain_runs = plain_runs
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.MemPool()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def learn(
         self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
@@ -370,7 +373,7 @@ class CudaGraphDecoder:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                # What a recording needs beside the others is not there: this shape stays plain.
+                # Not enough memory for another recording: this shape stays eager.
                 self._plain.add(shape)
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
         recording = self._recordings[shape]
@@ -380,16 +383,28 @@ class CudaGraphDecoder:
         return recording.loss.clone()
 
     def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute something plainly; where the recordings leave it no room, without them.
+        """Compute something plainly, in the memory of the recordings; if it does not fit there, without them.
 
+        Recordings use their memory only while they are replayed, so a plain pass needs none of its own.
         A pass that runs out of memory has added nothing to the gradients yet: they are added last.
         """
         try:
-            return compute()
+            with self._apart():
+                return compute()
         except torch.OutOfMemoryError:
             self._recordings.clear()
+            self._pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
         return compute()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """In the pool and on the stream of the recordings: freed memory belongs to a pool and a stream."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
+            yield
+        current.wait_stream(self._stream)
 
     def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
         """Recording computes nothing: gradients stay what they are until the first replay."""
@@ -405,7 +420,8 @@ class CudaGraphDecoder:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         # A checkpoint is written meanwhile by a thread that has nothing to do with this.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        pool: Any = self._pool.id
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             loss = self.decoder.learn(x, still, scale)
         return GraphRecording(graph, x, still, scale, loss)
 

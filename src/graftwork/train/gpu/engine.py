@@ -37,7 +37,7 @@ FEWEST_DOCUMENTS = 16
 
 @dataclass(frozen=True)
 class PackedPass:
-    """One pass: its tokens, and what the decoder is told about them."""
+    """One pass: its tokens, and what the decoder needs to know about them."""
 
     tokens: Tensor
     packed: PackedLayout
@@ -270,7 +270,7 @@ class GpuEngine(TrainingEngine):
 
     def _measure(self, rows: Sequence[Row]) -> float:
         """GiB that the allocator takes for one pass as large as they come."""
-        portion = max(self._pack(rows), key=lambda one: one.tokens.shape[0])
+        portion = max(self._pack(rows), key=lambda item: item.tokens.shape[0])
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._learn(portion, torch.zeros((), device=self._device))
@@ -375,7 +375,7 @@ def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
 
 
 def _limit(limit_gib: float) -> None:
-    """The allocator refuses what goes beyond: an error here is better than a neighbour's."""
+    """The allocator refuses what goes beyond: an error here is better than one in another process."""
     total = torch.cuda.get_device_properties(0).total_memory / GIB
     torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 

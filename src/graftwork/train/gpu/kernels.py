@@ -1,6 +1,6 @@
 """The few kernels that a compiler does not write well by itself.
 
-In: tensors on a card. Out: the same numbers as the plain functions beside which they are used. Only
+In: tensors on a card. Out: the same numbers as the plain functions next to which they are used. Only
 imported where there is a card; the plain functions are the reference in the tests.
 """
 
@@ -16,7 +16,7 @@ COLUMNS = 2048
 HEADS = 8
 
 
-# Annotations of a kernel are read by its compiler: only what it knows may stand there.
+# Annotations of a kernel are read by its compiler: only names that it knows are allowed.
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate_backward(gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, row_scale, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """One row: the gate's backward pass, then its two halves in 8 bits under one scale."""

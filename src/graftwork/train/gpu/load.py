@@ -1,6 +1,6 @@
 """A model moved onto a card, block by block, its frozen weights in the form that the plan chose.
 
-In: a transformers model in host memory. Out: the same model, whole to whoever uses it as such, and the
+In: a transformers model in host memory. Out: the same model, intact for other code, and the
 frozen weights side by side as the fast decoder wants them: layers hold views of them, so that nothing
 is there twice. The card never holds more than one block in another form than the last.
 """
@@ -70,7 +70,7 @@ _LOADED: "WeakKeyDictionary[Any, FrozenWeights]" = WeakKeyDictionary()
 
 
 def frozen_weights_of(model: Any) -> FrozenWeights:
-    """What `furnish` made of this model, which may have been for an earlier run."""
+    """The quantized weights of this model, which may come from an earlier run."""
     return _LOADED[model]
 
 
@@ -79,7 +79,7 @@ class HostEmbedding(nn.Module):
 
     def __init__(self, table: Tensor, *, device: str) -> None:
         super().__init__()
-        # Kept out of parameters and buffers: whoever moves the model must not move it.
+        # Kept out of parameters and buffers: moving the model must not move it.
         self._table = [table]
         self._device = device
 
@@ -96,7 +96,7 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
     linears = [layer.get_submodule(path) for path in paths]
     if tuning.form == "four" and all(can_be_four(linear) for linear in linears):
         return _four(layer, paths, linears, device)
-    weight = torch.cat([linear.weight.detach() for linear in linears]).to(device)
+    weight = torch.cat([linear.weight.detach().to(device) for linear in linears])
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
     if tuning.form == "eight":
@@ -216,7 +216,7 @@ def _weight(norm: Any) -> Tensor | None:
 
 
 def _lora_group(layers: list[Any]) -> LoraGroup:
-    """The adapters that act beside one product."""
+    """The adapters of one product."""
     adapted = [
         (place, layer)
         for place, layer in enumerate(layers)

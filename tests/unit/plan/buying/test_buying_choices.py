@@ -86,7 +86,7 @@ def test_a_rent_below_the_power_never_pays_a_card_back():
 
 @given(runs=st.floats(0.5, 20.0), more=st.floats(1.1, 3.0), usd=st.floats(100.0, 5000.0))
 def test_more_runs_make_a_run_cheaper_and_pay_back_sooner(runs, more, usd):
-    few, many = (bought(usd, use=USE._replace(runs_a_week=one)) for one in (runs, runs * more))
+    few, many = (bought(usd, use=USE._replace(runs_a_week=number)) for number in (runs, runs * more))
     assert many.cost_usd_a_run.value < few.cost_usd_a_run.value
     assert many.paybacks[0].months.value < few.paybacks[0].months.value
 
@@ -99,7 +99,7 @@ def test_the_cheapest_that_can_do_the_run_wins_and_says_when_the_other_would():
     assert best is keep
     assert answer.startswith("Keep old card: a run costs $0.72")
     assert "7 runs a week for 2 years" in answer
-    new = next(one for one in ranked if one.label == "buy new card")
+    new = next(option for option in ranked if option.label == "buy new card")
     worth = new.pays_above_usd_per_hour.value
     above, below = (
         decide([bought(), keep], use=USE._replace(waiting_usd_per_hour=worth * factor))[1].label
@@ -124,7 +124,7 @@ def test_a_card_that_a_rent_beats_in_both_is_right_only_where_nothing_may_be_ren
     )
     cheap = rent_choice(rental(cost=1.0, hours=2.0), use=USE, have=machine())
     ranked, best, answer = decide([bought(), keep, cheap], use=USE)
-    new = next(one for one in ranked if one.label == "buy new card")
+    new = next(option for option in ranked if option.label == "buy new card")
     assert best is keep
     assert new.pays_above_usd_per_hour is None
     worth = new.pays_unrented_above_usd_per_hour.value
@@ -155,7 +155,7 @@ def test_news_are_what_only_the_other_machine_can():
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "expected"),
     [
         ("2x RTX 5060 Ti 16GB=700", PurchaseOption("RTX 5060 Ti 16GB", 2, 700.0)),
         ("2 × RTX 5060 Ti 16GB = $1,700", PurchaseOption("RTX 5060 Ti 16GB", 2, 1700.0)),
@@ -163,8 +163,8 @@ def test_news_are_what_only_the_other_machine_can():
         ("A100=0", PurchaseOption("A100", 1, 0.0)),
     ],
 )
-def test_options_are_read_as_people_write_them(text, wish):
-    assert read_purchase_option(text, option="--option") == wish
+def test_options_are_read_as_people_write_them(text, expected):
+    assert read_purchase_option(text, option="--option") == expected
 
 
 @pytest.mark.parametrize("text", ["", "=700", "RTX 4090=cheap", "0x RTX 4090", "RTX 4090=-5", "RTX 4090=inf"])

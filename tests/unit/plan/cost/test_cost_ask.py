@@ -7,12 +7,13 @@ import pytest
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.catalog.prices import list_places
-from graftwork.plan.cost.compare import compare_places, of_size
+from graftwork.plan.cost.compare import OfferFilter, compare_places, of_size
 from graftwork.plan.cost.runs import MeasuredRun, fit_in_brief
 from graftwork.plan.cost.types import Terms
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.records.errors import UserMistake
+from graftwork.records.fit import FitOptions
 from graftwork.records.hardware import Machine, Offer
 
 TERMS = Terms(today=date(2026, 8, 22), budget_usd=500.0)
@@ -25,8 +26,8 @@ PLACES = {
 def question(gpu="A100 40GB", **more):
     machine = Machine(gpu=find_gpu(gpu), gpus=1, ram_gib=64.0)
     facts = {"rows": 2000, "epochs": 3.0, "method": "qlora", "seq": 1024, **more}
-    asked = make_question(find_model("smollm2-135m"), machine=machine, **facts)
-    # Two layers tell as much as thirty, and are reckoned sooner.
+    asked = make_question(find_model("smollm2-135m"), FitOptions(**facts), machine=machine)
+    # Two layers show as much as thirty and are computed sooner.
     return asked.model_copy(
         update={"shape": asked.shape.model_copy(update={"layers": 2}), "adapted_layers": 2}
     )
@@ -35,7 +36,10 @@ def question(gpu="A100 40GB", **more):
 @pytest.fixture(scope="module")
 def found():
     return compare_places(
-        question(), terms=TERMS, own=[("RTX 5060 Ti 16GB", 1)], places=sorted(PLACES), with_sensitivity=False
+        question(),
+        OfferFilter(sorted(PLACES), own=[("RTX 5060 Ti 16GB", 1)]),
+        terms=TERMS,
+        with_sensitivity=False,
     )
 
 
@@ -55,9 +59,9 @@ def test_a_line_is_what_the_fit_says_of_that_card():
 def test_measured_hours_take_the_place_of_ours_and_other_cards_keep_their_ratio(found):
     measured = compare_places(
         question(),
+        OfferFilter(["lambda"]),
         terms=TERMS,
         measured=MeasuredRun("A100 40GB", 1, 2.0),
-        places=["lambda"],
         with_sensitivity=False,
     )
     ours = {(row.gpu, row.gpus): row.training_hours.value for row in found.rows if row.place == "lambda"}
@@ -79,9 +83,9 @@ def test_runpods_spot_that_costs_the_usual_price_is_not_listed(found):
     assert {row.billing for row in found.rows if row.place == "runpod"} == {"on-demand"}
 
 
-def test_free_quotas_are_told_in_sessions_and_weeks():
+def test_free_quotas_are_reported_in_sessions_and_weeks():
     long = compare_places(
-        question(rows=9_000_000), terms=TERMS, places=["kaggle"], with_sensitivity=False
+        question(rows=9_000_000), OfferFilter(["kaggle"]), terms=TERMS, with_sensitivity=False
     ).rows[0]
     assert long.sessions.value > 1
     assert long.hours_to_result.value > long.machine_hours.value
@@ -91,9 +95,9 @@ def test_free_quotas_are_told_in_sessions_and_weeks():
 
 def test_an_unknown_place_or_a_card_that_nobody_offers_is_a_mistake():
     with pytest.raises(UserMistake, match="no place 'mars'"):
-        compare_places(question(), terms=TERMS, places=["mars"])
+        compare_places(question(), OfferFilter(["mars"]), terms=TERMS)
     with pytest.raises(UserMistake, match="no place of the catalog offers"):
-        compare_places(question(), terms=TERMS, gpu="RTX 2080 Ti")
+        compare_places(question(), OfferFilter(gpu="RTX 2080 Ti"), terms=TERMS)
 
 
 def test_the_smallest_machine_of_a_card_is_always_there():
@@ -101,12 +105,12 @@ def test_the_smallest_machine_of_a_card_is_always_there():
         Offer(place=place, gpu="A100", gpus=gpus, usd_per_hour=1.0, source="test", dated="2026-08-22")
         for place, gpus in (("a", 1), ("a", 2), ("a", 8), ("b", 8))
     ]
-    assert [(one.place, one.gpus) for one in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
+    assert [(offer.place, offer.gpus) for offer in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
     assert len(of_size(offers, cards=8)) == 4
 
 
-def test_two_kinds_of_one_card_at_one_place_are_told_apart():
-    both = compare_places(question(), terms=TERMS, places=["runpod"], with_sensitivity=False)
+def test_two_kinds_of_one_card_at_one_place_are_distinguished():
+    both = compare_places(question(), OfferFilter(["runpod"]), terms=TERMS, with_sensitivity=False)
     labels = [row.label for row in both.rows]
     assert len(labels) == len(set(labels))
     assert {"RunPod (A100 80GB)", "RunPod (A100 80GB PCIe)"} <= set(labels)

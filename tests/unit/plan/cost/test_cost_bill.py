@@ -28,7 +28,9 @@ def test_the_parts_are_the_whole(hours, usd, billing, setup):
 
 @given(hours=st.floats(0.05, 100.0), more=st.floats(1.01, 3.0), usd=st.floats(0.05, 10.0))
 def test_more_hours_and_higher_prices_cost_more(hours, more, usd):
-    short, long = (bill(make_candidate(usd=usd, run=make_run(one))) for one in (hours, hours * more))
+    short, long = (
+        bill(make_candidate(usd=usd, run=make_run(duration))) for duration in (hours, hours * more)
+    )
     dear = bill(make_candidate(usd=usd * more, run=make_run(hours)))
     assert long.cost > short.cost
     assert long.clock > short.clock

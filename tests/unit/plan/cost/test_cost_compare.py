@@ -53,7 +53,7 @@ def test_what_does_not_fit_stands_last_with_its_reason():
 
 def test_waiting_that_costs_money_moves_the_winner_at_the_stated_worth():
     found = table_of(*three_places())
-    change = next(one for one in found.sensitivity if one.what == "worth of an hour of waiting")
+    change = next(item for item in found.sensitivity if item.what == "worth of an hour of waiting")
     assert change.then is not None
     above = table_of(*three_places(), waiting_usd_per_hour=change.then.value * 1.01)
     below = table_of(*three_places(), waiting_usd_per_hour=change.then.value * 0.99)
@@ -78,7 +78,7 @@ def test_each_named_change_really_changes_the_winner_and_a_smaller_one_does_not(
 
     def dearer(by):
         return winner(
-            held, tweak_of=lambda one: Tweak(price=by) if one.place.name == best.place.name else Tweak()
+            held, tweak_of=lambda item: Tweak(price=by) if item.place.name == best.place.name else Tweak()
         )
 
     assert dearer(factor * 1.002).place.name != best.place.name
@@ -88,7 +88,7 @@ def test_each_named_change_really_changes_the_winner_and_a_smaller_one_does_not(
 
     def cheaper(by):
         return winner(
-            held, tweak_of=lambda one: Tweak(price=by) if one.place.title in rival.winner else Tweak()
+            held, tweak_of=lambda item: Tweak(price=by) if item.place.title in rival.winner else Tweak()
         )
 
     assert cheaper(cut * 0.998).place.title in rival.winner
@@ -105,7 +105,7 @@ def test_a_spot_machine_that_wins_loses_at_the_stated_rate_of_interruptions():
     )
     held = ComparisonInputs(candidates, make_terms(preemptions_per_hour=0.05), DISK, ROWS)
     assert winner(held).place.name == "wild"
-    change = next(one for one in find_changes(held) if one.what == "interruptions of spot machines")
+    change = next(change for change in find_changes(held) if change.what == "interruptions of spot machines")
     assert change.then.value > 1
     rate = 0.05 * change.then.value
     after = ComparisonInputs(candidates, make_terms(preemptions_per_hour=rate * 1.01), DISK, ROWS)

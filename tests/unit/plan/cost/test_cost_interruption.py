@@ -44,12 +44,12 @@ def test_expected_hours_are_those_of_a_simulated_run(rate, save, restart, wait, 
     dice = random.Random(20261115)
     lives = [live_through(hazard, work=work, saves=saves, dice=dice) for _ in range(6000)]
     expected = expect(hazard, work=work, saves=saves)
-    for index, reckoned in enumerate((expected.machine, expected.interruptions, expected.clock)):
+    for index, estimated in enumerate((expected.machine, expected.interruptions, expected.clock)):
         values = [life[index] for life in lives]
         mean = sum(values) / len(values)
         deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         # Four standard errors: a wrong formula is off by far more.
-        assert abs(mean - reckoned) < 4 * deviation / math.sqrt(len(values))
+        assert abs(mean - estimated) < 4 * deviation / math.sqrt(len(values))
 
 
 def test_a_run_without_interruptions_takes_what_it_takes():

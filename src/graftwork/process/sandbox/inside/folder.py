@@ -1,4 +1,4 @@
-"""The code's folder where it lies on this machine, not in a file system of its own: measured and removed.
+"""The code's folder where it is on this machine instead of a file system of its own: measured and removed.
 
 In: the path of the folder, whose content is hostile. Out: how much it holds; or nothing, once it is removed.
 No link is followed and no file is opened, and neither depth nor number nor modes of its folders matter.

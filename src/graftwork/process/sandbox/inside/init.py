@@ -137,7 +137,7 @@ def main() -> NoReturn:
 def _enter(box: dict[str, Any]) -> None:
     way, uid = box["way"], box["uid"]
     if way == "bubblewrap":
-        # It has made the walls already, and ends us when whoever started it ends. The rest needs a right
+        # It has made the walls already, and ends us when its parent ends. The rest needs a right
         # that not even this process keeps.
         bound_folder(box["folder"], size=box["limits"]["disk_bytes"], files=box["limits"]["files"])
         hide_host_name()
@@ -168,7 +168,7 @@ def _enter(box: dict[str, Any]) -> None:
 
 
 def _go_on_as_first_process(box: dict[str, Any]) -> None:
-    """Only a child lives in the new world of processes; this one waits for it, outside."""
+    """Only a child is in the new PID namespace; this process waits for it, outside."""
     alive, kept = os.pipe()
     child = os.fork()
     if child:
@@ -187,35 +187,35 @@ def _go_on_as_first_process(box: dict[str, Any]) -> None:
 
 
 def _start_code(box: dict[str, Any]) -> int:
-    """The child's number. It tells by a pipe that it is shut in; only then it gets code to run."""
-    told, tell = os.pipe()
+    """The child's number. It reports through a pipe that it is isolated; only then it gets code to run."""
+    report_read, report_write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(report_read)
         os.close(box["status"])
-        _be_the_code(box, tell)
-    os.close(tell)
+        _be_the_code(box, report_write)
+    os.close(report_write)
     os.close(box["channel"])
     failure = b""
-    while piece := os.read(told, 4096):
+    while piece := os.read(report_read, 4096):
         failure += piece
-    os.close(told)
+    os.close(report_read)
     if failure:
         raise OSError(0, failure.decode())
     os.write(box["status"], b"started\n")
     return child
 
 
-def _be_the_code(box: dict[str, Any], tell: int) -> NoReturn:
+def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
     code = FAILED
     try:
         # A signal to its own group then reaches nobody but itself.
         os.setsid()
         _shut_in(box)
     except Exception as error:
-        os.write(tell, _name(error).encode())
+        os.write(report_write, _name(error).encode())
         os._exit(FAILED)
-    os.close(tell)
+    os.close(report_write)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     try:
         code = run_code(box["channel"], folder=box["folder"], search=box["search"])
@@ -254,7 +254,7 @@ def _shut_in(box: dict[str, Any]) -> None:
 
 
 def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
-    """The rules; and the right to pass folders shut for others, where the interpreter lies in one."""
+    """The rules; and the right to pass folders shut for others, where the interpreter is in one."""
     shown = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
     devices = [source for kind, source, _ in box["views"] if kind == "device"]
     rules = write_rules(readable=shown, devices=devices, writable=box["folder"])
@@ -291,7 +291,7 @@ def _watch(box: dict[str, Any], child: int) -> NoReturn:
 
 
 def _end_everything(box: dict[str, Any]) -> NoReturn:
-    """Asked to, or because whoever started us is gone: then nobody else clears the folder away."""
+    """On request, or because the parent is gone: then nobody else removes the folder."""
     _end_leftovers(box)
     try:
         remove_folder(box["folder"])

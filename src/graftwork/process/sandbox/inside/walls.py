@@ -200,7 +200,7 @@ _TIOCSTI = 0x5412
 _NEW_NAMESPACES = 0x7E020000
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
-"""A second numbering of the calls on x86_64; nobody uses it but to get past filters."""
+"""A second numbering of the calls on x86_64; it is only used to bypass filters."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -320,7 +320,7 @@ def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
         _, allowed = resource.getrlimit(kind)
         least = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         # Both alike, so that nothing can be raised again. But of processor time: the first figure ends by
-        # a signal that tells why, and who does not heed it is killed a second later.
+        # a signal that names the reason; a process that ignores it is killed a second later.
         later = kind == resource.RLIMIT_CPU and (allowed == resource.RLIM_INFINITY or least < allowed)
         last = least + 1 if later else least
         resource.setrlimit(kind, (least, last))
@@ -397,7 +397,7 @@ def _add_view(kind: str, source: str, target: str) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Readable by whoever the code runs as, whatever the umask says."""
+    """Readable by the user that the code runs as, whatever the umask says."""
     os.makedirs(path, mode=0o755, exist_ok=True)
 
 

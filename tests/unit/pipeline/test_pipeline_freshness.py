@@ -1,0 +1,181 @@
+"""What `graft status` says of each step: fresh, stale since which change, or missing; and what comes next."""
+
+import http.server
+import json
+import threading
+
+import pytest
+import yaml
+
+from graftwork.pipeline import table
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.status import ask_endpoint, examine_steps, project_status, require_fresh
+from graftwork.pipeline.step import PipelineStep
+from graftwork.project.load import open_project
+from graftwork.records.base import Record
+from graftwork.records.errors import Stale
+from graftwork.serve.settings import ServeSettings
+
+
+class Result(Record):
+    message: str
+
+
+class Project:
+    """A project of three steps that only note that they were done."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.done, self.there = folder, [], True
+        self.log = "a" * 64
+        prepare = PipelineStep(
+            "prepare",
+            "make data",
+            (),
+            Result,
+            lambda work, _made: self._inputs(work),
+            self._do("prepare"),
+            still_there=lambda _work, _output: self.there,
+            input_names=("data", "log file"),
+        )
+        train = PipelineStep(
+            "train", "train", ("prepare",), Result, lambda _work, _made: None, self._do("train")
+        )
+        gate = PipelineStep("gate", "judge", ("train",), Result, lambda work, _made: None, self._do("gate"))
+        steps = (prepare, train, gate)
+        monkeypatch.setattr(table, "STEPS", steps)
+        self.write()
+
+    def write(self, **data):
+        settings = {"project": "p", "base": ".", "data": {"logs": ["log.jsonl"], **data}}
+        (self.folder / "graft.yaml").write_text(yaml.safe_dump(settings))
+
+    def run(self, upto=None):
+        with use_project(open_project(self.folder), NullReporter()) as work:
+            table.run_pipeline(work, upto=upto)
+
+    def states(self, upto=None):
+        with use_project(open_project(self.folder), NullReporter()) as work:
+            return {state.step: (state.state, state.because) for state in examine_steps(work, upto=upto)}
+
+    def _inputs(self, work):
+        return [work.settings.data.to_manifest(), {"log.jsonl": self.log}]
+
+    def _do(self, name):
+        def do(work, made):
+            self.done.append(name)
+            before = "".join(output.message for output in made.outputs.values())
+            return Result(message=f"{name} of {work.settings.data.test} {self.log[:4]} {before}")
+
+        return do
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setattr("graftwork.pipeline.status.is_ready", lambda _base: True)
+    return Project(tmp_path, monkeypatch)
+
+
+def test_before_anything_was_done_all_steps_are_missing_and_asking_does_none(project):
+    assert {state for state, _ in project.states().values()} == {"missing"}
+    assert project.done == []
+
+
+def test_what_was_done_is_fresh(project):
+    project.run()
+    assert set(project.states().values()) == {("fresh", ())}
+
+
+def test_a_changed_setting_is_named_with_both_values_and_what_follows_is_stale_for_it(project):
+    project.run()
+    project.write(test=0.3)
+    states = project.states()
+    assert states["prepare"] == ("stale", ("data.test was 0.2 and is 0.3",))
+    assert states["train"] == ("stale", ("`prepare` has to be done before it",))
+    assert states["gate"] == ("stale", ("`train` has to be done before it",))
+    assert project.done == ["prepare", "train", "gate"]
+
+
+def test_a_changed_log_file_is_named(project):
+    project.run()
+    project.log = "b" * 64
+    assert project.states()["prepare"] == ("stale", ("log file.log.jsonl has changed",))
+
+
+def test_many_changes_are_counted_and_lost_files_are_reported(project):
+    project.run()
+    project.write(test=0.3, validation=0.2, seed=3, max_tokens=99, redact=False)
+    assert project.states()["prepare"][1][-1] == "and 2 more changes"
+    project.write()
+    project.there = False
+    assert project.states()["prepare"] == ("stale", ("its files are gone",))
+
+
+def test_another_result_of_a_step_before_is_named_once_that_is_done(project):
+    project.run()
+    project.write(test=0.3)
+    project.run(upto="prepare")
+    assert project.states()["train"] == ("stale", ("`prepare` made another result",))
+
+
+def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(project):
+    project.run()
+    project.write(test=0.3)
+    with (
+        use_project(open_project(project.folder), NullReporter()) as work,
+        pytest.raises(Stale) as refused,
+    ):
+        require_fresh(work, upto="gate", update="graft gate --update")
+    assert "data.test was 0.2 and is 0.3" in refused.value.why
+    assert "`graft gate --update` does them first" in refused.value.fix
+    assert len(project.done) == 3
+
+
+def test_the_next_run_is_foreseen_with_its_steps_and_their_time(project):
+    project.run()
+    project.write(test=0.3)
+    with use_project(open_project(project.folder), NullReporter()) as work:
+        coming = project_status(work).next
+    assert coming.steps == ("prepare", "train", "gate")
+    assert coming.seconds is not None
+    assert coming.seconds >= 0
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    reply: tuple[int, bytes]
+
+    def do_GET(self):
+        self.send_response(self.reply[0])
+        self.end_headers()
+        self.wfile.write(self.reply[1])
+
+    def log_message(self, *_words):
+        return
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state"),
+    [
+        (200, json.dumps({"status": "ok", "engine": {"reason": ""}, "aliases": {"champion": "r"}}), "ok"),
+        (503, json.dumps({"status": "starting"}), "starting"),
+        (200, "<html>", "other"),
+        (404, "[]", "other"),
+    ],
+)
+def test_the_endpoint_is_asked_how_it_is(status, body, state):
+    handler = type("Fixed", (Answer,), {"reply": (status, body.encode())})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        found = ask_endpoint(ServeSettings(port=server.server_port))
+        thread.join()
+    assert found.state == state
+
+
+def test_where_nothing_listens_the_endpoint_is_off_and_the_reason_says_how_to_start_it():
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        port = server.server_port
+    found = ask_endpoint(ServeSettings(port=port))
+    assert found.state == "off"
+    assert "graft serve" in found.reason
+    assert ask_endpoint(ServeSettings(port=0)).state == "unknown"

@@ -1,0 +1,49 @@
+"""What a plan of a real dataset knows of the processor's step comes from the rows themselves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from graftwork.costmodel.processor import TrunkTokens
+from graftwork.pipeline.steps import plan as step
+from graftwork.plan.catalog.models import find_model
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.settings import TrainSettings
+
+SHAPE = find_model("smollm2-135m").shape
+SHARED, REPLY = 10, 3
+
+
+def row(number: int, length: int, *, same_as: int | None = None) -> Row:
+    own = number if same_as is None else same_as
+    tokens = (*range(SHARED), 100 + own, *range(200, 200 + length - SHARED - 1))
+    return Row(
+        id=str(number),
+        origin=Origin(file="log.jsonl", line=number + 1),
+        messages=(Message(role="user", content="x"),),
+        reply="y",
+        tokens=tokens,
+        trained_from=length - REPLY,
+    )
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch):
+    rows = [row(0, 30), row(1, 40), row(2, 50), row(3, 50, same_as=2)]
+    monkeypatch.setattr(step, "read_rows", lambda *_: rows)
+    monkeypatch.setattr(step, "iterate_rows", lambda *_: iter(()))
+    settings = TrainSettings(batch_rows=2, epochs=3, max_rows=None)
+    return step._measure_work(SimpleNamespace(folder="x"), settings, SHAPE)  # type: ignore[arg-type]
+
+
+def test_a_row_that_occurs_twice_is_read_once(ahead):
+    once = (30 + 40 + 50) - 3 * (SHARED + 1)
+    visits = 3 * ((30 + 40 + 50 + 50) - 4 * (SHARED + 1))
+    assert ahead.trunk == TrunkTokens(once, visits)
+
+
+def test_the_batch_with_most_replies_is_known(ahead):
+    assert ahead.load.most_replies == 2 * REPLY
+    assert ahead.load.shared_tokens == SHARED
+    assert ahead.load.processor is None

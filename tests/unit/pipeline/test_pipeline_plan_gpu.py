@@ -1,0 +1,143 @@
+"""On a card the plan knows whose rates it uses, how the plain step is taken, and gives way."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from graftwork.costmodel.time import rates_of
+from graftwork.model.shape import linear_names
+from graftwork.pipeline import plan_card as step
+from graftwork.pipeline import replan
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.models import find_model
+from graftwork.plan.estimate import PlanInputs, make_plan
+from graftwork.plan.settings import PlanSettings
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.plan import DeviceFacts, PlainStep, Workload
+from graftwork.records.run import TrainJob
+from graftwork.train.run_folder import REPLANNED
+from graftwork.train.settings import TrainSettings
+
+SHAPE = find_model("deepseek-coder-6.7b").shape.model_copy(update={"layers": 4, "parameters": None})
+CARD = DeviceFacts(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_gib=23.6, threads=8, capability=8.9)
+LOAD = Workload(
+    lengths=(1024,) * 32,
+    trained_tokens=16 * 1024,
+    batch_rows=8,
+    epochs=1,
+    rank=16,
+    targets=linear_names(SHAPE),
+    adapted_layers=SHAPE.layers,
+    method="dora",
+    most_replies=4096,
+)
+
+
+def opened_project(tmp_path, *, limit=None, **train):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    settings = SimpleNamespace(
+        train=TrainSettings(method="dora", batch_rows=8, **train),
+        plan=PlanSettings(memory_limit_gib=limit),
+    )
+    return SimpleNamespace(
+        settings=settings, base=SimpleNamespace(folder=str(tmp_path)), project=SimpleNamespace()
+    )
+
+
+@pytest.fixture
+def unprobed(monkeypatch):
+    monkeypatch.setattr(step, "stored_probe", lambda *_given, **_named: None)
+
+
+def test_a_card_of_the_catalog_is_estimated_by_the_catalog(tmp_path, unprobed):
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+
+
+def test_a_card_that_nobody_knows_has_no_rates(tmp_path, unprobed):
+    odd = CARD.model_copy(update={"name": "Zeta 9"})
+    assert step.card_rates(opened_project(tmp_path), odd, SHAPE) is None
+    assert step.card_rates(opened_project(tmp_path), CARD.model_copy(update={"kind": "cpu"}), SHAPE) is None
+
+
+def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
+    probe = SimpleNamespace(device=SimpleNamespace(kind="cuda"))
+    probed = rates_of(find_gpu("RTX 4090")).model_copy(update={"certainty": "probed"})
+    monkeypatch.setattr(step, "stored_probe", lambda *_given, **_named: probe)
+    monkeypatch.setattr(step, "rates_of_probe", lambda facts: probed if facts is probe else None)
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == probed
+
+    def refuse(_facts):
+        raise ValueError("the probe measured no products")
+
+    monkeypatch.setattr(step, "rates_of_probe", refuse)
+    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+
+
+def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
+    found = step.plan_passes(opened_project(tmp_path, limit=4.5), CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    assert found.checkpointed
+    forbidden = opened_project(tmp_path, limit=4.5, checkpointing="off")
+    with pytest.raises(AnswerIsNo, match="does not fit") as refused:
+        step.plan_passes(forbidden, CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    assert "1 row at a time" in refused.value.why
+    roomy = step.plan_passes(opened_project(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    assert not roomy.checkpointed
+
+
+def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=None):
+    plan = make_plan(
+        PlanInputs(
+            base="b",
+            base_fingerprint="f",
+            dataset_hash="d",
+            shape=SHAPE,
+            work=LOAD,
+            device=CARD.model_copy(update={"kind": kind}),
+            settings=PlanSettings(),
+            train={"settings": {"batch_rows": 8}},
+            plain=plain,
+        )
+    )
+    return TrainJob(
+        run_id="r",
+        folder=str(tmp_path),
+        base_folder="x",
+        dataset_folder="y",
+        plan=plan,
+        keeping=keeping or {"checkpointing": "auto"},
+        crew=distribution or {"strategy": "single", "processes": 1},
+    )
+
+
+def test_memory_that_ran_out_halves_what_was_planned_not_what_a_step_has(tmp_path):
+    job = make_job(tmp_path, plain=PlainStep(micro_rows=4, checkpointed=True, peak_gib=9.0))
+    assert replan.rows_at_a_time(job) == 4
+    smaller, output, _ = replan._take_less(job)
+    assert replan.rows_at_a_time(smaller) == 2
+    (tmp_path / REPLANNED).write_text(json.dumps(output))
+    assert replan.rows_at_a_time(replan.as_replanned(job)) == 2
+
+
+def test_two_processes_have_half_of_a_step_each(tmp_path):
+    job = make_job(tmp_path, kind="cpu", distribution={"strategy": "ddp", "processes": 2})
+    assert replan.rows_at_a_time(job) == 4
+
+
+def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):
+    job = make_job(tmp_path, plain=PlainStep(micro_rows=1, peak_gib=9.0))
+    smaller, output, word = replan._take_less(job)
+    assert smaller.keeping["checkpointing"] == "on"
+    assert "activation checkpointing" in word
+    assert replan._take_less(smaller) is None
+    (tmp_path / REPLANNED).write_text(json.dumps(output))
+    assert replan.as_replanned(job).keeping["checkpointing"] == "on"
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("cuda", "off"), ("cpu", "auto")])
+def test_nothing_more_gives_way_where_it_was_forbidden_or_does_not_help(tmp_path, kind, asked):
+    plain = PlainStep(micro_rows=1, peak_gib=9.0)
+    assert (
+        replan._take_less(make_job(tmp_path, plain=plain, kind=kind, keeping={"checkpointing": asked}))
+        is None
+    )

@@ -1,0 +1,142 @@
+"""The count of our own step: its parts make the whole, more of anything never takes less."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
+from graftwork.costmodel.card_step import load, round_places, step_recipe
+from graftwork.costmodel.card_tensors import ByteTally
+from graftwork.model.shape import adapter_parameters, linear_names
+from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
+from graftwork.train.gpu.engine import round_places as round_places_of_batches
+
+SMALL = ModelShape(
+    name="small",
+    hidden_size=512,
+    layers=4,
+    heads=8,
+    kv_heads=2,
+    head_dim=64,
+    intermediate_size=1536,
+    vocab_size=32_000,
+    tied_embeddings=False,
+    max_positions=8192,
+)
+FORMS = st.sampled_from([("whole", "whole"), ("four", "whole"), ("eight", "eight")])
+
+
+def tuned(*, form=("whole", "whole"), tokens=1024, keep=0, lean=0, limit=100.0, **other):
+    settled = {"chunk_tokens": min(512, tokens), "head_tokens": min(256, tokens)}
+    settled |= {"turned": False, "host_embedding": False, "compiled": False, **other}
+    return Tuning(
+        form=form[0],
+        head=form[1],
+        micro_tokens=tokens,
+        longest=tokens,
+        keep=keep,
+        lean=lean,
+        limit_gib=limit,
+        peak_gib=0.0,
+        seconds_a_token=0.0,
+        **settled,
+    )
+
+
+def learned(shape=SMALL, *, rank=8):
+    count_of = adapter_parameters(shape, rank=rank, targets=linear_names(shape), layers=shape.layers)
+    return {"trainable": count_of, "adapted": shape.layers}
+
+
+def variants():
+    """Biases (Qwen2), norms of each head (Qwen3), norms behind and of all heads (OLMo2)."""
+    q, kv = 512, 128
+    plain = sum(a * b for a, b in ((512, q), (512, kv), (512, kv), (q, 512), *[(512, 1536)] * 3)) + 1024
+    return [
+        SMALL.model_copy(update={"block_parameters": plain + more}) for more in (0, q + 2 * kv, 128, q + kv)
+    ]
+
+
+@given(FORMS, st.sampled_from(variants()), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_parts_make_the_whole_and_the_quick_sum_is_the_long_one(form, shape, keep, lean, compiled, host):
+    lean = min(lean, 4 - keep)
+    tuning = tuned(form=form, keep=keep, lean=lean, compiled=compiled, host_embedding=host)
+    peak = card_peak(shape, tuning, **learned(shape))
+    assert sum(peak.parts.values()) == pytest.approx(peak.allocated, rel=1e-9)
+    assert min(peak.parts.values()) >= 0
+    assert peak.reserved >= peak.allocated
+    walk = step_recipe(shape, tuning, **learned(shape))
+    assert count(walk).bytes == peak.allocated
+    # The quick sum has a margin on what comes and goes, and none on what stands.
+    assert peak.allocated <= peak_bytes(shape, tuning, **learned(shape)) <= peak.allocated * 1.04
+
+
+@given(FORMS, st.integers(64, 4000), st.integers(1, 4000), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_more_tokens_never_take_less(form, tokens, more, compiled):
+    few, many = (
+        card_peak(SMALL, tuned(form=form, tokens=size, keep=2, compiled=compiled), **learned())
+        for size in (tokens, tokens + more)
+    )
+    assert few.allocated <= many.allocated
+
+
+@given(FORMS, st.integers(0, 3), st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_a_block_that_keeps_more_never_takes_less(form, keep, compiled):
+    tuning = tuned(form=form, keep=keep, tokens=2048, compiled=compiled)
+    more = tuning.model_copy(update={"keep": keep + 1})
+    lean = tuning.model_copy(update={"lean": 1})
+    here, there, between = (card_peak(SMALL, plan, **learned()).allocated for plan in (tuning, more, lean))
+    assert here <= between <= there
+
+
+def test_a_higher_rank_takes_more_and_an_embedding_on_the_host_less():
+    plain = card_peak(SMALL, tuned(), **learned()).allocated
+    assert card_peak(SMALL, tuned(), **learned(rank=64)).allocated > plain
+    away = card_peak(SMALL, tuned(host_embedding=True), **learned()).allocated
+    assert plain - away == pytest.approx(32_000 * 512 * 2, abs=4096)
+
+
+def test_what_is_reported_to_fit_a_limit_stays_within_it_and_what_is_not_says_by_how_much():
+    tuning = tuned(tokens=2048, keep=4)
+    free = card_peak(SMALL, tuning, **learned())
+    tight = tuning.model_copy(update={"limit_gib": (free.allocated + free.reserved) / 2 / GIB})
+    none = tuning.model_copy(update={"limit_gib": free.allocated * 0.9 / GIB})
+    assert card_peak(SMALL, none, **learned()).reserved > none.limit_gib * GIB
+    assert card_peak(SMALL, tight, **learned()).allocated == free.allocated
+
+
+def test_weights_that_change_their_form_take_more_on_the_way_than_in_their_place():
+    whole, eight = (tuned(form=form) for form in (("whole", "whole"), ("eight", "eight")))
+    assert load_peak(SMALL, whole) < card_peak(SMALL, whole, **learned()).allocated
+    assert load_peak(SMALL, eight) > 32_000 * 512 * 10
+
+
+@given(st.integers(1, 20_000), st.sampled_from([64, 256, 1024, 2048]))
+def test_places_are_filled_up_as_batches_fill_them(places, head_tokens):
+    assert round_places(places, head_tokens=head_tokens) == round_places_of_batches(
+        places, head_tokens=head_tokens
+    )
+
+
+class Patient:
+    """A tally that gets every block."""
+
+    alloc, free = ByteTally.alloc, ByteTally.free
+
+    def __init__(self):
+        self.now = self.most = 0
+
+
+@pytest.mark.parametrize("form", ["whole", "eight", "four"])
+@pytest.mark.parametrize("host", [True, False])
+def test_a_tally_that_gets_one_block_and_a_count_gives_the_same_total(form, host):
+    setting = tuned(form=(form, "eight" if form == "eight" else "whole"), host_embedding=host)
+    sizes = step_recipe(SMALL, setting, trainable=0, adapted=0).sizes
+    quick, slow = ByteTally(), Patient()
+    for tape in (quick, slow):
+        load(tape, sizes, layers=SMALL.layers, tied=SMALL.tied_embeddings, on_host=host)
+    assert (quick.now, quick.most) == (slow.now, slow.most)

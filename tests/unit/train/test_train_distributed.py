@@ -1,0 +1,113 @@
+"""Several processes give the losses of one, and any other number of processes can resume the run."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from distributed_child import FULL, FULL_RATE, SAVED_AFTER, STEPS, STRATEGIES, make_engine, make_rows, train
+
+ALL = ("ddp", "fsdp", "zero2", "zero3")
+NOISE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("distributed")
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_base, folder):
+    """The same steps by one process."""
+    engine = make_engine(tiny_base)
+    figures = train(engine, save_as=folder / "single.safetensors")
+    full = train(make_engine(tiny_base, shape=FULL), rate=FULL_RATE)
+    return {"figures": figures, "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2), "full": full}
+
+
+@pytest.fixture(scope="module")
+def together(tiny_base, folder, alone):
+    """All strategies in one start of two processes."""
+    child = Path(__file__).with_name("distributed_child.py")
+    torchrun = ["graftwork.train.distributed.torchrun", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, str(child), str(tiny_base), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(params=ALL)
+def strategy(request):
+    if request.param not in STRATEGIES:
+        pytest.skip("deepspeed is not installed")
+    return request.param
+
+
+def close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=NOISE)
+
+
+def test_two_processes_give_the_losses_of_one(together, alone, strategy):
+    found = together[strategy]
+    assert len(found["figures"]) == len(STEPS)
+    close(found["figures"], alone["figures"])
+    assert found["mean_loss"] == pytest.approx(alone["mean_loss"], rel=NOISE)
+
+
+def test_whole_weights_are_trained_by_two_as_by_one(together, alone, strategy):
+    close([loss for loss, _ in together[strategy]["full"]], [loss for loss, _ in alone["full"]])
+    # The length of three million numbers in float32 is known to fewer digits than the loss.
+    for (_, one), (_, other) in zip(together[strategy]["full"], alone["full"], strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_blocks_that_compute_again_give_two_processes_the_losses_of_one(together, alone, strategy):
+    close(together[strategy]["checkpointed"], alone["figures"])
+
+
+def test_a_gradient_over_all_parts_is_shortened(together, alone, strategy):
+    # The limit is 0.5: without shortening the losses after it would differ, and some step must exceed it.
+    assert max(norm for _, norm in together[strategy]["figures"]) > 0.5
+
+
+def test_frozen_weights_stay_what_they_are(together, strategy):
+    assert together[strategy]["base_stays"]
+
+
+def test_a_checkpoint_of_two_is_one_of_one(together, alone, folder, strategy):
+    ours, theirs = (load_file(folder / f"{name}.safetensors") for name in (strategy, "single"))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].shape == tensor.shape, name
+        if not name.startswith("random"):
+            assert ours[name].float().sub(tensor.float()).abs().max() < 1e-4, name
+
+
+def test_one_process_resumes_what_two_began(together, alone, tiny_base, folder, strategy):
+    engine = make_engine(tiny_base)
+    engine.restore(load_file(folder / f"{strategy}.safetensors"))
+    close(train(engine, skip=SAVED_AFTER), alone["figures"][SAVED_AFTER:])
+
+
+def test_two_processes_resume_what_one_began(together, alone, strategy):
+    close(together[strategy]["resumed"], alone["figures"][SAVED_AFTER:])
+
+
+def test_the_processes_hear_the_first_and_agree(together, strategy):
+    assert together[strategy]["reported"] == {"from": 0, "word": "grüß"}
+    assert together[strategy]["any"] == [True, False]
+
+
+def test_deepspeed_is_tried_where_it_is_installed():
+    assert ("zero3" in STRATEGIES) == (find_spec("deepspeed") is not None)

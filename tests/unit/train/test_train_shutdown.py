@@ -1,0 +1,143 @@
+"""Of the machines of one run the first leaves last, and nobody waits for who failed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from graftwork.process.worker import PARENT_VARIABLE
+from graftwork.records.errors import EXIT_RESUME_ME
+from graftwork.train.distributed import torchrun
+from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
+from graftwork.train.distributed.torchrun import main_node_leaves_last
+
+CHILD = Path(__file__).with_name("shutdown_child.py")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection():
+    port = free_port()
+    # A module that does nothing and ends well.
+    first = start(0, port, "__future__")
+    second = start(1, port, "__future__", first.pid)
+    # A process that has ended stays until its parent waits for it.
+    threading.Thread(target=first.wait, daemon=True).start()
+    output = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, output
+    assert first.wait(timeout=60) == 0
+    assert "Error" not in output, output
+    assert "Error" not in first.stdout.read()
+
+
+def test_the_first_waits_until_every_other_has_left(monkeypatch):
+    port, goodbye = free_port(), torchrun._report_departure
+    output: list[int] = []
+    one_left = threading.Event()
+
+    def say(machines: NodeGroup) -> None:
+        if machines.rank == 2:
+            assert one_left.wait(timeout=30)
+        output.append(machines.rank)
+        goodbye(machines)
+        one_left.set()
+
+    def work(rank: int) -> None:
+        with main_node_leaves_last(NodeGroup(count=3, rank=rank, port=port)):
+            pass
+
+    monkeypatch.setattr(torchrun, "_report_departure", say)
+    others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
+    with main_node_leaves_last(NodeGroup(count=3, port=port)):
+        for thread in others:
+            thread.start()
+    assert output == [1, 2]
+    for thread in others:
+        thread.join(timeout=30)
+
+
+def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
+    asked = []
+
+    class Deserted:
+        def check(self, keys):
+            asked.append(keys)
+            return False
+
+    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 0.02)
+    monkeypatch.setattr(torchrun, "POLL_SECONDS", 0.001)
+    torchrun._wait_for_the_others(Deserted(), 3)
+    assert len(asked) > 1
+    assert len(set(asked[0])) == 2
+
+
+def test_a_store_that_is_gone_is_not_waited_for():
+    class Gone:
+        def check(self, _):
+            raise DistStoreError("gone")
+
+    torchrun._wait_for_the_others(Gone(), 2)
+
+
+def test_waiting_for_the_others_writes_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 1.2)
+    with main_node_leaves_last(NodeGroup(count=2, port=free_port())):
+        capfd.readouterr()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_to_a_first_machine_that_is_gone_nobody_says_goodbye(monkeypatch, capfd):
+    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
+    with main_node_leaves_last(NodeGroup(count=2, rank=1, port=free_port())):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("in_the_work", "code"), [(False, 0), (True, EXIT_RESUME_ME)])
+def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypatch, in_the_work, code):
+    def signalled(*_):
+        raise SignalException("asked to stop", signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "stop_with_parent", lambda: None)
+    monkeypatch.setenv(PARENT_VARIABLE, "")
+    monkeypatch.setattr("torch.distributed.run.run", signalled if in_the_work else lambda _: None)
+    monkeypatch.setattr(torchrun, "_wait_for_the_others", signalled)
+    machines = NodeGroup(count=2, port=free_port())
+    arguments = torchrun_arguments(processes=1, machines=machines, module="__future__", job_file="none")
+    assert torchrun.main([*arguments]) == code
+
+
+def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
+    def never(*_):
+        raise AssertionError("it waited")
+
+    monkeypatch.setattr(torchrun, "_wait_for_the_others", never)
+    with pytest.raises(ZeroDivisionError), main_node_leaves_last(NodeGroup(count=2, port=free_port())):
+        raise ZeroDivisionError
+
+
+def test_a_single_machine_opens_no_port(monkeypatch):
+    monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it opened one"))
+    with main_node_leaves_last(NodeGroup()):
+        pass
