@@ -257,10 +257,10 @@ def _read_genai(span: Span) -> _Call | None:
     system = _take_instructions(facts.get("gen_ai.system_instructions"))
     if system and (not turns or turns[0].role != "system"):
         turns.insert(0, LogTurn("system", system))
-    said = open_json(facts.get("gen_ai.output.messages") or [])
-    replies = _take_part_messages(said, "gen_ai.output.messages")
+    outputs = open_json(facts.get("gen_ai.output.messages") or [])
+    replies = _take_part_messages(outputs, "gen_ai.output.messages")
     reply = next((turn for turn in replies if turn.role == "assistant"), None)
-    first = said[0] if isinstance(said, list) and said else None
+    first = outputs[0] if isinstance(outputs, list) and outputs else None
     stated = first.get("finish_reason") if isinstance(first, dict) else None
     tools = take_tool_definitions(facts.get("gen_ai.tool.definitions"))
     return _Call(turns, reply, tools, {"finish_reason": take_fact(stated)})

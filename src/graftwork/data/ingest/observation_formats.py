@@ -1,6 +1,6 @@
 """Formats of observability tools that keep one call per row: Langfuse observations and LangSmith runs.
 
-In: a parsed row that fits. Out: its interaction, a score that stands apart, or the rule that leaves it out.
+In: a parsed row that fits. Out: its interaction, a score of another row, or the rule that leaves it out.
 """
 
 from typing import Any
