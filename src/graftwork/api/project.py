@@ -65,12 +65,15 @@ class Project:
         """The same project, working on another of its models."""
         return replace(self, model=model)
 
-    def audit(self, files: Sequence[str] = ()) -> "Audit":
-        """Find rows that would spoil training: in the project's logs, or in other files by its settings."""
+    def audit(self, files: Sequence[str] = (), *, row_format: str | None = None) -> "Audit":
+        """Find rows that would spoil training: in the project's logs, or in other files by its settings.
+
+        `row_format` forces the format of other files; that of the project's logs is in graft.yaml.
+        """
         from graftwork.api.audits import audit_project, audit_with_settings
 
         if files:
-            return audit_with_settings(self.folder, files, reporter=self.reporter)
+            return audit_with_settings(self.folder, files, reporter=self.reporter, row_format=row_format)
         return audit_project(self.folder, reporter=self.reporter)
 
     def plan_repair(

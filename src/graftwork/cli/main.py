@@ -20,6 +20,7 @@ from graftwork.cli import (
     data_review,
     evaluate,
     gate,
+    model,
     plan,
     project,
     release,
@@ -46,6 +47,7 @@ app.command("init")(project.init)
 data_repair.add_to(data.app)
 data_review.add_to(data.app)
 app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 app.add_typer(evaluate.app, name="eval")

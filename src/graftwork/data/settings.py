@@ -11,6 +11,15 @@ from graftwork.text.redact import EndpointUrl, VariableName, publishable
 
 FormatName = Literal[
     "repaired",
+    "otlp",
+    "mlflow",
+    "langsmith",
+    "langfuse",
+    "litellm",
+    "helicone",
+    "openai_stored",
+    "claude_code",
+    "codex",
     "captured",
     "execution",
     "openai_log",

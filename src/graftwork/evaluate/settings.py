@@ -270,6 +270,7 @@ CORRECTNESS = (
     TASK_SUCCESS,
     "code_passes",
     "answer_match",
+    "tool_calls",
     "citation_correct",
     "nearer_to_preferred",
     JUDGE_SCORE,

@@ -213,7 +213,7 @@ def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob
     job = EvalJob(
         subject=name,
         folder="",
-        base_folder=work.base.folder,
+        base_folder=work.weights.folder,
         adapter_folder=fields.pop("adapter_folder", None),
         cases_file=str(asking.cases_file),
         worked_example=example,

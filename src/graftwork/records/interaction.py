@@ -28,6 +28,7 @@ class Message(Record):
 
 
 CORRECTED_FIELDS = ("corrected_by", "corrected_at")
+TRACE_FIELDS = ("trace", "cost", "cached_tokens")
 
 
 class CaptureOrigin(Record):
@@ -145,10 +146,15 @@ class Capture(Record):
     corrected_by: str | None = None
     """Who wrote it, and when; stated only where it is known."""
     corrected_at: str | None = None
+    trace: str | None = None
+    """The trace that another program sent: `release` is the model that it asked, `model` its agent."""
+    cost: float | None = None
+    """US dollars, as the trace states them."""
+    cached_tokens: int | None = None
 
     def to_line(self) -> str:
-        """The capture as a line of a log. Lines without a correction stay as older versions wrote them."""
-        unknown = {name for name in CORRECTED_FIELDS if getattr(self, name) is None}
+        """The capture as a line of a log; what is not stated is left out, as older versions did."""
+        unknown = {name for name in (*CORRECTED_FIELDS, *TRACE_FIELDS) if getattr(self, name) is None}
         return self.model_dump_json(exclude=unknown)
 
 

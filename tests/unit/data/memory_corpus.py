@@ -54,6 +54,7 @@ class MemoryCorpus:
         files = Counter(row.origin.file for row in self._raw) + Counter(f.origin.file for f in faults)
         self.inputs = tuple(InputFile(file=file, sha256="", rows=count) for file, count in files.items())
         self.read_places = 0
+        self.withdrawn = {}
 
     def column(self, name):
         if name == "passed":
@@ -94,6 +95,9 @@ class MemoryCorpus:
     def faults(self):
         for fault in self._faults:
             yield "0" * 64, fault
+
+    def left_out(self):
+        yield from ()
 
     def rows_at(self, places):
         assert list(places) == sorted(set(places))

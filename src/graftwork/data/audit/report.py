@@ -42,6 +42,7 @@ from graftwork.data.audit.row_findings import (
     find_unconfirmed_captures,
     find_unreadable,
 )
+from graftwork.data.audit.trace_findings import find_left_out, find_retried
 from graftwork.data.audit.usage import count_usage
 from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
 
@@ -171,6 +172,8 @@ RULES = (
     find_imbalance,
     find_unconfirmed_captures,
     find_taught,
+    find_left_out,
+    find_retried,
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 

@@ -187,6 +187,8 @@ class _RowRedactor:
 
 
 NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_filter", "tried_out"
+RETRIED = "retried"
+"""A call that its agent made again in the same trace."""
 CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
 
 

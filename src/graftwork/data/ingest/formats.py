@@ -5,12 +5,17 @@ To add a built-in format, write `fits_NAME` and `read_NAME` and enter them in `F
 package adds one through the entry points `graftwork.formats`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from graftwork.data.ingest import dataset_formats as datasets
+from graftwork.data.ingest import gateway_formats as gateways
 from graftwork.data.ingest import log_formats as logs
+from graftwork.data.ingest import observation_formats as observations
+from graftwork.data.ingest import trace_formats as traces
+from graftwork.data.ingest import transcripts
+from graftwork.data.ingest.blocks import RowResult
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.settings import DataSettings, FormatName
@@ -29,7 +34,7 @@ class RowFormat(Protocol):
     def fits(self, row: dict[str, Any], /) -> bool:
         """Whether the row has the keys of this format."""
 
-    def read(self, row: dict[str, Any], origin: Origin, /) -> list[Interaction]:
+    def read(self, row: dict[str, Any], origin: Origin, /) -> Sequence[RowResult]:
         """Read a row that fits. Raises `BadRow` that names the key that is wrong, and never its value."""
 
 
@@ -39,7 +44,7 @@ class _BuiltInFormat(NamedTuple):
     expects: str
     keys: frozenset[str]
     fits: Callable[[dict[str, Any]], bool]
-    read: Callable[[dict[str, Any], Origin], list[Interaction]]
+    read: Callable[[dict[str, Any], Origin], Sequence[RowResult]]
 
 
 def _single(
@@ -59,6 +64,51 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         "answered",
         logs.fits_repaired,
         logs.read_repaired,
+    ),
+    "otlp": _BuiltInFormat(
+        "a line of OTLP JSON (resourceSpans or resourceLogs)",
+        frozenset(("resourceSpans", "resourceLogs", "batches", "context")),
+        traces.fits_otlp,
+        traces.read_otlp,
+    ),
+    "mlflow": _BuiltInFormat(
+        "an MLflow trace with info and data",
+        frozenset(("info", "spans")),
+        traces.fits_mlflow,
+        traces.read_mlflow,
+    ),
+    "langsmith": _BuiltInFormat(
+        "a LangSmith run", frozenset(("run_type",)), observations.fits_langsmith, observations.read_langsmith
+    ),
+    "litellm": _BuiltInFormat(
+        "a LiteLLM log", frozenset(("call_type",)), gateways.fits_litellm, gateways.read_litellm
+    ),
+    "helicone": _BuiltInFormat(
+        "a Helicone request with request_body",
+        frozenset(("request_id",)),
+        gateways.fits_helicone,
+        gateways.read_helicone,
+    ),
+    "openai_stored": _BuiltInFormat(
+        "a stored completion or response with its input",
+        frozenset(("object",)),
+        gateways.fits_stored,
+        gateways.read_stored,
+    ),
+    "claude_code": _BuiltInFormat(
+        "a Claude Code transcript",
+        frozenset(("transcript",)),
+        transcripts.fits_claude_code,
+        transcripts.read_claude_code,
+    ),
+    "codex": _BuiltInFormat(
+        "a Codex transcript", frozenset(("transcript",)), transcripts.fits_codex, transcripts.read_codex
+    ),
+    "langfuse": _BuiltInFormat(
+        "a Langfuse observation or score",
+        frozenset(("trace_id", "traceId", "session_id", "sessionId")),
+        observations.fits_langfuse,
+        observations.read_langfuse,
     ),
     "captured": _single(
         "a capture with request and reply", "request", logs.fits_captured, logs.read_captured
@@ -112,14 +162,20 @@ def find_format(row: dict[str, Any]) -> FormatName | None:
     return None
 
 
-def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
+def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
+    """Read a row: its interactions, and what of it is no interaction."""
     found = _read(row, origin, settings)
     if settings.reasoning == "keep":
         return found
-    return [_without_reasoning(interaction) for interaction in found]
+    return [_without_reasoning(result) if isinstance(result, Interaction) else result for result in found]
 
 
-def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> list[Interaction]:
+def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
+    """Return only the interactions of a row."""
+    return [result for result in read_row(row, origin, settings=settings) if isinstance(result, Interaction)]
+
+
+def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
     if "answered" in row and logs.fits_repaired(row):
         # Our own rows among the logs of a project, whatever form the others have.
         return [logs.read_repaired(row, origin)]

@@ -7,23 +7,33 @@ origin and never stops the good ones. Does not judge the content.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
-from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault
-from graftwork.data.ingest.fields import BadRow, name_type
+from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult, SkippedPart, TraceScore
+from graftwork.data.ingest.fields import BadRow, explain, name_type
 from graftwork.data.ingest.files import cut_blocks, find_sources
-from graftwork.data.ingest.formats import find_format, to_interactions
+from graftwork.data.ingest.formats import find_format, read_row
 from graftwork.data.settings import DataSettings, FormatName
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 from graftwork.text.shape import MOST_VALUES, has_too_many_values
 
-__all__ = ["FaultCode", "ReadFault", "ReadRow", "find_files", "read", "read_block", "read_file"]
+__all__ = [
+    "FaultCode",
+    "ReadFault",
+    "ReadRow",
+    "SkippedPart",
+    "TraceScore",
+    "find_files",
+    "read",
+    "read_block",
+    "read_file",
+]
 
 _KEY = re.compile(rb'(?<!\\)"\s*:')
 _LENIENT_MARKS = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
@@ -35,11 +45,13 @@ HASH_LENGTH = 32
 
 
 class ReadRow(NamedTuple):
-    """One interaction or fault of a block. `input_hash` identifies the bytes of its row."""
+    """One result of a block: an interaction, a fault, or what of a line is neither. `input_hash` identifies
+    the bytes of its row.
+    """
 
     line: int
     input_hash: str
-    result: Interaction | ReadFault
+    result: RowResult
 
 
 def find_files(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
@@ -60,7 +72,8 @@ def read_file(
     """Yield every row of one file. An empty file, or one that cannot be opened, is an error."""
     for block in cut_blocks(name, root=root):
         for row in read_block(block, settings=settings or _DEFAULTS):
-            yield row.result
+            if isinstance(row.result, Interaction | ReadFault):
+                yield row.result
 
 
 class Sample(NamedTuple):
@@ -84,7 +97,7 @@ def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000
             for found in read_block(block, settings=_DEFAULTS):
                 if isinstance(found.result, ReadFault):
                     faults.append(found.result)
-                else:
+                elif isinstance(found.result, Interaction):
                     rows.append(found.result)
             if len(rows) >= most:
                 return Sample(tuple(rows[:most]), tuple(formats), tuple(faults), whole=False)
@@ -130,7 +143,7 @@ def _to_row(fault: ReadFault) -> ReadRow:
     return ReadRow(fault.origin.line, "", fault)
 
 
-def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Interaction | ReadFault]:
+def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
     if has_too_many_values(raw):
         return [_fault(origin, "parse_error", f"the row holds {MOST_VALUES:,} values or more")]
     try:
@@ -143,10 +156,10 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Intera
         return [_fault(origin, "schema", f"the row must be an object, and is {name_type(row)}")]
     try:
         _refuse_repeated_keys(raw, row)
-        return list(to_interactions(row, origin, settings=settings))
+        return read_row(row, origin, settings=settings)
     except (BadRow, ValidationError) as error:
         # Keys come from the user and may contain secrets.
-        return [_fault(origin, "schema", redact(_name_key(error)).text)]
+        return [_fault(origin, "schema", redact(explain(error)).text)]
     except RecursionError:
         return [_fault(origin, "parse_error", "the row is nested too deeply")]
 
@@ -210,8 +223,8 @@ def _explain_bad_json(raw: bytes, origin: Origin, error: orjson.JSONDecodeError)
     return _fault(origin, "parse_error", f"the row is not JSON: {error.msg}")
 
 
-def _may_be_unfinished(result: Interaction | ReadFault) -> Interaction | ReadFault:
-    if isinstance(result, Interaction) or result.code == "schema":
+def _may_be_unfinished(result: RowResult) -> RowResult:
+    if not isinstance(result, ReadFault) or result.code == "schema":
         return result
     return _fault(result.origin, result.code, f"{result.message}; the file may still be being written")
 
@@ -222,13 +235,6 @@ def _is_utf8(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _name_key(error: BadRow | ValidationError) -> str:
-    if isinstance(error, BadRow):
-        return str(error)
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"`{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
 
 
 def _fault(origin: Origin, code: FaultCode, message: str) -> ReadFault:

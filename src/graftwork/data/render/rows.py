@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from graftwork.data.corpus.store import read_interactions, read_table
+from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
@@ -247,6 +247,8 @@ class RenderTask(NamedTuple):
     first_line: int
     subsets: Mapping[str, SubsetRows]
     out: Path
+    rewards: Mapping[int, JoinedReward] = {}
+    """By the position among `numbers`: the scores that stand apart from their rows."""
 
 
 class RenderedShard(NamedTuple):
@@ -297,6 +299,8 @@ def render_block(task: RenderTask) -> RenderedBlock:
     rows = list(
         read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
+    for position, joined in task.rewards.items():
+        rows[position] = apply_reward(rows[position], joined)
     ready, refused = _render(rows, renderer=renderer, settings=settings)
     placed = {entry.position for entry in ready}
     keys = _read_keys(task)
@@ -384,7 +388,7 @@ def _render(
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
             ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            only_last = settings.train_on != "last" or row.capture is not None
+            only_last = settings.train_on != "last" or _is_one_call(row)
             parts = _shorten(
                 request,
                 renderer=renderer,
@@ -411,14 +415,18 @@ def _count_characters(messages: Sequence[Message], reply: str) -> int:
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
-    # Earlier replies of a captured conversation are captures of their own, with their own feedback.
-    if settings.train_on == "every" and row.capture is None:
+    if settings.train_on == "every" and not _is_one_call(row):
         answers = [*list_answers(messages, row.reply, weights=row.turn_weights)] or answers
     elif settings.train_on == "marked":
         weights = row.turn_weights
         answers = [*list_answers(messages, row.reply, weights=weights, only_marked=True)] if weights else []
     for part, (before, reply) in enumerate(answers):
         yield _RenderRequest(position, part, before, reply)
+
+
+def _is_one_call(row: Interaction) -> bool:
+    """Whether earlier replies of the conversation are rows of their own: captures, and calls of traces."""
+    return row.capture is not None or row.trace is not None
 
 
 def _shorten(
