@@ -15,7 +15,7 @@ ORDER = {
     "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
-    "inference": "engine < vllm_engine, embedded, endpoint < selection",
+    "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
     "< ask, ab, preflight, exchange",
     "model": "adapter_shape, base, chat, families, generate, headers, nf4, probe, "

@@ -15,6 +15,7 @@ from typing import Any
 
 from graftwork.inference.embedded import EMBEDDED, EmbeddedEngine
 from graftwork.inference.engine import EngineSource, MeasuringEngine
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine
 from graftwork.inference.vllm_engine import (
     SWITCH,
     TRIED,
@@ -105,6 +106,8 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
         return EmbeddedEngine(source)
     if kind == VLLM:
         return VllmEngine(source, called=name)
+    if kind == LLAMACPP:
+        return LlamaCppEngine(source)
     return _open_extension(kind, source)
 
 
@@ -123,6 +126,8 @@ def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
 
 def _precision(job: EvalJob) -> str:
     """As the model is served: float32 on the processor; on a card bfloat16 where it has hardware for it."""
+    if job.engine.partition(" ")[0] == LLAMACPP:
+        return DEFAULT_PRECISION
     if not job.device.startswith("cuda"):
         return "float32"
     import torch

@@ -92,6 +92,11 @@ class ChatTemplate:
         return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
 
     @property
+    def source(self) -> str:
+        """The template as Jinja source."""
+        return self._source
+
+    @property
     def template_fingerprint(self) -> str:
         special = {k: self._special_name(k) for k in ("bos_token", "eos_token")}
         switches = [self._turns.switches] if self._turns.switches else []
