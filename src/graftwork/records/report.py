@@ -88,6 +88,8 @@ class TimingJob(Record):
     """Cases to time; each is put to every subject before the next one."""
     group: str
     """Names who was timed together, and on which cases."""
+    answers_first: bool = False
+    """Whether the same process answers the cases of each subject before it times them."""
 
 
 class Answer(Record):
@@ -308,7 +310,7 @@ class Wear(Record):
     chance_gain: float | None
     """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
     fresh_gain: float | None
-    """The same for cases that nobody has looked at."""
+    """The same for cases that were not used before."""
     metric: str = ""
     """The metric whose losses were used to compute the two gains."""
     worn: bool

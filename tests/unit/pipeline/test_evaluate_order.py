@@ -31,7 +31,7 @@ def make_subject(root, name, **changes):
 def test_endpoints_are_asked_first_so_that_a_wrong_address_costs_no_waiting(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(evaluation, "ask_subject", lambda _work, subject, _cases: asked.append(subject.name))
-    monkeypatch.setattr(evaluation, "time_together", lambda *_: None)
+    monkeypatch.setattr(evaluation, "time_together", lambda *_, **__: None)
     away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
     base, adapter = make_subject(tmp_path, "base"), make_subject(tmp_path, "adapter")
     log = Subject("log", tmp_path / "log")
@@ -95,9 +95,9 @@ def prepare(monkeypatch):
 def test_the_log_is_reported_to_show_only_the_rows_that_were_kept(prepare):
     drops = [("filter", "truncated: a code block")] * 198 + [("filter", "failed_status: it says so")] * 3
     drops += [("filter", "claims_success_but_fails: x"), ("duplicate", "truncated: not a fault of its own")]
-    (said,) = remark_on_log({"log": make_report("log")}, prepared=prepare(*drops))
-    assert "the 91 of 302 rows that were kept (dropped: 198 as cut off, 4 as failed)" in said
-    assert "`graft data audit`" in said
+    (output,) = remark_on_log({"log": make_report("log")}, prepared=prepare(*drops))
+    assert "the 91 of 302 rows that were kept (dropped: 198 as cut off, 4 as failed)" in output
+    assert "`graft data audit`" in output
 
 
 def test_nothing_is_reported_where_nothing_flatters_the_log(prepare):
@@ -113,8 +113,8 @@ def test_what_is_not_applicable_to_the_log_is_named():
         "base": make_report("base", "answer_match", "json_valid"),
         "log": make_report("log", "json_valid"),
     }
-    (said,) = remark_on_log(scored, prepared=None)
-    assert said == "Not applicable to the log, whose answer is the reference: Answer match."
+    (output,) = remark_on_log(scored, prepared=None)
+    assert output == "Not applicable to the log, whose answer is the reference: Answer match."
 
 
 def test_the_codes_of_the_preparation_are_all_known():
