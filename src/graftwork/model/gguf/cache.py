@@ -11,8 +11,9 @@ from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, file_digest, make_folder, sync_folder
 from graftwork.model.base import find_base, models_folder
-from graftwork.model.gguf.writer import WRITER, GgufPrecision, write_adapter, write_base
+from graftwork.model.gguf.writer import WRITER, write_adapter, write_base
 from graftwork.records.base import fingerprint
+from graftwork.records.release import GgufPrecision
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _SHOWN = 24

@@ -7,7 +7,7 @@ and written one at a time. Needs no torch. What cannot be written exactly is ref
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from graftwork.model.gguf.architecture import ROPE_FACTORS, Array, GgufArchitect
 from graftwork.model.gguf.tensors import StoredTensor, stored_tensors
 from graftwork.model.gguf.vocabulary import read_vocabulary
 from graftwork.records.errors import UserMistake
+from graftwork.records.release import GgufPrecision
 
-GgufPrecision = Literal["f32", "bf16", "f16", "q8_0", "q5_1", "q4_1"]
 WRITER = 1
 """Goes into the names of cached files; a change of what is written changes it."""
 _PREFIX = "base_model.model."
