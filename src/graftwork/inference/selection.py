@@ -15,7 +15,7 @@ from typing import Any
 
 from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine
 from graftwork.inference.engine import EngineSource, MeasuringEngine
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
 from graftwork.inference.vllm_engine import (
     SWITCH,
     TRIED,
@@ -72,6 +72,20 @@ def answered_by(job: EvalJob) -> list[str | int] | None:
         return None
     embedded = job.engine.partition(" ")[0] in ("", EMBEDDED)
     return [job.engine, job.precision, *([REVISION] if embedded else [])]
+
+
+def name_engine(kind: str) -> str:
+    """The engine of this kind with the version that is installed here, as jobs and verdicts name it."""
+    if kind == LLAMACPP:
+        return f"{LLAMACPP} {engine_version()}"
+    if kind == VLLM:
+        return f"{VLLM} {vllm_version()}"
+    return kind
+
+
+def is_alone(job: EvalJob) -> bool:
+    """Whether the job's engine cannot share a process with those of other subjects."""
+    return job.engine.partition(" ")[0] in (VLLM, LLAMACPP)
 
 
 def is_vllm(job: EvalJob) -> bool:
