@@ -5,14 +5,18 @@ import urllib.request
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 pytest.importorskip("xllamacpp")
 
 from graftwork.api.project import open_project
+from graftwork.cli.main import app
+from graftwork.files.disk import file_digest
+from graftwork.inference.llamacpp import LlamaOptions, LlamaServer
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
 from graftwork.pipeline.serving import serve_here
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.serve.settings import EngineSettings
 
 ENGINE = EngineSettings(kind="llamacpp", precision="f16", context=512)
@@ -56,6 +60,32 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.headers["x-graft-release"] == release.id
             assert json.load(answer)["choices"][0]["message"]["content"]
+
+    out = tmp_path / "ollama"
+    done = CliRunner().invoke(
+        app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(small_project), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    written = json.loads(done.stdout)
+    (file,) = out.glob("*.gguf")
+    assert f"FROM ./{file.name}" in (out / "Modelfile").read_text()
+    assert written["files"][file.name] == file_digest(file)
+    server = LlamaServer(file, options=LlamaOptions(threads=1, context=256))
+    assert server.tokenize("Where is the fern?")
+    server.close()
+    done = CliRunner().invoke(
+        app,
+        ["release", "export", "--format", "vllm", "--to", str(tmp_path / "vllm"), "-C", str(small_project)],
+    )
+    assert done.exit_code == 0, done.output
+    script = (tmp_path / "vllm" / "serve.sh").read_text()
+    (adapter,) = (tmp_path / "vllm" / "adapters").iterdir()
+    assert f"--lora-modules {adapter.name}=adapters/{adapter.name}" in script
+    assert (tmp_path / "vllm" / "base" / "config.json").is_file()
+    again = CliRunner().invoke(
+        app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(small_project)]
+    )
+    assert isinstance(again.exception, UserMistake)
 
     with project.open() as work:
         asked = EvaluationRequest(subjects=("champion", "engine:llamacpp/f32@champion"), limit=4)

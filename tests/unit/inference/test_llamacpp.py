@@ -15,6 +15,8 @@ pytest.importorskip("xllamacpp")
 
 from graftwork.inference.llamacpp import LlamaCppEngine, LlamaOptions, LlamaServer
 from graftwork.model.gguf.cache import adapter_file, base_file
+from graftwork.model.gguf.modelfile import find_turn_texts, write_modelfile
+from graftwork.model.gguf.writer import write_merged
 
 QUESTIONS = (
     "Which river is the longest?",
@@ -24,7 +26,7 @@ QUESTIONS = (
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def make_model(folder: Path, tokenizer: Path, family: str) -> Path:
+def make_model(folder: Path, tokenizer: Path, family: str, *, seed: int = 3) -> Path:
     """A random two-layer model with weights large enough that its answers are no ties."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -58,7 +60,7 @@ def make_model(folder: Path, tokenizer: Path, family: str) -> Path:
         eos_token_id=2,
         pad_token_id=2,
     )
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter.data, mean=1.0 if "norm" in name else 0.0, std=0.1)
@@ -80,6 +82,21 @@ def make_adapter(base: Path, folder: Path) -> Path:
     torch.manual_seed(5)
     for parameter in attach(model, shape, seed=1):
         torch.nn.init.normal_(parameter.data, std=0.15)
+    save_adapter(model, folder, shape=shape, base="tiny")
+    return folder
+
+
+def make_dora(base: Path, folder: Path) -> Path:
+    import torch
+
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.load import load_base
+
+    model = load_base(base)
+    shape = AdapterShape(rank=4, alpha=6.0, targets=TARGETS, layers=(0, 1), kind="dora")
+    torch.manual_seed(5)
+    for parameter in attach(model, shape, seed=1):
+        parameter.data.add_(torch.randn_like(parameter.data), alpha=0.15)
     save_adapter(model, folder, shape=shape, base="tiny")
     return folder
 
@@ -213,3 +230,58 @@ def test_smollm2_answers_as_the_embedded_engine_does(embedded_base):
     decoding = DecodingSettings(max_new_tokens=40)
     assert theirs.answer(prompts, decoding) == ours.answer(prompts, decoding)
     theirs.close()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_a_merged_file_answers_as_base_and_adapter_do(model, tmp_path, kind):
+    base, adapter = model
+    if kind == "dora":
+        adapter = make_dora(base, tmp_path / "dora")
+    if kind == "full":
+        adapter = make_model(tmp_path / "full", base, "llama", seed=4)
+    merged = tmp_path / "merged.gguf"
+    write_merged(base, adapter, merged, precision="f32")
+    where = EngineSource(base_folder=base, adapters={"adapter": adapter}, threads=1)
+    ours = EmbeddedEngine(where)
+    prompt = ours.render((Message(role="user", content=QUESTIONS[0]),))
+    decoding = DecodingSettings(max_new_tokens=12)
+    server = LlamaServer(merged, options=LlamaOptions(threads=1, context=256, exact=True))
+    body = server.encode(prompt.tokens, decoding, adapter=None, stream=False)
+    (event,) = server.events(body)
+    server.close()
+    (reply,) = ours.answer([prompt], decoding, adapter="adapter")
+    assert ours.template.decode(event["tokens"]) == reply.text
+    assert ours.answer([prompt], decoding)[0].text != reply.text
+
+
+def test_the_ollama_template_writes_what_the_chat_template_writes(model):
+    from graftwork.model.chat.template import ChatTemplate
+
+    base, _ = model
+    template = ChatTemplate.from_folder(base)
+    turns = find_turn_texts(template)
+    asked = (Message(role="system", content="Be brief."), Message(role="user", content="Why?"))
+    assert turns.write(asked) == template.prompt_text(asked)
+    modelfile = write_modelfile(template, gguf="model.gguf")
+    assert modelfile.startswith("FROM ./model.gguf\n")
+    assert "ADAPTER" not in modelfile
+    assert 'PARAMETER stop "<|im_end|>"' in modelfile
+    assert modelfile.count('"""') == 2
+    assert turns.to_go().count("{{") == turns.to_go().count("}}")
+
+
+def test_a_template_that_changes_earlier_turns_gives_no_ollama_template(model, tmp_path):
+    from graftwork.model.chat.template import ChatTemplate
+
+    base, _ = model
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, tmp_path / name)
+    numbered = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ loop.index }}\n"
+        "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(numbered)
+    template = ChatTemplate.from_folder(tmp_path)
+    assert find_turn_texts(template) is None
+    assert "TEMPLATE" not in write_modelfile(template, gguf="model.gguf")

@@ -5,7 +5,7 @@ and written one at a time. Needs no torch. What cannot be written exactly is ref
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from graftwork.records.release import GgufPrecision
 WRITER = 1
 """Goes into the names of cached files; a change of what is written changes it."""
 _PREFIX = "base_model.model."
+ADAPTER_CONFIG = "adapter_config.json"
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q4_1": 3}
 """`general.file_type`, as llama.cpp numbers it."""
 
@@ -34,7 +35,13 @@ class _PlannedTensor(NamedTuple):
     make: Callable[[], Array]
 
 
-def write_base(folder: Path, target: Path, *, precision: GgufPrecision) -> None:
+Change = Callable[[str, Array], Array]
+"""Gives a weight of the base, by its name, as it is written."""
+
+
+def write_base(
+    folder: Path, target: Path, *, precision: GgufPrecision, change: Change = lambda _name, weight: weight
+) -> None:
     """Norms, biases and vectors stay in float32; matrices get the precision that is asked for."""
     config = json.loads((folder / "config.json").read_text())
     architecture = GgufArchitecture(config, where=str(folder))
@@ -47,7 +54,7 @@ def write_base(folder: Path, target: Path, *, precision: GgufPrecision) -> None:
         **read_vocabulary(folder, size=size).metadata,
     }
     tensors = [
-        _plan_weight(tensor, architecture, precision)
+        _plan_weight(tensor, architecture, precision, change)
         for tensor in stored_tensors(folder)
         if not (architecture.tied and tensor.name == "lm_head.weight")
     ]
@@ -76,12 +83,64 @@ def write_adapter(folder: Path, target: Path, *, base: Path) -> None:
     _write(target, architecture.name, metadata, planned)
 
 
+def write_merged(base: Path, adapter: Path, target: Path, *, precision: GgufPrecision) -> None:
+    """Merge an adapter (LoRA, DoRA or full weights) into the base in float32, then convert."""
+    tensors = {tensor.name: tensor for tensor in stored_tensors(adapter)}
+    if not (adapter / ADAPTER_CONFIG).is_file():
+        _require_known(tensors, base)
+        write_base(
+            base, target, precision=precision, change=lambda name, weight: _replaced(tensors, name, weight)
+        )
+        return
+    paths = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in tensors}
+    _require_known([f"{path}.weight" for path in paths], base)
+    config = parse_peft((adapter / ADAPTER_CONFIG).read_bytes(), where=str(adapter))
+    layers = int(json.loads((base / "config.json").read_text())["num_hidden_layers"])
+    shape = from_peft(config, layers=layers, paths=paths, where=str(adapter))
+
+    def change(name: str, weight: Array) -> Array:
+        path = name.removesuffix(".weight")
+        if path not in paths:
+            return weight
+        a, b = (tensors[f"{_PREFIX}{path}.{part}.weight"].read() for part in ("lora_A", "lora_B"))
+        merged: Array = weight + np.float32(shape.scale_of(path)) * (b @ a)
+        if shape.kind != "dora":
+            return merged
+        lengths = np.linalg.norm(merged, axis=1, keepdims=True)
+        stretched: Array = merged * (_magnitude(tensors, path).reshape(-1, 1) / lengths)
+        return stretched
+
+    write_base(base, target, precision=precision, change=change)
+
+
+def _magnitude(tensors: dict[str, StoredTensor], path: str) -> Array:
+    start = f"{_PREFIX}{path}.lora_magnitude_vector"
+    return next(tensor for name, tensor in tensors.items() if name.startswith(start)).read()
+
+
+def _replaced(tensors: dict[str, StoredTensor], name: str, weight: Array) -> Array:
+    return tensors[name].read() if name in tensors else weight
+
+
+def _require_known(names: Iterable[str], base: Path) -> None:
+    """Refuse an adapter of weights that the base does not have: they would be lost."""
+    known = {tensor.name for tensor in stored_tensors(base)}
+    missing = sorted(set(names) - known)
+    if missing:
+        raise UserMistake(
+            f"the base has no weight {missing[0]}",
+            why="the weight names in its files differ from those that the adapter names",
+            fix="save the base once with `model.save_pretrained(folder)` and name that folder as the base",
+            where=str(base),
+        )
+
+
 def _scaled(b: StoredTensor, path: str, scale: float, architecture: GgufArchitecture) -> Callable[[], Array]:
     return lambda: architecture.arrange(path, b.read()) * np.float32(scale)
 
 
 def _read_shape(folder: Path, *, layers: int, paths: list[str]) -> AdapterShape:
-    file = folder / "adapter_config.json"
+    file = folder / ADAPTER_CONFIG
     if not file.is_file():
         raise _refuse("a release of full weights", folder)
     config = parse_peft(file.read_bytes(), where=str(folder))
@@ -101,7 +160,9 @@ def _refuse(what: str, folder: Path) -> UserMistake:
     )
 
 
-def _plan_weight(tensor: StoredTensor, architecture: GgufArchitecture, precision: str) -> _PlannedTensor:
+def _plan_weight(
+    tensor: StoredTensor, architecture: GgufArchitecture, precision: str, change: Change
+) -> _PlannedTensor:
     path = tensor.name.rpartition(".")[0]
     kind = precision if len(tensor.shape) > 1 else "f32"
     if kind.startswith("q") and tensor.shape[-1] % 32:
@@ -110,7 +171,7 @@ def _plan_weight(tensor: StoredTensor, architecture: GgufArchitecture, precision
         architecture.tensor_name(tensor.name),
         tensor.shape,
         kind,
-        lambda: architecture.arrange(path, tensor.read()),
+        lambda: architecture.arrange(path, change(tensor.name, tensor.read())),
     )
 
 
