@@ -25,8 +25,8 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
-    "release_exchange, run, serve, train < plan, release < main",
+    "cli": "output < show < progress < command < data, evaluate, plan_cost, plan_fit, project, "
+    "release_exchange, run, serve, train < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }
