@@ -34,7 +34,8 @@ import pyarrow as pa
 
 from graftwork.data.render.dataset import pack_rows
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.chat.template import CannotProve, ChatTemplate
+from graftwork.model.chat.renderer import CannotProve
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.records.interaction import Message
 
 LENGTH = 2048

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from graftwork.evaluate.ask.runner import CaseRunner, read_answers
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.ask.runner import CaseRunner
 from graftwork.evaluate.cases import insert_example
 from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import DecodingSettings

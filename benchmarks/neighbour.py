@@ -106,7 +106,8 @@ def serve_steps(folder: Path) -> None:
     """The child: load the base, warm up, then one step for each line of standard input."""
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.load import load_base
     from graftwork.model.threads import guard_spinning, use_threads

@@ -122,7 +122,7 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
     import torch
     from plan_memory_shapes import shape_of, tuning_of
 
-    from graftwork.model.adapters.peft import AdapterShape
+    from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.trainable import make_trainable
     from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.engine_choice import autocast_logits

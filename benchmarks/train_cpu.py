@@ -23,7 +23,8 @@ from results import save_results
 from transformers import AutoTokenizer
 
 from graftwork.files.dataset import read_rows
-from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads

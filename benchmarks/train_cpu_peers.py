@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from graftwork.model.adapters.peft import AdapterShape
+from graftwork.model.adapter_shape import AdapterShape
 from graftwork.records.dataset import Row
 
 Rate = Callable[[int], float]

@@ -23,7 +23,8 @@ FORMS = ("plain", "whole", "eight", "four")
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
     from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
     from graftwork.plan.catalog.hardware import default_rates

@@ -122,7 +122,8 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     from train_gpu_model import SHAPES
 
     from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.plan.catalog.hardware import default_rates
     from graftwork.train.gpu.engine import GpuEngine
     from graftwork.train.gpu.load import load_quantized

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # One line per package: its modules and sub-packages from the lowest level to the highest. Members of one
 # level, separated by a comma, do not import each other.
 ORDER = {
-    "costmodel": "allocator, stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
+    "costmodel": "allocator < stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
     "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",

@@ -36,10 +36,10 @@ def choose(work: OpenProject, chance: random.Random) -> str:
     return chance.choice([entry.id for entry in work.releases.entries() if entry.collected_at is None])
 
 
-def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
+def work_until_killed(root: Path, url: str, *, seed: str, journal: Path) -> None:
     chance = random.Random(seed)
     work = open_work(root, url)
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(*words: str) -> None:
         os.write(output, (" ".join(words) + "\n").encode())
@@ -71,10 +71,10 @@ def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
 
 def main(root: str, url: str) -> None:
     for line in sys.stdin:
-        seed, said = line.split()
+        seed, journal = line.split()
         worker = os.fork()
         if worker == 0:
-            work_until_killed(Path(root), url, seed=seed, said=Path(said))
+            work_until_killed(Path(root), url, seed=seed, journal=Path(journal))
         print(worker, flush=True)
         os.waitpid(worker, 0)
         print("gone", flush=True)

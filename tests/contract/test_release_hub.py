@@ -129,8 +129,8 @@ def test_the_token_is_needed_and_never_shown(hub, store, monkeypatch, caplog, ca
     hub.broken = "/"
     with pytest.raises(EnvironmentLacks) as reported:
         open_hub(hub).push(store, release.id)
-    said = capfd.readouterr()
-    heard = [str(reported.value.as_json()), caplog.text, said.out, said.err]
+    output = capfd.readouterr()
+    heard = [str(reported.value.as_json()), caplog.text, output.out, output.err]
     assert not [text for text in heard if TOKEN in text]
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(EnvironmentLacks, match="no token"):
@@ -255,9 +255,9 @@ def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):
     client._api.create_repo = fail
     with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as reported:
         client.push(store, make(store).id)
-    said = str(reported.value.as_json())
-    assert "refused" in said
-    assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in said]
+    output = str(reported.value.as_json())
+    assert "refused" in output
+    assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in output]
 
 
 def test_bytes_done_of_bytes_total_are_reported_on_the_way_out_and_in(hub, store, tmp_path):

@@ -125,9 +125,7 @@ def test_an_alias_cannot_point_at_a_release_that_is_not_there(index: ReleaseInde
 
 
 @pytest.mark.parametrize("believed", [None, B])
-def test_who_is_wrong_about_where_the_alias_points_moves_nothing(
-    index: ReleaseIndex, believed: Release | None
-):
+def test_moving_an_alias_fails_if_it_points_elsewhere(index: ReleaseIndex, believed: Release | None):
     for entry in (A, B, C):
         index.add(entry)
     move(index, A, since=None)
@@ -138,7 +136,7 @@ def test_who_is_wrong_about_where_the_alias_points_moves_nothing(
     assert len(index.alias_log("champion")) == 1
 
 
-def test_who_expects_an_alias_that_is_not_there_moves_nothing(index: ReleaseIndex):
+def test_moving_an_alias_fails_if_the_expected_one_does_not_exist(index: ReleaseIndex):
     for entry in (A, B):
         index.add(entry)
     with pytest.raises(Busy):

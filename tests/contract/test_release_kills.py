@@ -49,9 +49,9 @@ def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_ne
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         try:
             for number in range(kills):
-                said = tmp_path / f"said-{number}"
-                kill_at_random(nursery, chance, said, seed=f"{kind}-{number}")
-                allowed, interrupted = read_said(said, current)
+                journal = tmp_path / f"said-{number}"
+                kill_at_random(nursery, chance, journal, seed=f"{kind}-{number}")
+                allowed, interrupted = read_said(journal, current)
                 actions.add(interrupted)
                 current = assert_whole(work, allowed)
         finally:
@@ -62,12 +62,12 @@ def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_ne
     work.database.close()
 
 
-def kill_at_random(nursery, chance: random.Random, said: Path, *, seed: str) -> None:
-    nursery.stdin.write(f"{seed} {said}\n")
+def kill_at_random(nursery, chance: random.Random, journal: Path, *, seed: str) -> None:
+    nursery.stdin.write(f"{seed} {journal}\n")
     nursery.stdin.flush()
     worker = int(nursery.stdout.readline())
     deadline = time.monotonic() + 30
-    while not said.exists() or not said.stat().st_size:
+    while not journal.exists() or not journal.stat().st_size:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     time.sleep(chance.uniform(0, 0.06))
@@ -75,10 +75,10 @@ def kill_at_random(nursery, chance: random.Random, said: Path, *, seed: str) -> 
     assert nursery.stdout.readline() == "gone\n"
 
 
-def read_said(said: Path, current: str) -> tuple[set[str], str]:
+def read_said(journal: Path, current: str) -> tuple[set[str], str]:
     """Where the alias may point after what the worker said, and what it was at when it was killed."""
     allowed, interrupted = {current}, "nothing"
-    for line in said.read_text().splitlines():
+    for line in journal.read_text().splitlines():
         word, *rest = line.split()
         if word == "try":
             allowed = {current, rest[0]}

@@ -19,14 +19,14 @@ def test_every_test_set_has_its_own_count(database: Database):
     assert looks.log("two", subject="adapter", when=WHEN) == 1
 
 
-def test_looks_at_the_same_time_are_all_counted(database: Database):
+def test_concurrent_evaluations_are_all_counted(database: Database):
     looks = EvaluationLog(database)
     with ThreadPoolExecutor(6) as pool:
         numbers = list(pool.map(lambda n: looks.log("cases", subject=f"s{n}", when=WHEN), range(24)))
     assert sorted(numbers) == list(range(1, 25))
 
 
-def test_the_same_candidate_again_is_a_look_and_no_further_candidate(database: Database):
+def test_the_same_candidate_again_is_an_evaluation_and_no_further_candidate(database: Database):
     looks = EvaluationLog(database)
     for subject in ("one", "two", "one", "one"):
         looks.log("cases", subject=subject, when=WHEN)

@@ -58,9 +58,9 @@ def test_of_two_processes_that_promote_at_once_exactly_one_wins(database: Databa
     ):
         begin(one)
         begin(two)
-        said = [process.stdout.readline().strip() for process in (one, two)]
-    assert sorted(said) == ["lost", "won"]
-    assert index.aliases() == {"champion": rivals[said.index("won")].id}
+        output = [process.stdout.readline().strip() for process in (one, two)]
+    assert sorted(output) == ["lost", "won"]
+    assert index.aliases() == {"champion": rivals[output.index("won")].id}
     assert len(index.alias_log("champion")) == 1
 
 

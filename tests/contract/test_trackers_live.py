@@ -29,19 +29,19 @@ needs_trackio = pytest.mark.skipif(
 PASSWORD, TOKEN = "s3cr@t-pass-of-many-words", "write-token-that-nobody-hears"
 GUARD = """
 import os, socket
-said = os.open(os.environ["SOCKET_GUARD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-os.write(said, b"on\\n")
+log = os.open(os.environ["SOCKET_GUARD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(log, b"on\\n")
 look_up = socket.getaddrinfo
 def guarded(host, *words, **more):
     if host not in (None, "127.0.0.1", "localhost", b"127.0.0.1", b"localhost"):
-        os.write(said, f"{host}\\n".encode())
+        os.write(log, f"{host}\\n".encode())
         raise OSError("no network here")
     return look_up(host, *words, **more)
 socket.getaddrinfo = guarded
 connect = socket.socket.connect
 def guarded_connect(self, address):
     if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "localhost"):
-        os.write(said, f"{address[0]}\\n".encode())
+        os.write(log, f"{address[0]}\\n".encode())
         raise OSError("no network here")
     return connect(self, address)
 socket.socket.connect = guarded_connect
@@ -278,9 +278,9 @@ def test_a_login_opens_the_registry_and_is_heard_nowhere(project, tmp_path):
         assert reported(done)["new"] is True
         heard = [done.stdout]
         for wrong in (login.replace(PASSWORD[-5:], "wrong"), server.url):
-            said = refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=wrong), code=3)
-            assert "401" in said
-            heard.append(said)
+            output = refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=wrong), code=3)
+            assert "401" in output
+            heard.append(output)
     heard.append(refused(project.push("champion", "--mlflow", "x", MLFLOW_TRACKING_URI=login), code=3))
     assert not [text for text in heard if "s3cr" in text]
     for path in (*project.root.rglob("*"), *folder.rglob("*")):

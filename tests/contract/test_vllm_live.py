@@ -92,9 +92,9 @@ def start(job, *, vllm=True):
 def ask(job, *, vllm=True):
     worker = start(job, vllm=vllm)
     code = worker.wait(timeout=550)
-    said = (Path(job.folder) / "log.txt").read_text(errors="replace")
-    assert code == 0, said[-2000:]
-    assert "REACHED OUT" not in said
+    output = (Path(job.folder) / "log.txt").read_text(errors="replace")
+    assert code == 0, output[-2000:]
+    assert "REACHED OUT" not in output
     made = Generation.from_json((Path(job.folder) / GENERATION_FILE).read_bytes())
     assert made.settings["engine"].startswith("vllm 0.32" if vllm else "graftwork")
     assert made.settings["base_as"] == "float32, not quantised"
@@ -106,7 +106,8 @@ def adapter(embedded_base, tmp_path_factory):
     """One of another strength in one layer than in the others, as strong as a trained one."""
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(Path(embedded_base.folder))

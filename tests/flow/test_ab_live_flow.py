@@ -86,8 +86,8 @@ async def live_through(url, *, sessions, likes, seed):
                 )
                 release = answer.headers["x-graft-release"]
                 assert answered.setdefault(n, release) == release
-            said = {"capture": answer.headers["x-graft-capture"], "score": chance.random() < likes[release]}
-            reply = await http.send("POST", "/v1/feedback", body=json.dumps(said).encode(), headers=JSON)
+            output = {"capture": answer.headers["x-graft-capture"], "score": chance.random() < likes[release]}
+            reply = await http.send("POST", "/v1/feedback", body=json.dumps(output).encode(), headers=JSON)
             assert (reply.status, bool(await reply.read())) == (200, True)
     health = json.loads((await http.fetch("GET", "/health"))[1])
     http.close()
@@ -129,7 +129,7 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
         assert found.arms["A"].sessions + found.arms["B"].sessions == 80
         assert found.arms["A"].feedback + found.arms["B"].feedback == 80
         assert compare_live(work, "challenger", "champion", metric="feedback").winner == "A"
-        said = [capture for capture in work.captures.export() if capture.feedback is not None]
-        assert len(said) == 80
-        row = read_captured(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
-        assert row.reward == said[0].feedback
+        output = [capture for capture in work.captures.export() if capture.feedback is not None]
+        assert len(output) == 80
+        row = read_captured(output[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
+        assert row.reward == output[0].feedback

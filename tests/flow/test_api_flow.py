@@ -87,9 +87,9 @@ def test_every_block_of_the_api_page_runs(small_project, monkeypatch, capsys):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    said = capsys.readouterr().out
-    assert "started train" in said
-    assert re.search(r"training: \d+ of \d+, loss", said)
-    assert "deploy" in said
+    output = capsys.readouterr().out
+    assert "started train" in output
+    assert re.search(r"training: \d+ of \d+, loss", output)
+    assert "deploy" in output
     assert isinstance(names["release"], graftwork.Release)
     assert "Project small" in names["project"]._repr_html_()

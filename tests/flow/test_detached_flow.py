@@ -27,7 +27,7 @@ def graft(folder, *arguments):
     )
 
 
-def said(done):
+def output_of(done):
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
@@ -67,16 +67,16 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
         assert follower.poll() is None
         events.append(json.loads(follower.stdout.readline()))
 
-    (run,) = said(graft(folder, "status", "--json"))["runs"]
+    (run,) = output_of(graft(folder, "status", "--json"))["runs"]
     assert (run["id"], run["state"]) == (started["run"], "running")
     assert run["health"] in ("working", "slow")
     assert run["reason"]
     assert run["expected_step_seconds"] > 0
     assert run["measured_step_seconds"] > 0
-    again = said(graft(folder, "train", "--detach", "--json"))
+    again = output_of(graft(folder, "train", "--detach", "--json"))
     assert (again["state"], again["run"], again["pid"]) == ("already running", run["id"], started["pid"])
 
-    stopped = said(graft(folder, "stop", "--json"))
+    stopped = output_of(graft(folder, "stop", "--json"))
     assert (stopped["state"], stopped["run_state"], stopped["run"]) == ("stopped", "stopped", run["id"])
     assert stopped["done"] >= 3
     rest, _ = follower.communicate(timeout=60)
@@ -104,10 +104,10 @@ def test_a_run_is_killed_at_once_when_asked_so(detached):
     while lock_holder(run_folder) is None:
         assert lock_holder(folder / ".graft" / "pipeline") is not None
         pause()
-    assert said(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
+    assert output_of(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
     assert lock_holder(run_folder) is None
     assert lock_holder(folder / ".graft" / "pipeline") is None
-    assert said(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
+    assert output_of(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
     follower = graft(folder, "logs", "-f")
     assert follower.returncode == 75
 
@@ -116,7 +116,7 @@ def test_without_a_run_logs_and_stop_say_so(small_project):
     none = graft(small_project, "logs", "-f", "--json")
     assert none.returncode == 2
     assert "no run yet" in json.loads(none.stdout)["what"]
-    assert said(graft(small_project, "stop", "--json")) == {
+    assert output_of(graft(small_project, "stop", "--json")) == {
         "state": "not running",
         "run": None,
         "run_state": None,

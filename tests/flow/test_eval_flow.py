@@ -14,7 +14,8 @@ from graftwork.records.errors import UserMistake
 @pytest.fixture
 def adapter(tiny_base, small_project) -> Path:
     """A PEFT folder in the project, made without training."""
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)

@@ -50,10 +50,10 @@ def opened(folder):
 
 def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path, tiny_base):
     write_tickets(tmp_path / "tickets.jsonl")
-    code, said = graft(tmp_path, "init", str(tmp_path / "tickets.jsonl"), "--base", str(tiny_base))
-    assert code == 0, said
-    assert said["proposal"]["kind"] == "json"
-    to_do = [stage["stage"] for stage in said["preflight"]["run"]["stages"] if stage["state"] == "to do"]
+    code, output = graft(tmp_path, "init", str(tmp_path / "tickets.jsonl"), "--base", str(tiny_base))
+    assert code == 0, output
+    assert output["proposal"]["kind"] == "json"
+    to_do = [stage["stage"] for stage in output["preflight"]["run"]["stages"] if stage["state"] == "to do"]
     assert to_do[:2] == ["train", "evaluate"]
     edit(tmp_path, gate={"rules": [{"metric": "queue", "over": 0.99}]})
     code, found = graft(tmp_path, "run", "--dry-run")

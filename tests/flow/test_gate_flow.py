@@ -38,7 +38,7 @@ def graft(folder, *words):
     return done.returncode, json.loads(done.stdout)
 
 
-def test_two_models_are_judged_in_one_go_and_a_change_of_the_rules_does_not_pass_unnoticed(small_project):
+def test_two_models_are_judged_together_and_changed_rules_are_noted(small_project):
     small = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 4, "threads": 1, "max_rows": 16}
     write(
         small_project,

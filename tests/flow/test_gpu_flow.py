@@ -120,7 +120,7 @@ def losses(folder):
         ("qlora", "off", {"recorded": True}),
     ],
 )
-def test_it_learns_in_every_form(embedded_base, dataset, tmp_path, method, fp8, how):
+def test_gpu_training_learns_in_every_weight_format(embedded_base, dataset, tmp_path, method, fp8, how):
     folder = make_job(Path(embedded_base.folder), dataset, tmp_path / "run", method=method, fp8=fp8, **how)
     outcome = finish(folder)
     assert outcome.validation_loss_after < 0.7 * outcome.validation_loss_before

@@ -108,7 +108,7 @@ def test_an_old_project_lists_its_releases_runs_and_steps_as_before(graft, facts
     assert states.pop("report") == "stale"  # The archive does not hold the page.
     assert set(states.values()) == {"fresh"}
     assert states.keys() < {step["step"] for step in facts["status"]["steps"]}
-    runs = [{run["id"]: run["state"] for run in said["runs"]} for said in (status, facts["status"])]
+    runs = [{run["id"]: run["state"] for run in message["runs"]} for message in (status, facts["status"])]
     assert runs[0] == runs[1]
     assert sorted(runs[0].values()) == ["done", "stopped"]
 

@@ -113,10 +113,10 @@ def test_the_gate_in_ci_names_what_a_new_setting_makes_stale_and_starts_no_train
     assert f"train.rank was {rank} and is {rank * 2}" in json.loads(done.stdout)["why"]
     assert len(list((small_project / ".graft" / "runs").iterdir())) == 1
     assert not (small_project / "gate.xml").exists()
-    said = json.loads(graft(small_project, "status", "--json").stdout)
-    states = {step["step"]: step["state"] for step in said["steps"]}
+    message = json.loads(graft(small_project, "status", "--json").stdout)
+    states = {step["step"]: step["state"] for step in message["steps"]}
     assert (states["prepare"], states["plan"], states["train"]) == ("fresh", "stale", "stale")
-    assert {"plan", "train"} <= set(said["next"]["steps"])
+    assert {"plan", "train"} <= set(message["next"]["steps"])
 
 
 def test_only_what_depends_on_a_change_is_done_again(small_project, listener, change_settings):

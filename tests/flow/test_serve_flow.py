@@ -35,7 +35,8 @@ def adapter_folder(tiny_base, tmp_path_factory) -> Path:
     """An adapter that changes every answer."""
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)

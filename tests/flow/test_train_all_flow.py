@@ -169,8 +169,8 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert found.positions > found.rows > 0
     assert merged.merged.merged_weights == 14
     for exported in (merged, adapter):
-        said = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
-        for name, digest in said["files"].items():
+        message = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
+        for name, digest in message["files"].items():
             assert file_digest(Path(exported.folder) / name) == digest
     assert find_base(str(tiny_base), project_folder=tmp_path) == before
     # The merged folder is a base like any other.

@@ -62,9 +62,9 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
 
     stopped = signal_after(start(job, here, **mirror), here, 10, signal.SIGTERM)
     assert stopped == EXIT_RESUME_ME
-    said = json.loads((here / "error.json").read_text())
-    assert said["error"] == "StoppedInOrder"
-    assert "stopped in good order after step" in said["what"]
+    output = json.loads((here / "error.json").read_text())
+    assert output["error"] == "StoppedInOrder"
+    assert "stopped in good order after step" in output["what"]
     after = len(Journal(here / "steps.jsonl").read())
 
     assert signal_after(start(job, here, **mirror), here, after + 20, signal.SIGKILL) == -signal.SIGKILL
@@ -84,6 +84,6 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
 def test_with_a_deadline_that_leaves_no_time_it_does_not_begin_a_step(job, tmp_path):
     worker = start(job, tmp_path / "late", deadline=time.time() + 1)
     assert worker.wait(WAIT) == EXIT_RESUME_ME
-    said = json.loads((tmp_path / "late" / "error.json").read_text())
-    assert "after step 0 of" in said["what"]
-    assert "the deadline is near" in said["what"]
+    output = json.loads((tmp_path / "late" / "error.json").read_text())
+    assert "after step 0 of" in output["what"]
+    assert "the deadline is near" in output["what"]

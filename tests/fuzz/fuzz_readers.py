@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.read import ReadFault, read_block
+from graftwork.data.ingest.read import read_block
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction

@@ -355,11 +355,11 @@ def test_a_malformed_head_is_refused_and_no_crash(serve, client, head):
 @pytest.mark.parametrize("client", READERS)
 def test_no_error_repeats_the_key(serve, client):
     for status in ("400 Bad", "401 No", "403 No", "404 None", "429 Busy", "500 Broken", f"418 {KEY}"):
-        said = json.dumps(
+        output = json.dumps(
             {"error": {"message": f"the key {KEY} at http://me:{KEY}@host/?key={KEY}"}}
         ).encode()
         server = serve(
-            lambda server, connection, s=status, b=said: server.write(connection, reply(b, status=s))
+            lambda server, connection, s=status, b=output: server.write(connection, reply(b, status=s))
         )
         with pytest.raises(REFUSED) as caught:
             CLIENTS[client](server.address)
@@ -442,7 +442,7 @@ def test_a_server_may_lengthen_a_pause_but_not_without_end():
     assert retries.after_failure(asked=86_400.0) == 30.0
 
 
-def test_one_attempt_means_one():
+def test_one_attempt_is_never_retried():
     assert Retries(attempts=1).after_failure(asked=0.0) is None
 
 
@@ -463,7 +463,7 @@ def test_retry_after_is_a_plain_number_of_seconds(header, seconds):
     assert retry_after(header) == seconds
 
 
-def test_what_may_pass():
+def test_transient_errors_are_retried():
     passing = {status for status in range(100, 600) if may_pass(status)}
     assert {408, 409, 425, 429, 500, 502, 503, 504, 529} <= passing
     assert not passing & {200, 301, 400, 401, 403, 404, 422, 501, 505}

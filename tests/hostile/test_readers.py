@@ -13,10 +13,10 @@ import pytest
 from measured import each, measure
 
 from graftwork.data.ingest import parquet_child as child
-from graftwork.data.ingest.blocks import MOST_LINES, Entry
+from graftwork.data.ingest.blocks import MOST_LINES, Entry, ReadFault
 from graftwork.data.ingest.containers import _read_frames
 from graftwork.data.ingest.files import cut_blocks
-from graftwork.data.ingest.read import ReadFault, read_file
+from graftwork.data.ingest.read import read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
 from graftwork.plan.lint.facts import read_written
 from graftwork.project.load import load_settings
@@ -203,7 +203,7 @@ JSON_LINES = {
 
 @each(JSON_LINES, quick=("empty objects", "an object in text", "deep lists", "NUL"))
 def test_a_huge_line_of_json_is_read_or_named_in_bounded_memory(name, tmp_path):
-    data, said, most = JSON_LINES[name]
+    data, shown, most = JSON_LINES[name]
     measured = read_hostile(
         tmp_path,
         f'write(\'log.jsonl\', {data} + b\'\\n{{"prompt":"q","completion":"good"}}\\n\')',
@@ -212,7 +212,7 @@ def test_a_huge_line_of_json_is_read_or_named_in_bounded_memory(name, tmp_path):
     assert measured.code == 0, measured.errors
     count, first, last = measured.output.strip().split("|")
     assert (count, last) == ("2", "2 read")
-    assert said in first
+    assert shown in first
     assert measured.grown < most, measured
 
 
@@ -384,12 +384,12 @@ PARQUET_BOMBS = {
 
 @pytest.mark.parametrize("name", PARQUET_BOMBS)
 def test_a_parquet_bomb_ends_in_a_fault_and_takes_bounded_memory(name, tmp_path):
-    prepare, said = PARQUET_BOMBS[name]
+    prepare, shown = PARQUET_BOMBS[name]
     attack = "show_blocks('log.parquet')\nprint(children())"
     measured = read_hostile(tmp_path, PARQUET, prepare, warm=LITTLE_MEMORY, attack=attack)
     assert measured.code == 0, measured.errors
     seen, of_child = measured.output.strip().split("\n")
-    assert said in seen
+    assert shown in seen
     assert measured.grown < 64, measured
     assert int(of_child) < 128 + 120, "the process that decodes"
 

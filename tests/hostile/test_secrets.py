@@ -232,8 +232,8 @@ def secret_of(kind: str) -> str:
 
 def repeat_the_request(server, connection):
     """An endpoint that answers with all that it was sent, the key too."""
-    said = server.requests[-1].decode(errors="replace")
-    body = {"choices": [{"message": {"content": f"You sent: {said}"}, "finish_reason": "stop"}]}
+    output = server.requests[-1].decode(errors="replace")
+    body = {"choices": [{"message": {"content": f"You sent: {output}"}, "finish_reason": "stop"}]}
     server.write(connection, reply(json.dumps(body).encode()))
 
 

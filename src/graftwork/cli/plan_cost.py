@@ -197,9 +197,6 @@ def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
     return MeasuredRun(gpu=name, gpus=count, hours=hours)
 
 
-WEEKS_A_MONTH = 365.25 / 7 / 12
-
-
 def buy(
     have: Annotated[str, typer.Option("--have", help='Your current hardware, such as "RTX 5060 Ti 16GB".')],
     option: Annotated[
@@ -249,7 +246,7 @@ def buy(
     from graftwork.cli.output import print_json, stdout
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost.types import Terms
-    from graftwork.plan.purchase.decide import Use, weigh_purchase
+    from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
     from graftwork.plan.purchase.types import read_purchase_option
 
     question = run_asked(

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from graftwork.records.units import MIB
 
 BLOCK = 512
+"""CUDA's allocator hands out whole blocks."""
 SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB

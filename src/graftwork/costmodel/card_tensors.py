@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from graftwork.costmodel.allocator import BLOCK
 from graftwork.model.shape import layer_parameters, linear_sizes
 from graftwork.records.plan import ModelShape, Tuning
 
-BLOCK = 512
 """Bytes that the allocator rounds up to."""
 
 GROUPS = {

@@ -273,6 +273,8 @@ class Failed:
         )
 
 
+CARD_SHARE = 0.94
+"""Of a card's memory, unless the settings state a limit; the rest is for the driver and the display."""
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 

@@ -12,6 +12,7 @@ from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import ELEMENT_BYTES
 
 ADAM_TRAFFIC = 28.0
 """Bytes that Adam moves in host memory for a parameter."""
@@ -24,7 +25,6 @@ LINK_SHARE = 0.6
 """Of a connector's rate, what two cards reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
 NOT_HIDDEN = 0.35
 """Of what is sent while the card computes, what it has to wait for (derived from published scaling)."""
-WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATES_BYTES = {"adamw_8bit": 2 * (1 + 4 / 256), "sgd": 0.0}
 """Of the optimizer, a learned parameter; the others keep two numbers in float32."""
 ADAM_BYTES = 8.0
@@ -63,7 +63,7 @@ def whole_states(
 ) -> LastingBytes:
     """What all cards together hold of weights and of what is learned."""
     zero = shared.sharding in ("zero2", "zero3")
-    learned = WIDTH[setup.dtype] if setup.method == "full" else WIDTH[setup.adapter_dtype]
+    learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     return LastingBytes(
         frozen=frozen,
         learned=trainable * learned,
@@ -105,7 +105,7 @@ def share(
     if shared.sharding == "none":
         return passing
     if shared.sharding == "ddp":
-        return _with(passing, workspace=trainable * WIDTH[setup.adapter_dtype])
+        return _with(passing, workspace=trainable * ELEMENT_BYTES[setup.adapter_dtype])
     full = setup.method == "full"
     frozen = 0.0 if full else passing.parts.get("weights", 0.0)
     states = whole_states(shape, setup, shared, trainable=trainable, frozen=frozen)
@@ -113,7 +113,7 @@ def share(
     parts |= _cut(states, shared, full=full)
     if full:
         kept = setup.adapted_layers if not setup.checkpointed else 1
-        norms = NORMED * shape.hidden_size * WIDTH[passing_setup(setup).dtype]
+        norms = NORMED * shape.hidden_size * ELEMENT_BYTES[passing_setup(setup).dtype]
         parts["activations"] = parts.get("activations", 0.0) + norms * kept * setup.rows * setup.tokens
     parts["workspace"] = parts.get("workspace", 0.0) + _buffers(
         shape, setup, shared, trainable=trainable, held=frozen or states.learned
@@ -147,7 +147,7 @@ def _buffers(
     shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, held: float
 ) -> float:
     """What is gathered to be worked with, and what is collected to be sent."""
-    learned = WIDTH[setup.dtype] if setup.method == "full" else WIDTH[setup.adapter_dtype]
+    learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     bucket = min(BUCKET_ELEMENTS, trainable) * learned
     if shared.sharding == "zero2":
         return 2 * bucket
@@ -191,7 +191,7 @@ def transfers(
         return HostTransfers(0.0, 0.0, 0.0)
     pcie = machine.gpu.pcie_gb_s * PCIE_SHARE * 1e9
     full = setup.method == "full"
-    width = WIDTH[setup.dtype] if full else WIDTH[setup.adapter_dtype]
+    width = ELEMENT_BYTES[setup.dtype] if full else ELEMENT_BYTES[setup.adapter_dtype]
     gradients = trainable * width / shared.cards / pcie
     fetched = 0.0
     if shared.offload == "weights":
@@ -225,7 +225,7 @@ class PlainRun(NamedTuple):
 
     def base_bytes(self, setup: PlainSetup) -> float:
         """The base as it is read."""
-        return float(total_parameters(self.shape) * WIDTH[setup.dtype])
+        return float(total_parameters(self.shape) * ELEMENT_BYTES[setup.dtype])
 
 
 def plain_step_parts(
@@ -262,7 +262,7 @@ def _sending_seconds(
     if shared.cards < 2:
         return 0.0
     gb_s = link_rate(run.machine)
-    width = WIDTH[setup.dtype] if setup.method == "full" else WIDTH[setup.adapter_dtype]
+    width = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     whole = link_seconds(run.trainable * width, cards=shared.cards, gb_s=gb_s)
     if shared.sharding == "ddp":
         return whole

@@ -38,8 +38,8 @@ from graftwork.costmodel.stream import (
 from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
 from graftwork.records.fit import PlainSetup
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import ELEMENT_BYTES
 
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT = 4
 
 
@@ -48,7 +48,7 @@ class Machinery:
 
     def __init__(self, tape: Tape, setup: PlainSetup) -> None:
         self.tape, self.setup = tape, setup
-        self.low = min(WIDTHS[setup.dtype], 2)
+        self.low = min(ELEMENT_BYTES[setup.dtype], 2)
         self.places = setup.rows * setup.tokens
         self.again = False
         """A layer runs a second time."""
@@ -91,7 +91,7 @@ class Linear:
         trained: bool = False,
     ) -> None:
         self.inputs, self.outputs = sizes
-        count, width = sizes[0] * sizes[1], WIDTHS[setup.dtype]
+        count, width = sizes[0] * sizes[1], ELEMENT_BYTES[setup.dtype]
         self.four = setup.method == "qlora"
         self.last = False
         """Of its layer."""
@@ -112,7 +112,7 @@ class Linear:
         self.adapter: tuple[Weight, Weight] | None = None
         self.magnitude: Weight | None = None
         if adapted:
-            wide = WIDTHS[setup.adapter_dtype]
+            wide = ELEMENT_BYTES[setup.adapter_dtype]
             self.adapter = (
                 Weight(sizes[0] * setup.rank, wide, trained=True),
                 Weight(sizes[1] * setup.rank, wide, trained=True),
@@ -207,7 +207,7 @@ class Norm:
     """RMSNorm in float32. Styles differ in when the weight comes in and the result goes back to its type."""
 
     def __init__(self, size: int, setup: PlainSetup, *, style: str = "llama", trained: bool = False) -> None:
-        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
+        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else ELEMENT_BYTES[setup.dtype]
         self.size, self.style = size, style
         self.last = False
         """Of its layer."""
@@ -373,7 +373,7 @@ class PlainDecoder:
     def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> None:
         self.shape, self.setup = shape, setup
         self.recipe = recipe = family.recipe or PlainRecipe()
-        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
+        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else ELEMENT_BYTES[setup.dtype]
         whole = setup.method == "full" and setup.adapted_layers >= shape.layers
         self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
         first = shape.layers - setup.adapted_layers

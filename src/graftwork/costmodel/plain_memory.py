@@ -13,7 +13,6 @@ from graftwork.costmodel.distributed import (
     ADAM_BYTES,
     HELD,
     STATES_BYTES,
-    WIDTH,
     Distribution,
     PlainRun,
     is_cut_up,
@@ -26,6 +25,7 @@ from graftwork.costmodel.stream import AllocationStream, MemoryTrace, keep_state
 from graftwork.model.families.registry import recipe_family
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import ELEMENT_BYTES
 
 STEPS = 2
 
@@ -178,9 +178,9 @@ def _line(first: MemoryPeak, second: MemoryPeak, *, share: float) -> MemoryPeak:
 
 def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> MemoryPeak:
     """The states on top of the passes, or the optimizer's own moment where that is higher."""
-    states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES * WIDTH[setup.dtype] / 4)
+    states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES * ELEMENT_BYTES[setup.dtype] / 4)
     passing = peak.allocated + states
-    gradients = float(trainable * WIDTH[setup.dtype])
+    gradients = float(trainable * ELEMENT_BYTES[setup.dtype])
     weights = peak.parts.get("weights", 0.0)
     moment = states * FOREACH_TEMPORARIES if setup.optimizer == "adamw_foreach" else 0.0
     stepping = weights + gradients + states + moment

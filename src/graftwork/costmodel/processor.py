@@ -22,14 +22,18 @@ from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workloa
 from graftwork.records.units import GIB
 
 ROTARY = ("default", "llama3", "linear", "yarn")
+"""Rotary positions that do not depend on how long a batch is."""
 WIDTH = 4
 """It works in float32 alone."""
 MEMORY_SHARE = 1 / 8
 """Of the machine's memory, for packed weights, and as much again for hidden states."""
 DISK_SHARE = 1 / 4
+"""Of the free disk, for hidden states that memory has no room for."""
 OPERATIONS_A_SECOND = 6e10
+"""Of one thread; only says when a slow disk is slower than computing."""
 MEMORY_BYTES_A_SECOND = 2e9
 FILE_BYTES_A_SECOND = 2e8
+"""Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
 
 
 class TrunkTokens(NamedTuple):

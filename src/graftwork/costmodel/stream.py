@@ -5,12 +5,10 @@ Filled by plain_tape.py and by the tracer; plain_memory.py replays it through th
 
 from collections.abc import Sequence
 
+from graftwork.costmodel.allocator import BLOCK
 from graftwork.records.base import Record
 from graftwork.records.fit import MemoryPeak, Optimizer
 from graftwork.records.units import MIB
-
-BLOCK = 512
-"""The allocator of CUDA hands out whole blocks."""
 
 
 class MemoryTrace(Record):

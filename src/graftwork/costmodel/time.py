@@ -15,6 +15,7 @@ from graftwork.records.base import Record
 from graftwork.records.fit import Level, PlainSetup, StepTime
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import ELEMENT_BYTES
 
 START_SECONDS = {"cpu": 10.0, "cuda": 20.0}
 """From the start of a run to its first step: interpreter, libraries, weights, and on a card its kernels
@@ -118,7 +119,7 @@ class StepRates(Record):
 
 
 def rates_of(gpu: Gpu) -> StepRates:
-    """What this card is expected to reach, before anybody has probed it."""
+    """What this card is expected to reach, before it is probed."""
     share = _share(gpu)
     old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
     half = gpu.half_tflops * 1e12 * share
@@ -360,7 +361,6 @@ PLAIN_OPTIMIZER_BYTES = {
     "sgd": 3.0,
 }
 """Tensors read and written a step, of the parameter's own width."""
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: StepRates) -> StepTime:
@@ -371,7 +371,7 @@ def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: StepRates) -> Ste
     # Under autocast weights in float32 are multiplied in 16 bits, once they have been brought there.
     cast = setup.autocast and setup.dtype == "float32"
     product = rates.products("bfloat16" if cast and rates.has_bf16 else "float16" if cast else setup.dtype)
-    width = 1.5 if cast else WIDTHS[setup.dtype] / 2
+    width = 1.5 if cast else ELEMENT_BYTES[setup.dtype] / 2
     forward = 2.0 * weights * tokens
     backward = forward * (2 if full else 1)
     table = shape.vocab_size * shape.hidden_size
@@ -434,7 +434,7 @@ def _attention(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
 
 def _optimizer(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
     trainable = trained_parameters(shape, setup)
-    width = WIDTHS[setup.dtype if setup.method == "full" else setup.adapter_dtype]
+    width = ELEMENT_BYTES[setup.dtype if setup.method == "full" else setup.adapter_dtype]
     return trainable * width * PLAIN_OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth
 
 

@@ -348,7 +348,7 @@ def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
 
 
 def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
-    """Users of one arm who speak more often than those of the other: who speaks may be who is unhappy."""
+    """Feedback that is more frequent in one arm: users with feedback may be the unhappy ones."""
     if not (a.units and b.units):
         return []
     heard = [min(count, arm.units) for count, arm in zip(spoken, (a, b), strict=True)]

@@ -157,7 +157,7 @@ def score(
     metrics: dict[str, Metric] = {}
     for name in settings.graded_on(cases):
         if context.is_reference and against_reference(name, context):
-            # Perfect by construction. Left out, so that nobody is compared with it by this.
+            # Perfect by construction. Left out, so that no subject is compared with it by this metric.
             continue
         scores = {case.id: _grade_case(name, case, by_case[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.

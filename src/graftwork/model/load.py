@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -31,16 +31,10 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
     it is read.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
+    with needs_extra("train", why="a model is to be loaded"):
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise EnvironmentLacks(
-            f"the package {error.name} is not installed",
-            why="a model is to be loaded",
-            fix=pip_install("train"),
-        ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -154,7 +148,7 @@ def eval_mode(model: Any) -> Iterator[Any]:
 
 
 def _eagerly() -> Any:
-    """One more token each time is one more shape each time: compiled layers would compile for ever."""
+    """One more token each time is one more shape each time: compiled layers would always recompile."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

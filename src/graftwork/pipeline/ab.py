@@ -386,7 +386,7 @@ def _call(experiment: str | None) -> str:
 
 
 def _tell_progress(work: OpenProject, found: ABResult) -> None:
-    """No time left: nobody knows how clear the answers to come will be."""
+    """No remaining time: it depends on future answers."""
     enough = 1 / (1 - found.confidence)
     state = (
         f"B less A {found.low:+.1%} to {found.high:+.1%}, "

@@ -27,12 +27,8 @@ from graftwork.pipeline.evaluation import (
     Evaluated,
     ask_everybody,
     forget_subjects,
-    measure_subjects,
-    open_grading,
     page_name,
     put_page,
-    remark_on_log,
-    report_on,
 )
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
@@ -48,7 +44,7 @@ from graftwork.pipeline.steps.evaluate import (
     STEP,
     held_out,
     line_up,
-    log_look,
+    measure_lineup,
     put_cases,
     worked_example,
 )
@@ -98,23 +94,14 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     lineup = _line_up(work, named, asking=asking, outcome=outcome)
     if asked.again:
         forget_subjects(lineup, cases)
-    grading = open_grading(work, cases)
-    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=lineup.candidate.identity)
-    # The answers of a user's own file are nobody's log.
-    remarks = remark_on_log(scored, prepared=prepared if given is None else None)
-    evaluated = Evaluated(
-        cases_file=str(asking.cases_file),
-        folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(
-            work,
-            lineup,
-            cases=cases,
-            scored=scored,
-            grading=grading,
-            use=use,
-            remarks=remarks,
-        ),
+    evaluated = measure_lineup(
+        work,
+        lineup,
+        cases,
+        asking=asking,
+        subject=lineup.candidate.identity,
+        # The answers in a user's own file are not a log.
+        prepared=prepared if given is None else None,
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
@@ -282,7 +269,7 @@ def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
 
 def _grade_by_our_metrics(work: OpenProject, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
     """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
-    # No judge: to read a file asks nobody anything.
+    # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
     report = imported.report
 
@@ -361,7 +348,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 
 def _remember(work: OpenProject, verdict: Verdict) -> None:
-    """In place of the verdict that did not know of the others: a release goes by this one."""
+    """Replaces the uncorrected verdict: a release uses this one."""
     entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
     last = work.ledger.get(entry)
     if last is None or last.output == verdict.model_dump(mode="json"):

@@ -16,6 +16,7 @@ from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decid
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
+from graftwork.evaluate.subjects import CHAMPION
 from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.pipeline.open_project import OpenProject, timestamp
@@ -28,7 +29,6 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.peft import WEIGHTS
 
-CHAMPION = "champion"
 SERVED_ALREADY = "This very adapter is served already"
 HELD_AGAINST_BASE = "rules on the champion were checked against the base"
 REPORT = "report.json"

@@ -237,7 +237,7 @@ def _by_full_names(config: Configuration, *, overlay: Path | None) -> Configurat
 def _expect(
     config: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
 ) -> Configuration:
-    """Where the place is gone at some time and nobody says how long the run takes, it is estimated."""
+    """Estimate the duration where there is a deadline and none is stated."""
     if config.deadline_minutes is None or config.expected_minutes is not None or known is None or gpu is None:
         return config
     return config.model_copy(update={"expected_minutes": least_minutes(config, known, gpu, lengths)})

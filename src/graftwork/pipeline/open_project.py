@@ -1,4 +1,4 @@
-"""A project opened for work: its settings, its folders, its stores, and somebody who listens."""
+"""A project opened for work: its settings, folders and stores, and a reporter."""
 
 import getpass
 from collections.abc import Iterator

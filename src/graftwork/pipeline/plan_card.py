@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from graftwork.costmodel.card_tuning import FIRST_WITH_EIGHT, TuningRequest, choose_tuning
+from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT, TuningRequest, choose_tuning
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
@@ -20,21 +20,20 @@ from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
-from graftwork.plan.estimate import BYTES, describe_plain
+from graftwork.plan.estimate import describe_plain
 from graftwork.plan.fit.candidate import memory_level
+from graftwork.plan.fit.own_step import LARGE_PARAMETERS
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
+from graftwork.records.units import ELEMENT_BYTES
 from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0
 """A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
-LARGE_PARAMETERS = 1e9
-CARD_SHARE = 0.94
-"""Of a card's memory; the rest is for the driver and the display."""
 
 
 def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
@@ -65,7 +64,9 @@ def plan_passes(
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
         again = settings.checkpointing == "on"
-        return choose_host_micro_batches(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
+        return choose_host_micro_batches(
+            shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
+        )
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     strategy = TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload)
     config = base_config(work)

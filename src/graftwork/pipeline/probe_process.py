@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
@@ -31,7 +32,6 @@ PROCESSOR_WARM_UP, PROCESSOR_TIMED = 1, 3
 TARGET_STEP_SECONDS = 0.8
 """About what one processor's step may take: the rows are as many, and as long, as that allows."""
 PROCESSOR_TRAINED_SHARE = 0.15
-CARD_SHARE = 0.94
 HEAD_TOKENS = 2048
 PROBED_VOCABULARY_BYTES = 2**31
 """A processor's probe makes no larger tables of random numbers than this."""
@@ -233,7 +233,6 @@ CARD_STEP_SECONDS = {4: 18.0, 2: 3.0}
 PROCESSOR_STEP_SECONDS = 5.0
 COMPILE_TWICE_SECONDS = 45.0
 """Less time than that does for one form and one number of tokens."""
-FIRST_WITH_EIGHT = 8.9
 LAYERS = (4, 2)
 
 
@@ -264,7 +263,7 @@ class Probing:
         try:
             return work()
         except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
-            # A probe is for machines that nobody knows: one part that fails must not cost the others.
+            # A probe is for unknown machines: one part that fails must not lose the others.
             self.left_out.append(
                 f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )

@@ -18,6 +18,7 @@ from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.reporter import Reporter
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import Release
+from graftwork.records.units import MIB
 from graftwork.registry.aliases import find_release
 from graftwork.registry.index import wrong_project_error
 from graftwork.registry.peft import AdapterTarget, import_peft_folder
@@ -37,7 +38,6 @@ ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
 BETWEEN_SECONDS = 0.1
 """Between two reports of the same phase: a fast disk has a thousand chunks a second."""
-MIB = 2**20
 
 
 def report_bytes(

@@ -62,7 +62,7 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
     """The job with less at a time, what is remembered of that, and a description."""
     tuning = job.plan.tuning
     if tuning is not None:
-        # On a card what blocks keep gives way; where they keep nothing already, nothing can.
+        # On a GPU, blocks store fewer activations; if they already store none, nothing can be reduced.
         limit = tuning.limit_gib * GIVE_WAY
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
@@ -113,7 +113,7 @@ def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
     taken = exhausted.figures.get("peak_memory_gib")
     if taken is None:
         return
-    # What was asked for in vain belongs to what the work would have taken.
+    # The failed allocation is part of what the work would have taken.
     needed = taken + exhausted.figures.get("asked_gib", 0.0)
     found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
     work.residuals.add(

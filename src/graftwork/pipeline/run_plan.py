@@ -13,10 +13,10 @@ from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import linear_names, read_shape
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.plan import kind_of_run
 from graftwork.plan.estimate import minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED

@@ -31,7 +31,7 @@ from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS
 
 
 class RunProcesses(NamedTuple):
-    """Process ids; None where nobody is. The supervisor holds the project, the worker its run."""
+    """Process ids; None where there is none. The supervisor holds the project, the worker its run."""
 
     supervisor: int | None
     worker: int | None

@@ -118,7 +118,7 @@ class _StepWalk:
         return found.model_copy(update={"state": "stale" if because else "fresh", "because": because})
 
     def _find_changes(self, step: PipelineStep, entry: StepEntry) -> tuple[str, ...]:
-        """What speaks against the last result of a step; nothing where it is up to date."""
+        """Why the last result of a step is out of date; empty where it is up to date."""
         open_needs = [name for name in step.needs if name in self._open]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)

@@ -38,7 +38,7 @@ class StepInputs:
     parts: dict[str, str]
 
     def changes_since(self, before: dict[str, str]) -> tuple[str, ...]:
-        """Each part that is not what it was, in words."""
+        """Each part that changed, as text."""
         return tuple(
             _word_change(name, before.get(name), self.parts.get(name))
             for name in dict.fromkeys((*before, *self.parts))

@@ -13,6 +13,7 @@ from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
 from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
 from graftwork.model.shape import total_parameters, trained_by
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
@@ -27,12 +28,9 @@ from graftwork.records.plan import (
     Tuning,
     Workload,
 )
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 CHECKPOINT_SECONDS = 0.15
-GUESSED_GFLOPS_A_THREAD = 35.0
-"""A server core of recent years in fp32, for machines that nobody has measured."""
-
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
@@ -101,7 +99,6 @@ def _card_rate(
     return tokens / sum(parts.values())
 
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MEMORY_RANGE = (0.85, 1.2)
 CARD_MEMORY_RANGE = (0.92, 1.08)
 """Of the plain step on a card, computed tensor by tensor: docs/accuracy.md shows what was found."""
@@ -194,7 +191,7 @@ def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
         work if plain is None else with_rows(work, plain.micro_rows),
         parameters=total_parameters(shape),
         trainable=trainable,
-        width=BYTES[inputs.dtype],
+        width=ELEMENT_BYTES[inputs.dtype],
         checkpointed=plain is not None and plain.checkpointed,
     )
     return {name: float(size) for name, size in parts.model_dump().items()}

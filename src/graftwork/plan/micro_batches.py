@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from graftwork.costmodel.distributed import WIDTH, Distribution, PlainRun, plain_step_parts
+from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.processor import UNEVEN_REPLIES
 from graftwork.costmodel.time import expected_longest
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.records.fit import Level, MemoryPeak, Offload, PlainSetup, Sharding
 from graftwork.records.plan import PlainStep, Workload
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 SHARDINGS: dict[str, Sharding] = {
     "single": "none",
@@ -126,7 +126,7 @@ def _peak(
     peak = peak_of_each(run._replace(predicted=predicted), setup, shared, exact=exact)
     # Every row has the keys and values of the shared prefix in front of its own.
     copied = setup.rows * (longest - setup.tokens) * 2 * run.shape.kv_heads * run.shape.head_dim
-    size = float(copied * WIDTH[setup.dtype] * setup.adapted_layers)
+    size = float(copied * ELEMENT_BYTES[setup.dtype] * setup.adapted_layers)
     parts = {**peak.parts, "activations": peak.parts.get("activations", 0.0) + size}
     return peak.model_copy(
         update={"parts": parts, "allocated": peak.allocated + size, "reserved": peak.reserved + size}

@@ -213,7 +213,7 @@ def correct_memory(figure: Figure, learned: LearnedMemory | None) -> Figure:
 
 
 def split_memory(*, loaded: float | None, peak: float) -> Mapping[str, float]:
-    """The groups of a measured peak; empty where nobody looked before the first step."""
+    """The groups of a measured peak; empty where memory was not measured before the first step."""
     if loaded is None or not 0 < loaded <= peak:
         return {}
     return {LOADED: loaded, IN_A_STEP: peak - loaded}

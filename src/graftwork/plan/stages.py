@@ -8,6 +8,7 @@ ranges are wide until the stage has run here a few times.
 from collections.abc import Mapping, Sequence
 
 from graftwork.model.shape import total_parameters
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.residuals import pool_runs
 from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
@@ -33,7 +34,6 @@ READING_SHARE, WRITING_SHARE = 0.45, 0.12
 ALONE_SHARE = 0.03
 """Single requests are bound by memory, not by products."""
 TRIED_ANSWERS = 6
-GUESSED_GFLOPS_A_THREAD = 35.0
 SPREAD = {"audit": 4.0, "prepare": 4.0, "evaluate": 3.0, "try": 2.5}
 USUAL_SPREAD = 2.5
 

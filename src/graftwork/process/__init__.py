@@ -1,1 +1,1 @@
-"""The manners of a child process: one worker a folder, a heartbeat, an end that can be read."""
+"""Child processes: one worker per folder, a heartbeat, a readable exit; the sandbox; extensions."""

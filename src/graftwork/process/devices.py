@@ -50,7 +50,7 @@ def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals
         index, uuid = int(fields[0]), fields[1].strip()
         if not is_visible(index, uuid, visible):
             continue
-        use, used, total, temperature, power = (_number(field) for field in fields[3:])
+        use, used, total, temperature, power = (read_number(field) for field in fields[3:])
         found.append(
             DeviceVitals(
                 index=index,
@@ -73,7 +73,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
     return any(str(index) == name or (name and uuid.startswith(name)) for name in names)
 
 
-def _number(field: str) -> float | None:
+def read_number(field: str) -> float | None:
     """Cards say `[N/A]` or `[Not Supported]` to what they do not know."""
     try:
         return float(field)

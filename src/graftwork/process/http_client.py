@@ -167,15 +167,8 @@ class _Connection(http.client.HTTPConnection):
         self.sock: Any = _BoundedSocket(self.sock, self._limit)
 
 
-class _SecureConnection(http.client.HTTPSConnection):
-    def __init__(self, host: str, *, longest: int, timeout: float, **more: Any) -> None:
-        super().__init__(host, timeout=timeout, **more)
-        self._limit = _Limit(timeout, longest)
-        self._create_connection = partial(_dial, self._limit)
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _BoundedSocket(self.sock, self._limit)
+class _SecureConnection(_Connection, http.client.HTTPSConnection):
+    """Bounds what HTTPSConnection has connected and encrypted."""
 
 
 def _dial(limit: _Limit, address: tuple[str, int], *_more: object) -> socket.socket:

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from graftwork.files.disk import read_or_empty
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.job import Vitals
 from graftwork.records.units import GIB
@@ -29,13 +30,13 @@ def peak_memory_gib() -> float:
 
 def resident_gib() -> float:
     """What this process holds now; the high-water mark where the system does not report it."""
-    pages = _read(PROC / "self" / "statm").split()
+    pages = read_or_empty(PROC / "self" / "statm").split()
     return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
 
 
 def machine_memory() -> dict[str, float]:
     """`limit`, `free` and `swap_used` as far as they are known; a container's limit where it is lower."""
-    found = parse_meminfo(_read(PROC / "meminfo"))
+    found = parse_meminfo(read_or_empty(PROC / "meminfo"))
     limit, used = _container()
     if limit is not None and limit < found.get("limit", _NO_LIMIT):
         found["limit"] = limit
@@ -59,15 +60,15 @@ def parse_meminfo(text: str) -> dict[str, float]:
 
 def swapped_pages() -> int | None:
     """Pages that the machine has moved in and out of swap since it started."""
-    counts = parse_counts(_read(PROC / "vmstat"))
+    counts = parse_counts(read_or_empty(PROC / "vmstat"))
     return counts["pswpin"] + counts["pswpout"] if {"pswpin", "pswpout"} <= counts.keys() else None
 
 
 def kernel_kills() -> int:
     """How often the kernel has killed for want of memory, here and in this container."""
-    host = parse_counts(_read(PROC / "vmstat")).get("oom_kill", 0)
+    host = parse_counts(read_or_empty(PROC / "vmstat")).get("oom_kill", 0)
     group = _own_group()
-    inside = parse_counts(_read(group / "memory.events")).get("oom_kill", 0) if group else 0
+    inside = parse_counts(read_or_empty(group / "memory.events")).get("oom_kill", 0) if group else 0
     return max(host, inside)
 
 
@@ -82,11 +83,11 @@ def _container() -> tuple[float | None, float | None]:
     group = _own_group()
     if group is not None:
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-        cache = parse_counts(_read(group / "memory.stat")).get("inactive_file", 0)
+        cache = parse_counts(read_or_empty(group / "memory.stat")).get("inactive_file", 0)
     else:
         old = CGROUPS / "memory"
         limit, used = _number(old / "memory.limit_in_bytes"), _number(old / "memory.usage_in_bytes")
-        cache = parse_counts(_read(old / "memory.stat")).get("total_inactive_file", 0)
+        cache = parse_counts(read_or_empty(old / "memory.stat")).get("total_inactive_file", 0)
     if limit is None or limit >= _NO_LIMIT:
         return None, None
     return limit / GIB, max(used - cache, 0) / GIB if used is not None else None
@@ -94,7 +95,7 @@ def _container() -> tuple[float | None, float | None]:
 
 def _own_group() -> Path | None:
     """The folder of this process's control group of version 2."""
-    match = re.search(r"^0::(/.*)$", _read(PROC / "self" / "cgroup"), re.M)
+    match = re.search(r"^0::(/.*)$", read_or_empty(PROC / "self" / "cgroup"), re.M)
     if match is None:
         return None
     for folder in (CGROUPS / match.group(1).lstrip("/"), CGROUPS):
@@ -104,15 +105,8 @@ def _own_group() -> Path | None:
 
 
 def _number(path: Path) -> int | None:
-    text = _read(path).strip()
+    text = read_or_empty(path).strip()
     return int(text) if text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 FIX = "use fewer rows at a time, shorter rows, or a smaller base; or a machine with more memory"
@@ -131,7 +125,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 def explain_exhaustion(error: BaseException) -> OutOfMemory:
-    """The error in words, with what this process and its devices had taken."""
+    """The error's text, with the memory of this process and its devices."""
     return OutOfMemory(
         "out of memory",
         why=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
@@ -141,7 +135,7 @@ def explain_exhaustion(error: BaseException) -> OutOfMemory:
 
 
 def requested_gib(message: str) -> dict[str, float]:
-    """How much the allocator was asked for in vain, as its message says."""
+    """The size of the failed allocation, from the error message."""
     match = _ASKED.search(message)
     return {"asked_gib": float(match.group(1)) * _UNITS[match.group(2)]} if match else {}
 

@@ -78,7 +78,7 @@ def _keep_busy(
 
 
 def _submit(pool: ProcessPoolExecutor, work: Callable[[Piece], Result], piece: Piece) -> Future[Result]:
-    """Processes start here, deaf to Ctrl-C from their first moment: `_begin` comes only after imports."""
+    """Processes start here and ignore Ctrl-C from the first moment: `_begin` runs only after imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(work, piece)

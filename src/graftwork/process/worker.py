@@ -69,7 +69,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """The process that holds the folder now, or None. Asking disturbs nobody who is about to hold it."""
+    """The process that holds the folder now, or None. Does not disturb a process that takes it."""
     path = folder / LOCK_FILE
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -223,7 +223,7 @@ def _name_value(key: tuple[str, ...], value: object) -> str:
 
 def _may_be_secret(key: tuple[str, ...]) -> bool:
     owner = _owner(key)
-    # Marked either way: where the name of a variable belongs, somebody may have written the key itself.
+    # Marked either way: users may have written the key itself in place of a variable name.
     return owner is not None and key[-1] in marks_of(owner)
 
 

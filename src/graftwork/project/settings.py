@@ -160,7 +160,7 @@ class ProjectSettings(Record):
     @field_validator("gate")
     @classmethod
     def _gate_is_about_what_is_evaluated(cls, gate: GateSettings, info: ValidationInfo) -> GateSettings:
-        """A rule about a figure that nobody measures could never be decided."""
+        """A rule about a figure that is not measured could never be decided."""
         evaluate = info.data.get("evaluate")
         if evaluate is not None:
             # Only what graft.yaml says: the default rules may not fit.

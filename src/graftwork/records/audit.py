@@ -17,7 +17,7 @@ class Example(Record):
 
 
 class Finding(Record):
-    """One kind of fault: how often, where, what it does to training, which setting mends it.
+    """One kind of fault: how often, where, what it does to training, which setting fixes it.
 
     `count` is exact; `rows` names the first of them. `reasons` counts how the fault was recognised.
     """
@@ -85,7 +85,7 @@ class SuspiciousLabel(Record):
     label: str
     suggested: str
     score: float
-    """How much more the rest of the log speaks for the suggested label; from 0 to about 1."""
+    """How much more the rest of the log supports the suggested label; from 0 to about 1."""
     question: str
     near: Origin | None = None
     """A row with nearly the same prompt that has another label."""

@@ -6,6 +6,8 @@ without a traceback. Anything else that is raised is a bug and propagates.
 To add one: subclass the class whose exit code fits, and pass `what`, `why` and `fix`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 EXIT_DONE = 0
@@ -103,6 +105,17 @@ class Interrupted(GraftError):
     """The user pressed Ctrl-C."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+@contextmanager
+def needs_extra(extra: str, *, why: str = "") -> Iterator[None]:
+    """Around the import of a library that comes with an optional part: says how to get it."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"the package {error.name} is not installed", why=why, fix=pip_install(extra)
+        ) from error
 
 
 def pip_install(extra: str) -> str:

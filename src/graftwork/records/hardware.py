@@ -65,7 +65,7 @@ class Machine(Record):
     link_gb_s: float | None = None
     """One way between two cards; None: what the cards' connectors give through the host."""
     assumed: tuple[str, ...] = ()
-    """What was not stated and had to be assumed, in words."""
+    """Assumptions for facts that were not stated, as text."""
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class PlaceTerms(Record):
     free_hours_a_day: float | None = None
     spot: bool = False
     preemptions_per_hour: float | None = None
-    """Of its spot machines; None where nobody states it."""
+    """Of its spot machines; None where it is not published."""
     storage_usd_gib_month: float = 0.0
     egress_usd_gib: float = 0.0
     setup_minutes: float = 10.0

@@ -95,7 +95,7 @@ class Capture(Record):
     total_ms: float
     disconnected: bool = False
     dealt: str | None = None
-    """The experiment that drew by lot which release answers; None where nobody drew."""
+    """The experiment that assigned the release at random; None without an experiment."""
     arm: Arm | None = None
     """What was drawn."""
     share: float | None = None

@@ -28,7 +28,7 @@ class ModelShape(Record):
 
 
 class DeviceFacts(Record):
-    """What the plan knows of the machine. `gflops` is None until somebody measured it."""
+    """What the plan knows of the machine. `gflops` is None until it is measured."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -198,7 +198,7 @@ class Residual(Record):
 
 
 class RunParts(Record):
-    """What was measured of a finished run, by parts. A part that nobody could measure is absent."""
+    """What was measured of a finished run, by parts. A part that could not be measured is absent."""
 
     seconds: dict[str, float] = {}
     memory_gib: dict[str, float] = {}

@@ -308,7 +308,7 @@ class Wear(Record):
     chance_gain: float | None
     """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
     fresh_gain: float | None
-    """The same for cases that nobody has looked at."""
+    """The same for cases that were not used before."""
     metric: str = ""
     """The metric whose losses were used to compute the two gains."""
     worn: bool

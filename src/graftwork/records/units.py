@@ -2,3 +2,6 @@
 
 MIB = 2**20
 GIB = 2**30
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the type of the weights."""

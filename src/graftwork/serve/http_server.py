@@ -20,7 +20,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
-from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.records.errors import needs_extra
 from graftwork.records.units import MIB
 from graftwork.serve.http_messages import (
     Answer,
@@ -32,14 +32,8 @@ from graftwork.serve.http_messages import (
     error_response,
 )
 
-try:
+with needs_extra("serve", why="serving parses HTTP with it"):
     import httptools
-except ImportError as error:
-    raise EnvironmentLacks(
-        "the package httptools is not installed",
-        why="serving parses HTTP with it",
-        fix=pip_install("serve"),
-    ) from error
 
 __all__ = ["httptools"]
 

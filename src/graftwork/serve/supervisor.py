@@ -1,4 +1,4 @@
-"""Runs one engine process: starts it, restarts it after a crash, and speaks the engine protocol with it.
+"""Runs one engine process: starts it, restarts it after a crash, and talks to it by the engine protocol.
 
 The first start must succeed. After that a crash is an event: the engine is started again, each time a little
 later. An engine that lives but does not answer is frozen: it gets no more requests, and is killed and

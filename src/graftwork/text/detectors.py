@@ -133,9 +133,9 @@ def is_no_git_address(value: str) -> bool:
     return not value.casefold().startswith("git@")
 
 
-_QUOTE = r"""\\{0,7}["'`]"""
+QUOTE = r"""\\{0,7}["'`]"""
 _COOKIES = re.compile(
-    rf"""cookies?(?:{_QUOTE})?\s{{0,3}}[:=]\s{{0,3}}(?:{_QUOTE})?(?P<pairs>[^\r\n"'`\\()]*+)""",
+    rf"""cookies?(?:{QUOTE})?\s{{0,3}}[:=]\s{{0,3}}(?:{QUOTE})?(?P<pairs>[^\r\n"'`\\()]*+)""",
     re.IGNORECASE | re.ASCII,
 )
 _PAIR = re.compile(r"""(?<=[;,\s:="'`])(?P<name>[^\s=;,:<>]{1,80})=(?P<value>[^\s;,<>]{8,}+)""")
@@ -143,7 +143,7 @@ _ATTRIBUTES = frozenset(("path", "domain", "expires", "max-age", "samesite", "pr
 _SESSION = re.compile(r"sess|sid|auth|token|csrf|xsrf|jwt", re.IGNORECASE | re.ASCII)
 
 _LOGIN = re.compile(
-    rf"""-(?<=[\s"']-)(?:u[ \t]{{0,2}}|-(?:proxy-)?user[ \t=]{{1,2}})(?:{_QUOTE})?"""
+    rf"""-(?<=[\s"']-)(?:u[ \t]{{0,2}}|-(?:proxy-)?user[ \t=]{{1,2}})(?:{QUOTE})?"""
     r"""[^\s:"'`<>\\$]{0,80}:(?P<value>[^\s"'`<>\\${}]{3,200})"""
 )
 # A command continues after a line end only if a backslash precedes it.
@@ -238,7 +238,7 @@ _BEFORE = re.compile(
 _LONGEST_BEFORE = 24
 _RUN_HERE = re.compile(r"[A-Za-z0-9_.~-]{24,}")
 
-_RUNS = bytes(
+RUNS = bytes(
     ord("A") if code in b"-_" or (code < 128 and chr(code).isalnum()) else ord(" ") for code in range(256)
 )
 _LONG_RUN = b"A" * _RUN
@@ -385,7 +385,7 @@ def _run_starts(text: str) -> Iterator[int]:
     Searched in bytes, which is many times faster; positions are converted where characters have several.
     """
     raw = text.encode("utf-8", "surrogatepass")
-    runs = raw.translate(_RUNS)
+    runs = raw.translate(RUNS)
     start = runs.find(_LONG_RUN)
     while start >= 0:
         end = runs.find(b" ", start)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from graftwork.text.detectors import (
+    QUOTE,
+    RUNS,
     TextSpan,
     always,
     find_aws_secrets,
@@ -57,10 +59,9 @@ _NAMES = (
     r"|private[_-]?key|encryption[_-]?key|signing[_-]?key"
 )
 # A quote may be escaped several times: JSON in the arguments of a tool call in JSON.
-_QUOTE = r"""\\{0,7}["'`]"""
 _VALUE = r"""(?P<value>[^\s"'`,;<>()\[\]{}\\]{8,200})"""
 _ASSIGNMENT = re.compile(
-    rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{_QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{_QUOTE})?{_VALUE}"
+    rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{QUOTE})?{_VALUE}"
 )
 _NAME = re.compile(rf"(?i:{_NAMES})")
 # Stricter: `max_tokens` and `key_count` are numbers but no secrets.
@@ -497,9 +498,6 @@ _DIGITS_AND_CAPITALS = bytes(
     ord("A") if 65 <= code <= 90 else ord("0") if 48 <= code <= 57 or code >= 128 else ord("x")
     for code in range(256)
 )
-_RUNS = bytes(
-    ord("A") if code in b"-_" or (code < 128 and chr(code).isalnum()) else ord(" ") for code in range(256)
-)
 
 
 _LONG_RUN, _VERY_LONG_RUN = b"A" * LONG, b"A" * VERY_LONG
@@ -516,7 +514,7 @@ def find_likely(text: str) -> list[Pattern]:
     if not is_ascii:
         # Two characters that an expression matches as ASCII letters: the long s and the kelvin sign.
         folded = folded.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
-    runs = raw.translate(_RUNS)
+    runs = raw.translate(RUNS)
     run = 0 if _LONG_RUN not in runs else VERY_LONG if _VERY_LONG_RUN in runs else LONG
     likely = {place for hint, places in _AS_IS[run] if hint in raw for place in places}
     likely.update(place for hint, places in _FOLDED[run] if hint in folded for place in places)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.files.disk import read_or_empty
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
+from graftwork.records.fit import Precision
 from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
@@ -170,8 +172,6 @@ def why_unsupported(config: Mapping[str, Any]) -> str | None:
     return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
 
 
-Precision = Literal["float32", "bfloat16", "float16"]
-
 FIRST_WITH_BFLOAT16 = 8.0
 """Compute capability of Ampere."""
 
@@ -191,17 +191,10 @@ def choose_precision(
 
 def has_amx_here() -> bool:
     """Whether this machine's processors have matrix units for bfloat16."""
-    return has_amx(_read(CPUINFO))
+    return has_amx(read_or_empty(CPUINFO))
 
 
 def has_amx(cpuinfo: str) -> bool:
     """Whether all processors have matrix units for bfloat16."""
     flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
     return bool(flags) and all("amx_bf16" in words and "amx_tile" in words for words in flags)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

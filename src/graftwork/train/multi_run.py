@@ -97,7 +97,7 @@ TrainRun = Callable[[TrainJob, LoadBase, Any], None]
 
 
 def train_many(batch: TrainBatch, train: TrainRun) -> None:
-    """Each run that is not settled yet, in order; those of a group in one go."""
+    """Each run that is not settled yet, in order; those of a group together."""
     held = BaseCache(load_for)
     for place, job in enumerate(batch.jobs):
         if is_settled(job):
@@ -124,7 +124,7 @@ def free_memory() -> None:
     import torch
 
     gc.collect()
-    # A card that nobody has used is not woken.
+    # Do not initialize a card that was not used.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -84,7 +84,7 @@ def read_journal(folder: Path) -> list[TrainStep]:
 
 
 def read_steps(folder: Path) -> list[TrainStep]:
-    """The last word on each step, in order."""
+    """The last record of each step, in order."""
     steps = {step.step: step for step in read_journal(folder)}
     return [steps[number] for number in sorted(steps)]
 

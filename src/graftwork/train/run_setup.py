@@ -110,7 +110,7 @@ def run_inputs(job: TrainJob) -> dict[str, str]:
 
 
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
-    """Moves the heart; asked to stop, it gives up the step between two of its parts.
+    """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
 
     Only for who works alone: of a strategy, the others would wait for ever.
     """

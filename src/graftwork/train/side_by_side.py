@@ -97,7 +97,7 @@ class SharedSteps:
         return self._models[run]
 
     def leave(self, run: int) -> None:
-        """The run is over, well or badly: nobody waits for it any more."""
+        """The run has ended: the others no longer wait for it."""
         self._here.discard(run)
         for work, meeting in self._meetings.items():
             if meeting.brought and set(meeting.brought) >= self._here:

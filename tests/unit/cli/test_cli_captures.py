@@ -55,14 +55,16 @@ def export(tmp_path):
                     captured("late", at="2026-11-14T12:00:00.000+00:00", release="b" * 64, session="s2"),
                 ]
             )
-            said = FeedbackStore(work.database, project="p")
+            feedback_store = FeedbackStore(work.database, project="p")
             for name, score, correction in (
                 ("good", 1.0, None),
                 ("bad", 0.0, None),
                 ("fixed", 0.0, "It is not."),
             ):
-                said.add(Feedback(capture=NAMES[name], at="2026-11-11", score=score, correction=correction))
-            said.add(Feedback(capture=NAMES["fixed"], at="2026-11-12", score=0.1))
+                feedback_store.add(
+                    Feedback(capture=NAMES[name], at="2026-11-11", score=score, correction=correction)
+                )
+            feedback_store.add(Feedback(capture=NAMES["fixed"], at="2026-11-12", score=0.1))
         out = tmp_path / "out.jsonl"
         done = CliRunner().invoke(
             app, ["captures", "--out", str(out), "-C", str(tmp_path), "--json", *options]
@@ -93,24 +95,24 @@ def export(tmp_path):
     ],
 )
 def test_captures_are_chosen_by_feedback_release_time_and_session(export, options, section, written):
-    rows, said = export(*options, section=section)
+    rows, printed = export(*options, section=section)
     assert set(rows) == written
-    assert said["captures"] == len(written)
-    assert sum(said["left_out"].values()) == len(NAMES) - len(written)
+    assert printed["captures"] == len(written)
+    assert sum(printed["left_out"].values()) == len(NAMES) - len(written)
 
 
 def test_each_row_says_the_latest_feedback_and_keeps_the_correction(export):
-    rows, said = export()
+    rows, printed = export()
     assert (rows["fixed"]["feedback"], rows["fixed"]["correction"]) == (0.1, "It is not.")
     assert (rows["good"]["feedback"], rows["good"]["correction"]) == (1.0, None)
-    assert "users said that this reply is bad" in said["left_out"]
+    assert "users said that this reply is bad" in printed["left_out"]
 
 
 def test_held_out_questions_are_left_out_by_content(export, monkeypatch):
     monkeypatch.setattr(exporting, "_held_out_questions", lambda _work: {"what of the plain one"})
-    rows, said = export()
+    rows, printed = export()
     assert "plain" not in rows
-    assert said["left_out"][exporting.HELD_OUT] == 1
+    assert printed["left_out"][exporting.HELD_OUT] == 1
 
 
 def test_a_time_that_is_none_is_named_by_its_option(export):

@@ -93,7 +93,7 @@ def test_other_cases_are_shown_and_the_reason_why_they_are_not_gated_too(evaluat
     assert "Not gated: 0 of this project's 12 cases are among the 2 imported ones" in reported
 
 
-def test_an_import_of_this_projects_cases_is_a_look_at_them(evaluated):
+def test_importing_results_on_this_projects_cases_counts_as_an_evaluation(evaluated):
     wrote = call("eval", "export", "--format", "inspect", "-o", evaluated / "out", "-C", evaluated, "--json")
     base, adapter, _ = wrote["files"]
     for looks, (files, candidates) in enumerate([((adapter,), 1), ((base,), 2), ((adapter,), 2)], 1):

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.pipeline import status, table
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import find_verdict
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import PipelineStep
 from graftwork.pipeline.steps import gate
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.project.load import open_project
 from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome
@@ -121,10 +121,10 @@ def test_the_teams_rules_give_the_verdicts_and_exit_codes_of_the_docs(bench, tmp
     suites = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()
     assert (int(suites.get("failures")) > 0) == (decision in ("iterate", "abort"))
     assert (int(suites.get("skipped")) > 0) == (decision == "not_enough_evidence")
-    said = bench.graft()
-    assert said.exit_code == code
-    assert decision.replace("_", " ").upper() in said.stdout
-    assert "inf" not in said.stdout.replace("information", "")
+    output = bench.graft()
+    assert output.exit_code == code
+    assert decision.replace("_", " ").upper() in output.stdout
+    assert "inf" not in output.stdout.replace("information", "")
 
 
 def test_what_would_settle_it_is_reported_with_the_setting(bench):
@@ -184,10 +184,10 @@ def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
     code, found = train_sessions(bench, 380, 300)
     assert (code, found["start"], found["certain"]) == (1, "before", True)
     assert (found["adapter_hash"], found["adapter_folder"]) == (ONE, str(bench.folder / "adapter-1"))
-    said = bench.graft("--session")
-    assert said.exit_code == 1
-    assert "START FROM THE PREVIOUS CHECKPOINT" in said.stdout
-    assert f"train.start_from: {bench.folder / 'adapter-1'}" in said.stdout
+    output = bench.graft("--session")
+    assert output.exit_code == 1
+    assert "START FROM THE PREVIOUS CHECKPOINT" in output.stdout
+    assert f"train.start_from: {bench.folder / 'adapter-1'}" in output.stdout
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
     )
     code, found = bench.measured(worse, adapter_hash=ONE).json("--session")
     assert (code, found["start"], found["adapter_folder"]) == (1, "before", "")
-    said = bench.graft("--session").stdout
-    assert "train.start_from: omit it; the session started from the base" in said
+    output = bench.graft("--session").stdout
+    assert "train.start_from: omit it; the session started from the base" in output
 
 
 def test_a_session_that_began_at_an_unjudged_adapter_gets_a_fix(bench):

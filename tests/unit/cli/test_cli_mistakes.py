@@ -265,11 +265,11 @@ def test_a_missing_part_is_installed_from_where_this_installation_came(monkeypat
 
 
 class Installed:
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, message):
+        self.message = message
 
     def read_text(self, _name):
-        return self.said
+        return self.message
 
 
 def test_records_of_an_array_on_one_line_are_not_named_by_one_number_many_times(graft, tmp_path, monkeypatch):
@@ -298,9 +298,9 @@ def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
 def test_the_doctor_names_its_smaller_findings(graft, project):
     (project / "graft.yaml").write_text(f"{PROJECT}train:\n  learning_rate: 0.01\n  epochs: 30\n")
     _, out, _ = graft("doctor", "-C", project, "--json")
-    said = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
-    assert "train." in said
-    assert "smaller finding;" not in said
+    message = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
+    assert "train." in message
+    assert "smaller finding;" not in message
 
 
 def test_verbs_that_need_a_project_say_so_in_their_help(graft):

@@ -68,15 +68,15 @@ def test_people_see_a_table_a_verdict_and_what_changes_it():
         assert words in result.stdout
 
 
-def test_one_epoch_is_one_epoch():
+def test_one_epoch_is_printed_in_the_singular():
     run = [*RUN[:5], "1", *RUN[6:]]
     compared = ask("compare", *run, "--place", "lambda")
     bought = ask("buy", *run, "--have", "RTX 3090", "--place", "lambda", "--years", "1", "--runs-a-week", "1")
     # Where a line breaks depends on how long the name of the model is.
-    said, weighed = (" ".join(answer.stdout.split()) for answer in (compared, bought))
-    assert "1024 tokens, 1 epoch place" in said
+    message, weighed = (" ".join(answer.stdout.split()) for answer in (compared, bought))
+    assert "1024 tokens, 1 epoch place" in message
     assert "1 epoch; 1 run a week for 1 year " in weighed
-    assert "epochs" not in said
+    assert "epochs" not in message
     assert "years" not in weighed.partition("for 1 year")[0]
 
 

@@ -165,8 +165,8 @@ def test_a_comparison_on_cases_says_which_of_the_two_was_better():
 
 
 @pytest.mark.parametrize(
-    ("evidence", "said"),
+    ("evidence", "output"),
     [(20.4, "e-value 20, decided at 20"), (1e300, "e-value over 1,000,000, decided at 20")],
 )
-def test_a_decided_comparison_says_what_decided_it(evidence, said):
-    assert said in said_of(winner="B", e_value=evidence)
+def test_a_decided_comparison_says_what_decided_it(evidence, output):
+    assert output in said_of(winner="B", e_value=evidence)

@@ -93,7 +93,7 @@ def test_ctrl_c_explains_how_to_continue(graft, project, monkeypatch):
 
 def test_ctrl_c_during_an_audit_explains_how_to_continue(project):
     """The audit waits for standard input, which nobody closes."""
-    said = subprocess.Popen(
+    message = subprocess.Popen(
         [sys.executable, "-m", "graftwork.cli.main", "data", "audit", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -103,16 +103,16 @@ def test_ctrl_c_during_an_audit_explains_how_to_continue(project):
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     # A process that says nothing must not keep the tests waiting.
-    guard = threading.Timer(60, said.kill)
+    guard = threading.Timer(60, message.kill)
     guard.start()
-    with said:
-        assert said.stderr is not None
+    with message:
+        assert message.stderr is not None
         # It has begun once it says whose settings it uses.
-        first = said.stderr.readline()
-        said.send_signal(signal.SIGINT)
-        rest = said.stderr.read()
+        first = message.stderr.readline()
+        message.send_signal(signal.SIGINT)
+        rest = message.stderr.read()
     guard.cancel()
     assert "data settings" in first
-    assert said.returncode == 130
+    assert message.returncode == 130
     assert "finished work is kept" in rest
     assert "Traceback" not in rest

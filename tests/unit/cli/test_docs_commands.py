@@ -100,10 +100,10 @@ def test_a_command_of_the_readme_runs_as_written(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(sys, "argv", ["graft", *graft_words(line)])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     # 1 is an answer as well: the log of the example must not be trained on as it is.
-    assert ended.value.code in (0, 1, None), said.err
-    assert said.out
+    assert ended.value.code in (0, 1, None), output.err
+    assert output.out
     assert Path("audit.html").is_file() == ("--html" in line)
 
 

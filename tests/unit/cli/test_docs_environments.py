@@ -35,7 +35,7 @@ def test_the_figures_of_the_places_that_the_text_compares_are_those_of_today():
         ("azure-ml", "Standard_NC24ads_A100_v4", "$7.73", "64", ""),
     ):
         row = found[place, instance]
-        assert all(said in text for said in (cost, runs, ratio))
+        assert all(output in text for output in (cost, runs, ratio))
         assert cost.startswith(f"${row['cost_usd']['value']:.2f}")
         assert re.match(rf"{row['runs_in_budget']['value']:.0f}\b", runs)
         assert not ratio or ratio.startswith(f"{row['return_ratio']['value']:.0f} ")
@@ -44,7 +44,9 @@ def test_the_figures_of_the_places_that_the_text_compares_are_those_of_today():
 def test_hours_of_other_cards_are_those_of_today():
     rows = rows_of_today()
     hours = {(row["gpu"], row["gpus"]): row["training_hours"]["value"] for row in rows}
-    said = re.search(r"A100 80GB ([\d.]+), RTX 4090 ([\d.]+), A10G ([\d.]+), V100 ([\d.]+)", PAGE.read_text())
-    assert said is not None
+    output = re.search(
+        r"A100 80GB ([\d.]+), RTX 4090 ([\d.]+), A10G ([\d.]+), V100 ([\d.]+)", PAGE.read_text()
+    )
+    assert output is not None
     cards = ("A100 80GB", "RTX 4090", "A10G", "V100 16GB")
-    assert [f"{hours[card, 1]:.1f}" for card in cards] == list(said.groups())
+    assert [f"{hours[card, 1]:.1f}" for card in cards] == list(output.groups())

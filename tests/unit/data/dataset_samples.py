@@ -4,7 +4,7 @@ import codecs
 import json
 from pathlib import Path
 
-from graftwork.data.inspect.trace import hash_line
+from graftwork.data.ingest.read import hash_line
 from graftwork.files.dataset import (
     DROPS,
     MANIFEST,

@@ -21,7 +21,7 @@ LOGGED = [
 
 
 def capture(question, reply="served reply", *, number=1, release="a" * 64, **more):
-    said = Capture(
+    rated = Capture(
         id=f"{number:032x}",
         at=more.pop("at", "2026-11-10T12:00:00.000+00:00"),
         session=more.pop("session", "s1"),
@@ -36,7 +36,7 @@ def capture(question, reply="served reply", *, number=1, release="a" * 64, **mor
         total_ms=5.0,
         **more,
     )
-    return said.model_dump(mode="json")
+    return rated.model_dump(mode="json")
 
 
 def make(tmp_path, captured, *, logged=LOGGED, captures=None, **changes):
@@ -107,7 +107,7 @@ def test_captures_take_no_share_of_the_held_out_splits_from_other_rows(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("said", "settings", "held_out"),
+    ("rated", "settings", "held_out"),
     [
         ({"correction": "the right reply {}"}, {}, True),
         ({"feedback": 1.0}, {}, False),
@@ -115,10 +115,10 @@ def test_captures_take_no_share_of_the_held_out_splits_from_other_rows(tmp_path)
         ({"feedback": 0.2, "correction": "the right reply {}"}, {}, True),
     ],
 )
-def test_what_a_person_confirmed_or_corrected_may_be_held_out(tmp_path, said, settings, held_out):
+def test_what_a_person_confirmed_or_corrected_may_be_held_out(tmp_path, rated, settings, held_out):
     captured = []
     for n, asked in enumerate(new_questions(18)):
-        words = {key: value.format(n) if isinstance(value, str) else value for key, value in said.items()}
+        words = {key: value.format(n) if isinstance(value, str) else value for key, value in rated.items()}
         captured.append(capture(asked, f"reply {n}", number=n, **words))
     rows, _ = make(tmp_path, captured, captures=CaptureSettings(**settings))
     assert bool(captured_rows(rows["test"])) == held_out
@@ -212,11 +212,11 @@ def test_captures_are_chosen_by_release_time_session_and_feedback(settings, take
 
 
 def test_positive_feedback_is_enough_to_be_chosen_and_not_enough_to_be_a_reference():
-    said = ORIGIN.model_copy(update={"feedback": 0.5})
-    assert find_refusal(said, "s1", CaptureSettings(feedback="positive")) is None
-    assert not is_confirmed(said, CaptureSettings())
-    assert is_confirmed(said, CaptureSettings(positive_confirms=True))
-    assert find_refusal(said, "s1", CaptureSettings(negative_below=0.6)).code == "negative_feedback"
+    rated = ORIGIN.model_copy(update={"feedback": 0.5})
+    assert find_refusal(rated, "s1", CaptureSettings(feedback="positive")) is None
+    assert not is_confirmed(rated, CaptureSettings())
+    assert is_confirmed(rated, CaptureSettings(positive_confirms=True))
+    assert find_refusal(rated, "s1", CaptureSettings(negative_below=0.6)).code == "negative_feedback"
 
 
 @pytest.mark.parametrize("wrong", [{"since": "yesterday"}, {"since": "2026-11-11", "until": "2026-11-10"}])

@@ -233,7 +233,7 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "output"),
     [
         ({}, "; rows that ask alike are in one split."),
         ({"split_by": "session"}, "rows that ask alike or are of one session are in one split."),
@@ -244,11 +244,11 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
         ({"redact": False}, "not redacted"),
     ],
 )
-def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, said):
+def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, output):
     made = write_dataset(tmp_path / "ds", train=[row("one?", "1")], settings=settings)
     export(made, tmp_path / "out", "huggingface")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert said in card
+    assert output in card
     assert "`completion`" in card
     assert "`chosen`" not in card
 

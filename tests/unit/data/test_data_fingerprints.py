@@ -119,7 +119,7 @@ def test_prints_are_the_same_in_another_process():
         "print(sum(int(c[0]) for c in prints.fixed.values()),"
         " sum(int(v.sum()) for v, _ in prints.ragged.values()))"
     )
-    said = {
+    output = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": seed},
@@ -129,7 +129,7 @@ def test_prints_are_the_same_in_another_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 def test_every_column_has_a_value_for_every_row():

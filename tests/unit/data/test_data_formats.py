@@ -3,9 +3,9 @@ import json
 import pytest
 from data_rows import chat, write_log
 
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.formats import FORMATS, to_interactions
-from graftwork.data.ingest.read import ReadFault, read
+from graftwork.data.ingest.read import FORMATS, read, to_interactions
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 
@@ -160,7 +160,7 @@ def test_what_a_log_says_next_to_the_text_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("stated", "status"),
     [
         ({"status": True}, "success"), ({"success": False}, "failed"), ({"status": 200}, "success"),
         ({"status": 503}, "failed"), ({"success": "yes"}, "success"), ({}, None), ({"status": ""}, None),
@@ -177,8 +177,8 @@ def test_what_a_log_says_next_to_the_text_is_kept():
         ({"error": 0.02}, None), ({"error": False}, None),
     ],
 )  # fmt: skip
-def test_the_outcome_is_reported_in_words(said, status):
-    assert take(chat("q", "a", **said)).status == status
+def test_the_outcome_is_reported_in_words(stated, status):
+    assert take(chat("q", "a", **stated)).status == status
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_stage_is_a_place_in_a_curriculum_or_none(stage, place):
 
 
 @pytest.mark.parametrize(
-    ("fact", "said", "taken"),
+    ("fact", "stated", "taken"),
     [
         ("duration_ms", "12.5ms", 12.5), ("duration_ms", "1.5 s", 1500), ("duration_ms", "2 min", 120000),
         ("duration_ms", "long", None), ("duration_ms", "1_000", None), ("duration_ms", "3 parsecs", None),
@@ -213,8 +213,8 @@ def test_a_stage_is_a_place_in_a_curriculum_or_none(stage, place):
         ("reward", "good", None), ("split", {"x": 1}, None), ("stage", {"x": 1}, None), ("domain", [1], None),
     ],
 )  # fmt: skip
-def test_a_fact_that_cannot_be_used_is_not_stated_and_the_row_survives(fact, said, taken):
-    found = take(chat("q", "a", **{fact: said}))
+def test_a_fact_that_cannot_be_used_is_not_stated_and_the_row_survives(fact, stated, taken):
+    found = take(chat("q", "a", **{fact: stated}))
     assert (found.reply, getattr(found, fact)) == ("a", taken)
 
 
@@ -248,13 +248,17 @@ def test_odd_facts_next_to_an_execution_or_a_response_do_no_harm():
 
 
 def test_turns_after_the_last_reply_are_left_out():
-    said = [user("q"), assistant("a"), user("thanks"), {"role": "tool", "content": "x"}]
-    for row in ({"messages": said}, {"conversations": said}, {"prompt": [user("q")], "completion": said[1:]}):
+    stated = [user("q"), assistant("a"), user("thanks"), {"role": "tool", "content": "x"}]
+    for row in (
+        {"messages": stated},
+        {"conversations": stated},
+        {"prompt": [user("q")], "completion": stated[1:]},
+    ):
         found = take(row)
         assert (turns(found), found.reply) == ([("user", "q")], "a")
-    found = take({"chosen": said, "rejected": [user("q"), assistant("b"), user("no")]})
+    found = take({"chosen": stated, "rejected": [user("q"), assistant("b"), user("no")]})
     assert (turns(found), found.reply, found.rejected) == ([("user", "q")], "a", "b")
-    mapped = take({"log": said, "out": "a"}, mapping=Mapping(messages="log", reply="out"))
+    mapped = take({"log": stated, "out": "a"}, mapping=Mapping(messages="log", reply="out"))
     assert (turns(mapped), mapped.reply) == ([("user", "q")], "a")
     with pytest.raises(BadRow, match="user"):
         take({"messages": [assistant("Hello!"), user("q")]})

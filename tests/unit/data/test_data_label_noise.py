@@ -50,9 +50,9 @@ def tickets(count=300, *, wrong=0.08, seed=1, form="json"):
         # Some words of another queue: real tickets are not clean either.
         reported += chance.sample(WORDS[chance.choice(list(WORDS))], 1)
         chance.shuffle(reported)
-        said = chance.choice([name for name in WORDS if name != queue]) if number in planted else queue
-        fields = {"queue": said, "priority": chance.choice(PRIORITIES), "summary": " ".join(reported[:4])}
-        reply = json.dumps(fields) if form == "json" else said
+        output = chance.choice([name for name in WORDS if name != queue]) if number in planted else queue
+        fields = {"queue": output, "priority": chance.choice(PRIORITIES), "summary": " ".join(reported[:4])}
+        reply = json.dumps(fields) if form == "json" else output
         rows.append(make_row(f"Ticket {number}: {' '.join(reported)}", reply, line=number + 1))
     return rows, {number + 1 for number in planted}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.render.dataset import boundaries, pack_rows, positions
+from graftwork.data.render.dataset import boundaries, pack_rows
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 
@@ -48,7 +48,7 @@ def fit_slowly(lengths, length):
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS)
-def test_it_is_best_fit_decreasing(lengths):
+def test_packing_is_best_fit_decreasing(lengths):
     sequences = rows_of(pack_rows(lengths, length=64))
     assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
 
@@ -84,10 +84,9 @@ def test_two_hundred_thousand_rows_fill_their_sequences():
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=20))
-def test_positions_restart_at_each_boundary(lengths):
+def test_boundaries_are_where_documents_begin_and_the_last_one_ends(lengths):
     borders = boundaries(lengths).tolist()
     assert borders == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
-    assert positions(lengths).tolist() == [place for size in lengths for place in range(size)]
 
 
 def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
@@ -109,7 +108,7 @@ def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
         together = model(
             torch.cat([documents[row] for row in rows])[None],
             attention_mask=mask[None, None],
-            position_ids=torch.from_numpy(positions(packed))[None],
+            position_ids=torch.cat([torch.arange(sizes[row]) for row in rows])[None],
         ).logits[0]
         for row, start in zip(rows, boundaries(packed).tolist(), strict=False):
             alone = model(documents[row][None]).logits[0]

@@ -40,17 +40,17 @@ def test_planted_conflicts_are_found_and_only_true_ones_next_to_them(found, plan
     """A rewording that changes only case or punctuation asks the same; another answer is a conflict."""
     lines = [json.loads(line) for line in (LOGS / "interactions.jsonl").read_text().splitlines()]
 
-    def said(line):
+    def reply_of(line):
         question, reply = (turn["content"] for turn in lines[line - 1]["messages"][-2:])
         return normalise(question), reply
 
     same_question: dict[str, set[int]] = {}
     for line in {line for group in planted["groups"]["reworded"] for line in group}:
-        same_question.setdefault(said(line)[0], set()).add(line)
+        same_question.setdefault(reply_of(line)[0], set()).add(line)
     true_ones = {
         line
         for group in same_question.values()
-        if len({said(line)[1] for line in group}) > 1
+        if len({reply_of(line)[1] for line in group}) > 1
         for line in group
     }
     assert found["conflicting_answers"] == set(planted["faults"]["conflicting"]) | true_ones

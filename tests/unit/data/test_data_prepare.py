@@ -237,8 +237,8 @@ def test_a_damaged_block_of_row_features_is_computed_again(tmp_path):
 
 
 def test_signs_that_carry_the_meaning_make_another_row(tmp_path):
-    said = ["C", "C++", "C#", "2+2", "2-2", "x < y", "x > y", "2.5", "25"]
-    rows = [chat(f"What is {thing}?", f"It is number {n} of the list.") for n, thing in enumerate(said)]
+    output = ["C", "C++", "C#", "2+2", "2-2", "x < y", "x > y", "2.5", "25"]
+    rows = [chat(f"What is {thing}?", f"It is number {n} of the list.") for n, thing in enumerate(output)]
     rows += [chat("Compare a and b!", "a < b."), chat("Compare a and b!", "a > b.")]
     dataset, _ = run(tmp_path, [*good_rows(), *rows], conflicts="keep_all")
     assert dataset.kept_after["duplicate"] == len(good_rows()) + len(rows)
@@ -312,14 +312,14 @@ def test_no_planted_secret_is_in_any_file(tmp_path):
     )
     rows.append(chat("Is that so?", "Yes.", status=f"failed with {SECRET}"))
     dataset, folder = run(tmp_path, rows)
-    said = [json.dumps(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
-    said += [path.read_text() for path in folder.glob("*.json")]
-    said += [
+    output = [json.dumps(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
+    output += [path.read_text() for path in folder.glob("*.json")]
+    output += [
         path.read_bytes().decode(errors="ignore")
         for path in tmp_path.rglob("*")
         if path.is_file() and path.name != "log.jsonl"
     ]
-    assert not any(SECRET in text or "ann@firm" in text for text in said)
+    assert not any(SECRET in text or "ann@firm" in text for text in output)
     assert dataset.redactions["github_token"] >= 2
 
 
@@ -504,7 +504,7 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
 
 def test_progress_is_reported_by_step(tmp_path):
     seen = []
-    run_all(tmp_path, good_rows(), on_progress=lambda *said: seen.append(said))
+    run_all(tmp_path, good_rows(), on_progress=lambda *output: seen.append(output))
     assert seen[0][0] == "read and sift"
     assert ("render", 42, 42) in seen
     assert all(done <= total for _, done, total in seen)

@@ -49,7 +49,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.sampled_from([None, "coder", "judge"]), st.sampled_from(["replace", "keep_behind"]))
-def test_one_system_turn_in_front_and_nothing_else_changed(messages, role, rule):
+def test_a_system_prompt_adds_one_turn_in_front_and_changes_nothing_else(messages, role, rule):
     made = give(messages, role, logged_system_prompt=rule, **BOTH)
     assert [m.role for m in made].count("system") == 1
     assert made[0].role == "system"

@@ -6,7 +6,8 @@ from data_rows import chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.ingest.read import ReadFault, find_files, read, read_file
+from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.read import find_files, read, read_file
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Capture, Interaction
 

@@ -114,10 +114,10 @@ def test_the_row_kept_for_its_duplicates_stays_itself_and_no_exchange_is_lost(ro
     found = repeats_of(rows, keep_duplicate=rule, conflicts=conflicts)
     assert all(stays not in found for _, stays in found.values())
     left = [row for place, row in enumerate(rows) if place not in found]
-    said = [(normalise(row.question), normalise(row.reply)) for row in left]
-    assert len(said) == len(set(said))
+    output = [(normalise(row.question), normalise(row.reply)) for row in left]
+    assert len(output) == len(set(output))
     if conflicts == "keep_last":
-        assert len({question for question, _ in said}) == len(said)
+        assert len({question for question, _ in output}) == len(output)
 
 
 @given(ROWS, st.data())

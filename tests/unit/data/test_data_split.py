@@ -303,7 +303,7 @@ def test_assigning_twice_gives_the_same_and_another_seed_reassigns_everything():
     assert assign_group(rows).split.tolist() != assign_group(rows, chosen=again).split.tolist()
 
 
-def test_draws_are_even():
+def test_split_draws_are_uniform():
     drawn = draw(np.arange(1, 40_001, dtype=np.uint64), seed=0)
     assert drawn.min() >= 0
     assert drawn.max() < 1

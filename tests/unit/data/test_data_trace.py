@@ -5,7 +5,8 @@ from dataset_samples import ByteDecoder, row, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.inspect.trace import check_line, hash_line, trace
+from graftwork.data.ingest.read import hash_line
+from graftwork.data.inspect.trace import check_line, trace
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Origin

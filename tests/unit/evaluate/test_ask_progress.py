@@ -27,7 +27,7 @@ class Beats:
         self.reported.append((phase, done, seconds_left, detail))
 
     def of(self, phase):
-        return [(done, left) for said, done, left, _ in self.reported if said == phase]
+        return [(done, left) for output, done, left, _ in self.reported if output == phase]
 
 
 def write_tokens(pace, clock, *, rows, steps, each):

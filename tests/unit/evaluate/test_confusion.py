@@ -38,8 +38,8 @@ def make_cases():
 
 
 def say(case):
-    said = SAID[int(case.id)]
-    return said if said == "no JSON" else json.dumps({"queue": said})
+    output = SAID[int(case.id)]
+    return output if output == "no JSON" else json.dumps({"queue": output})
 
 
 def answers(speak=say):

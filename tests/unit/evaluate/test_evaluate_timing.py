@@ -38,7 +38,7 @@ def test_load_that_comes_half_way_falls_on_all_subjects_alike():
     assert base == adapter
 
 
-def test_who_is_asked_first_changes_from_case_to_case():
+def test_the_order_of_timed_subjects_rotates_over_the_cases():
     machine = BusyMachine(busy_from=99)
     rounds = []
     time_in_turn(
@@ -51,7 +51,8 @@ def test_who_is_asked_first_changes_from_case_to_case():
 @pytest.fixture
 def subjects(tmp_path, tiny_base):
     """Base and adapter that have answered their cases and were not timed."""
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     shape = AdapterShape(rank=2, alpha=4, targets=("q_proj",), layers=(0, 1))

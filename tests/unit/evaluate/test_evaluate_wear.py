@@ -39,7 +39,7 @@ def test_six_wins_without_a_loss_are_the_least_that_31_cases_prove_at_first():
     assert gain_beyond_chance(31, losses=0, alpha=0.05 / 14) == 10 / 31
 
 
-def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_first():
+def test_evaluations_share_the_error_and_later_ones_spend_at_most_a_quarter():
     shares = [share_of_look(look) for look in range(1, 2000)]
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
@@ -47,7 +47,7 @@ def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_
     assert confidence_at(0.95, look=2) == pytest.approx(1 - 0.05 / 8)
 
 
-def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
+def test_the_fourteenth_evaluation_wears_a_test_set_out_and_the_sentence_says_so():
     wear = describe_wear(14, candidates=14, look=14, comparison=make_pair(31))
     assert wear.worn
     assert wear.confidence == pytest.approx(1 - 0.05 * 0.25 / 182)
@@ -58,7 +58,7 @@ def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
     assert "hold out new rows" in wear.sentence
 
 
-def test_the_same_candidate_looked_at_often_wears_nothing():
+def test_repeated_evaluation_of_one_candidate_wears_nothing():
     wear = describe_wear(30, candidates=1, look=1, comparison=make_pair(31))
     assert not wear.worn
     assert wear.confidence == pytest.approx(0.95)
@@ -66,7 +66,7 @@ def test_the_same_candidate_looked_at_often_wears_nothing():
     assert wear.sentence == "This test set was looked at 30 times, always with the same candidate."
 
 
-def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
+def test_a_test_set_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
     assert [describe_wear(k, candidates=k, look=k).worn for k in range(1, 6)] == [
         False,
         False,
@@ -77,7 +77,7 @@ def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
     assert more_cases(1) == 1.0
 
 
-def test_too_few_cases_for_so_many_looks_prove_nothing_any_more():
+def test_too_few_cases_prove_nothing_after_many_evaluations():
     wear = describe_wear(20, candidates=20, look=20, comparison=make_pair(8))
     assert wear.chance_gain is None
     assert wear.fresh_gain is not None
@@ -94,7 +94,7 @@ def test_what_may_be_chance_is_wider_where_sessions_hold_several_cases():
     assert together.chance_gain > 2 * alone.chance_gain
 
 
-def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
+def test_a_later_evaluation_needs_a_clearer_result_or_fresh_cases():
     settings = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
     before, after = [0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16
     fresh = simple(before, after)

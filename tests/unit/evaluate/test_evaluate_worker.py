@@ -243,7 +243,8 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
 def test_the_worker_answers_with_the_adapter_it_is_given(tmp_path, tiny_base):
     import torch
 
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(tiny_base)

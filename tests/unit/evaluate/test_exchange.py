@@ -147,7 +147,7 @@ def test_out_and_in_again_gives_the_same_figures_answers_and_cases(form, tmp_pat
         assert (theirs.value, theirs.n) == pytest.approx((ours.value, ours.n))
     (answers,) = imported.answers.values()
     assert [answer.text for answer in answers] == [
-        said.text.replace("\ud800", "\ufffd") for said in export.answers
+        shown.text.replace("\ud800", "\ufffd") for shown in export.answers
     ]
     assert [answer.finish_reason for answer in answers] == [a.finish_reason for a in export.answers]
 

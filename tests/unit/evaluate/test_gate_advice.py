@@ -46,29 +46,29 @@ def advice(how, **more):
 
 
 def test_a_loss_that_was_still_falling_asks_for_more_steps():
-    said = advice(training(FALLING))
-    assert "still falling" in said
-    assert "train.epochs: 2 → 3" in said
+    output = advice(training(FALLING))
+    assert "still falling" in output
+    assert "train.epochs: 2 → 3" in output
     assert "still falling" not in advice(training(FLAT))
 
 
 def test_a_training_loss_far_under_the_validation_loss_asks_for_less():
     by_heart = [2.0 - 0.045 * i for i in range(43)]
-    said = advice(training(by_heart, before=1.9, after=1.4))
-    assert "learned by heart" in said
-    assert "still falling" not in said  # more steps would make it worse
+    output = advice(training(by_heart, before=1.9, after=1.4))
+    assert "learned by heart" in output
+    assert "still falling" not in output  # more steps would make it worse
 
 
 def test_a_validation_loss_that_rose_asks_for_less():
-    said = advice(training(FLAT, before=1.1, after=1.3))
-    assert "learned by heart" in said
-    assert "up from 1.10" in said
+    output = advice(training(FLAT, before=1.1, after=1.3))
+    assert "learned by heart" in output
+    assert "up from 1.10" in output
 
 
 def test_a_best_evaluation_long_before_the_end_says_that_more_steps_do_not_help():
     looks = [(10, 1.2), (20, 1.0), (30, 1.05), (40, 1.06)]
-    said = advice(training(FLAT, after=1.06, looks=looks, best_step=20))
-    assert "best evaluation was at step 20 of 40, and 2 after it were no better" in said
+    output = advice(training(FLAT, after=1.06, looks=looks, best_step=20))
+    assert "best evaluation was at step 20 of 40, and 2 after it were no better" in output
     rising_to_the_end = advice(training(FLAT, looks=[(10, 1.3), (20, 1.2), (40, 1.1)], best_step=40))
     assert "best evaluation" not in rising_to_the_end
 
@@ -76,9 +76,9 @@ def test_a_best_evaluation_long_before_the_end_says_that_more_steps_do_not_help(
 def test_jumps_of_the_loss_ask_for_a_lower_rate():
     jumping = [*FLAT]
     jumping[15], jumping[25] = 4.0, 5.0
-    said = advice(training(jumping))
-    assert "jumped 2 times (steps 16, 26)" in said
-    assert "train.learning_rate: 0.001 → 0.0005" in said
+    output = advice(training(jumping))
+    assert "jumped 2 times (steps 16, 26)" in output
+    assert "train.learning_rate: 0.001 → 0.0005" in output
 
 
 def test_a_loss_that_is_no_number_is_a_jump():
@@ -127,9 +127,11 @@ def test_refusals_are_distinguished_both_ways():
     refusals = [0] * 15 + [1] * 5 + [0] * 10 + [1] * 70
     grades = {"refusal_correct": refusals, "citation_coverage": coverage}
     seen = report(subject("adapter", grades), subject("base", grades))
-    said = " ".join(decide(seen, GateSettings(rules=(GateRule(metric="refusal_correct", over=0.9),))).advice)
-    assert "15 questions without an answer in the sources got one anyway" in said
-    assert "10 questions with an answer in the sources got a refusal" in said
+    output = " ".join(
+        decide(seen, GateSettings(rules=(GateRule(metric="refusal_correct", over=0.9),))).advice
+    )
+    assert "15 questions without an answer in the sources got one anyway" in output
+    assert "10 questions with an answer in the sources got a refusal" in output
 
 
 def test_latency_over_its_limit_asks_for_fewer_tokens_or_a_smaller_base():

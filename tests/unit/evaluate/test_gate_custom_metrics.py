@@ -39,7 +39,7 @@ def good(_i, _r):
     return "good"
 
 
-def evaluated(folder, source, *, said, before=good, n=200, repeats=1, settings=None):
+def evaluated(folder, source, *, answer, before=good, n=200, repeats=1, settings=None):
     """The report of an adapter that says `said(i, repeat)` to case i, by the metric of `source`."""
     (folder / "own.py").write_text(source)
     settings = settings or EvaluateSettings(
@@ -76,7 +76,7 @@ def evaluated(folder, source, *, said, before=good, n=200, repeats=1, settings=N
     found = make_report(
         asked,
         baseline=of("base", before),
-        candidate=of("adapter", said),
+        candidate=of("adapter", answer),
         settings=settings,
     )
     return Report.from_json(found.to_json())
@@ -119,25 +119,25 @@ def test_what_a_function_does_to_the_answers_it_dislikes_never_helps_a_deploy(tm
     if "KeyboardInterrupt" in bad:
         # That one is the user's: it ends the evaluation.
         with pytest.raises(KeyboardInterrupt):
-            evaluated(tmp_path, source, said=lambda i, _r: "bad")
+            evaluated(tmp_path, source, answer=lambda i, _r: "bad")
         return
 
     def before(i, _r):
         return "wrong" if gate is BETTER and i % 2 == 0 else "good"
 
-    fine = evaluated(tmp_path, source, said=lambda i, _r: "good", before=before)
+    fine = evaluated(tmp_path, source, answer=lambda i, _r: "good", before=before)
     assert decide(fine, gate).decision == "deploy"
-    half = evaluated(tmp_path, source, said=lambda i, _r: "bad" if i % 2 else "good", before=before)
+    half = evaluated(tmp_path, source, answer=lambda i, _r: "bad" if i % 2 else "good", before=before)
     verdict = decide(half, gate)
     assert verdict.decision != "deploy"
     assert "100 more could not be graded and count against it" in " ".join(r.sentence for r in verdict.rules)
-    nothing = evaluated(tmp_path, source, said=lambda i, _r: "bad", before=before)
+    nothing = evaluated(tmp_path, source, answer=lambda i, _r: "bad", before=before)
     assert decide(nothing, gate).decision == "not_enough_evidence"
 
 
 def test_not_applicable_by_the_case_alone_is_no_failure(tmp_path):
     source = "def mine(case, text): return None if int(case.id[1:]) % 2 else text == 'good'\n"
-    found = evaluated(tmp_path, source, said=lambda i, _r: "good")
+    found = evaluated(tmp_path, source, answer=lambda i, _r: "good")
     metric = found.candidate.metrics["mine"]
     assert (metric.n, metric.failed) == (100, 0)
     verdict = decide(found, OVER)
@@ -153,7 +153,9 @@ def test_none_for_one_answer_and_a_grade_for_another_to_the_same_case_is_a_failu
         repeats=2,
         sampling={"temperature": 1.0},
     )
-    found = evaluated(tmp_path, source, said=lambda i, r: "bad" if r else "good", repeats=2, settings=sampled)
+    found = evaluated(
+        tmp_path, source, answer=lambda i, r: "bad" if r else "good", repeats=2, settings=sampled
+    )
     metric = found.candidate.metrics["mine"]
     assert (metric.n, metric.failed) == (0, 200)
     assert "must depend on the case alone" in metric.why_failed
@@ -162,7 +164,7 @@ def test_none_for_one_answer_and_a_grade_for_another_to_the_same_case_is_a_failu
 
 def test_what_a_function_throws_is_reported_on_one_short_line(tmp_path):
     source = "def mine(case, text): raise ValueError('a\\nb ' + 'x' * 10_000)\n"
-    metric = evaluated(tmp_path, source, said=lambda i, _r: "good", n=3).candidate.metrics["mine"]
+    metric = evaluated(tmp_path, source, answer=lambda i, _r: "good", n=3).candidate.metrics["mine"]
     assert "own.py:1: ValueError: a b xxx" in metric.why_failed
     assert len(metric.why_failed) < 400
     assert metric.failed == 3
@@ -172,13 +174,13 @@ def test_what_a_function_throws_is_reported_on_one_short_line(tmp_path):
 @pytest.mark.parametrize("given", ["numpy.float32(0.5)", "numpy.float64(0.5)", "numpy.array(0.5)"])
 def test_a_number_of_numpy_is_a_number(tmp_path, given):
     source = f"import numpy\ndef mine(case, text): return {given}\n"
-    metric = evaluated(tmp_path, source, said=lambda i, _r: "good", n=2).candidate.metrics["mine"]
+    metric = evaluated(tmp_path, source, answer=lambda i, _r: "good", n=2).candidate.metrics["mine"]
     assert (metric.value, metric.failed) == (0.5, 0)
 
 
 def test_true_of_numpy_is_true(tmp_path):
     source = "import numpy\ndef mine(case, text): return numpy.bool_(True)\n"
-    metric = evaluated(tmp_path, source, said=lambda i, _r: "good", n=2).candidate.metrics["mine"]
+    metric = evaluated(tmp_path, source, answer=lambda i, _r: "good", n=2).candidate.metrics["mine"]
     assert (metric.value, metric.failed) == (1.0, 0)
 
 
@@ -214,7 +216,7 @@ def test_marks_that_reviewers_gave_to_the_logs_texts_prove_nothing_about_other_t
 
 def test_old_reports_that_do_not_name_the_failed_cases_count_them_all_the_same(tmp_path):
     source = "def mine(case, text): return 1 / 0 if text == 'bad' else True\n"
-    found = evaluated(tmp_path, source, said=lambda i, _r: "bad" if i % 2 else "good")
+    found = evaluated(tmp_path, source, answer=lambda i, _r: "bad" if i % 2 else "good")
     old = json.loads(found.to_json())
     for part in (old["candidate"], old["baseline"]):
         for metric in part["metrics"].values():

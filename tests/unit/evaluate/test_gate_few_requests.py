@@ -155,7 +155,7 @@ def generation(**more):
     return Generation(**{**fields, **more})
 
 
-def said(losses):
+def sentence_on(losses):
     return {
         case: [
             Answer(
@@ -178,8 +178,10 @@ LOSSES = {f"c{i}": 1.0 + 0.2 * (i // 10 % 2) for i in range(60)}
 
 
 def test_perplexity_of_turns_that_hang_together_is_bounded_by_their_sessions():
-    alone = measure(said(LOSSES), generation=generation())["reference_perplexity"]
-    together = measure(said(LOSSES), generation=generation(), sessions=SESSIONS)["reference_perplexity"]
+    alone = measure(sentence_on(LOSSES), generation=generation())["reference_perplexity"]
+    together = measure(sentence_on(LOSSES), generation=generation(), sessions=SESSIONS)[
+        "reference_perplexity"
+    ]
     assert together.value == alone.value
     assert together.clusters == 6
     assert alone.clusters == 0
@@ -188,7 +190,7 @@ def test_perplexity_of_turns_that_hang_together_is_bounded_by_their_sessions():
 
 
 def weighed(losses, sessions, *, old=False):
-    metric = measure(said(losses), generation=generation(), sessions={} if old else sessions)
+    metric = measure(sentence_on(losses), generation=generation(), sessions={} if old else sessions)
     candidate = subject("adapter", QUALITY)
     candidate = candidate.model_copy(update={"metrics": {**candidate.metrics, **metric}})
     return report(candidate, subject("base", QUALITY), sessions=sessions)
@@ -218,7 +220,7 @@ def test_few_sessions_bound_no_perplexity():
 
 def test_a_loss_that_is_no_number_is_counted_and_proves_nothing():
     losses = {f"c{i}": 1.0 + i / 100 for i in range(30)} | {"c30": math.nan, "c31": math.inf, "c32": 800.0}
-    metric = measure(said(losses), generation=generation())["reference_perplexity"]
+    metric = measure(sentence_on(losses), generation=generation())["reference_perplexity"]
     assert metric.failed == 3
     assert metric.n == 30
     assert math.isfinite(metric.high)

@@ -131,5 +131,5 @@ def test_an_old_report_is_judged_by_the_bounds_of_today_and_the_changed_rule_is_
             "rules": (verdict.rules[0].model_copy(update={"outcome": "pass", "test": "bootstrap"}),),
         }
     )
-    said = describe_outcomes(before, verdict)
-    assert said == "Shared words (F1) over 95 %: kept (bootstrap) before, open now (bounded mean)"
+    output = describe_outcomes(before, verdict)
+    assert output == "Shared words (F1) over 95 %: kept (bootstrap) before, open now (bounded mean)"

@@ -66,16 +66,16 @@ def never(_case):
 
 
 @pytest.mark.parametrize(
-    ("references", "said"), [([ANSWERED] * 91, "no reference refuses"), ([REFUSED] * 91, "every reference")]
+    ("references", "output"), [([ANSWERED] * 91, "no reference refuses"), ([REFUSED] * 91, "every reference")]
 )
-def test_refusal_correctness_passes_nothing_where_no_case_is_of_its_kind(references, said):
+def test_refusal_correctness_passes_nothing_where_no_case_is_of_its_kind(references, output):
     cases = make_cases(*references)
     report = report_on(cases, base=never, adapter=lambda case: case.reference)
     verdict = decide_by(report, {"metric": "refusal_correct", "over": 0.8})
     assert verdict.decision == "not_enough_evidence"
     assert verdict.rules[0].outcome == "unknown"
-    assert said in verdict.reason
-    assert said in verdict.rules[0].sentence
+    assert output in verdict.reason
+    assert output in verdict.rules[0].sentence
 
 
 def test_refusal_correctness_passes_where_both_kinds_of_case_are_there():

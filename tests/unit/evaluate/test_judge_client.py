@@ -130,9 +130,9 @@ def client_for(url, pauses=None, **more):
 def test_what_may_pass_is_asked_again(endpoint, url, fault):
     endpoint.faults = [fault, fault]
     pauses = []
-    said = client_for(url, pauses).say(CHAT)
-    assert said.text == TIE
-    assert (said.tokens_in, said.tokens_out) == (100, 10)
+    output = client_for(url, pauses).say(CHAT)
+    assert output.text == TIE
+    assert (output.tokens_in, output.tokens_out) == (100, 10)
     assert len(endpoint.requests) == 3
     assert len(pauses) == 2
     assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0

@@ -167,15 +167,17 @@ def test_cases_that_show_a_difference_are_not_reported_to_show_none():
 @pytest.mark.parametrize("n", range(1, 12))
 def test_cases_cannot_show_a_difference_only_where_no_outcome_would(n, confidence):
     possible = mcnemar(n, losses=0) <= 1 - confidence
-    said = what_cases_show(n, comparison=seen_pairs(0, 0, n=n), confidence=confidence).sentence
-    assert ("cannot show any difference" in said) == (not possible)
+    output = what_cases_show(n, comparison=seen_pairs(0, 0, n=n), confidence=confidence).sentence
+    assert ("cannot show any difference" in output) == (not possible)
 
 
 def test_what_few_cases_can_show_at_best_is_reported():
-    said = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
-    assert said.startswith("8 cases show a difference only if 6 or more change, and nearly all the same way;")
+    output = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
+    assert output.startswith(
+        "8 cases show a difference only if 6 or more change, and nearly all the same way;"
+    )
 
 
 def test_what_sessions_leave_of_the_cases_is_reported_for_the_metric_it_was_estimated_on():
-    said = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
-    assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in said
+    output = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
+    assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in output

@@ -143,8 +143,13 @@ def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_load
     evaluate(job)
     made = read_generation(job.folder)
     assert all(0 < f <= t for f, t in zip(made.first_token_seconds, made.single_latency_seconds, strict=True))
-    said = {"engine": "graftwork", "device": "cpu", "base_as": "float32, not quantised", "decoding": "greedy"}
-    assert said.items() <= made.settings.items()
+    output = {
+        "engine": "graftwork",
+        "device": "cpu",
+        "base_as": "float32, not quantised",
+        "decoding": "greedy",
+    }
+    assert output.items() <= made.settings.items()
     assert all(
         a.reference_loss is not None and math.isfinite(a.reference_loss)
         for a in read_answers(Path(job.folder))

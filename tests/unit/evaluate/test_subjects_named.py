@@ -101,7 +101,7 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "output"),
     [
         ("no json", "not JSON"),
         ("[1]", "no JSON object"),
@@ -118,15 +118,15 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
         ({"prompt": "good", "reference": "y", "id": "a"}, "twice"),
     ],
 )
-def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, said):
+def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, output):
     path = write(tmp_path, {"prompt": "good", "reference": "y", "id": "a"}, line)
-    with pytest.raises(UserMistake, match=said) as refused:
+    with pytest.raises(UserMistake, match=output) as refused:
         read_case_file(path)
     assert refused.value.where == "cases.jsonl:2"
 
 
 @pytest.mark.parametrize(
-    ("checks", "said"),
+    ("checks", "output"),
     [
         (
             [{"contans": "x"}],
@@ -139,11 +139,11 @@ def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, said):
         ([{"metric": "rules.py:polite"}], "graft.yaml does not name it"),
     ],
 )
-def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path, checks, said):
+def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path, checks, output):
     path = write(tmp_path, {"prompt": "good", "reference": "y"}, {"prompt": "x", "checks": checks})
     with pytest.raises(UserMistake, match="makes no sense") as refused:
         read_case_file(path, named=())
-    assert said in refused.value.why
+    assert output in refused.value.why
     assert refused.value.where == "cases.jsonl:2"
     assert refused.value.fix
 

@@ -21,8 +21,8 @@ QUESTION = (Message(role="user", content="hello"),)
 class Parrot:
     """Answers every request with the same bytes, whatever they are."""
 
-    def __init__(self, said: bytes):
-        self._said = said
+    def __init__(self, output: bytes):
+        self._said = output
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/v1"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -57,8 +57,8 @@ class Parrot:
 def parrot():
     open_ones = []
 
-    def make(said: bytes) -> Parrot:
-        open_ones.append(Parrot(said))
+    def make(output: bytes) -> Parrot:
+        open_ones.append(Parrot(output))
         return open_ones[-1]
 
     yield make
@@ -92,7 +92,7 @@ PADDED = "x" * (LONGEST_REASON - 10)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         http(500, f"{PADDED}{KEY}".encode()),
         http(401, f"wrong key {KEY}".encode()),
@@ -106,9 +106,9 @@ PADDED = "x" * (LONGEST_REASON - 10)
     ],
     ids=["500", "401", "as JSON", "400", "in stream", "long in stream", "no JSON", "long no JSON", "no HTTP"],
 )
-def test_no_error_holds_the_key_or_a_part_of_it(parrot, monkeypatch, said):
+def test_no_error_holds_the_key_or_a_part_of_it(parrot, monkeypatch, output):
     with pytest.raises((TryAgain, GraftError)) as caught:
-        ask(parrot(said).url, monkeypatch)
+        ask(parrot(output).url, monkeypatch)
     reported = f"{caught.value} {getattr(caught.value, 'why', '')} {getattr(caught.value, 'what', '')}"
     for part in pieces_of(KEY):
         assert part not in reported
@@ -117,16 +117,16 @@ def test_no_error_holds_the_key_or_a_part_of_it(parrot, monkeypatch, said):
 
 def test_an_answer_that_repeats_the_key_is_kept_without_it(parrot, monkeypatch):
     begin, end = KEY[:9], KEY[9:]
-    said = stream(
+    output = stream(
         {"choices": [{"delta": {"content": f"you sent {begin}"}}]},
         {"choices": [{"delta": {"content": f"{end} to me"}, "finish_reason": "stop"}]},
     )
-    assert ask(parrot(said).url, monkeypatch).text == "you sent … to me"
+    assert ask(parrot(output).url, monkeypatch).text == "you sent … to me"
 
 
 def test_a_key_that_is_a_word_does_not_spoil_the_answers(parrot, monkeypatch):
-    said = stream({"choices": [{"delta": {"content": "there is none"}, "finish_reason": "stop"}]})
-    assert ask(parrot(said).url, monkeypatch, key="none").text == "there is none"
+    output = stream({"choices": [{"delta": {"content": "there is none"}, "finish_reason": "stop"}]})
+    assert ask(parrot(output).url, monkeypatch, key="none").text == "there is none"
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "schlüssel", "sk-\u200bx"])
@@ -161,7 +161,7 @@ def judge(url, monkeypatch, key=KEY):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         f"WHAT {KEY}\r\n\r\n".encode(),
         http(400, json.dumps({"error": {"message": f"{'x' * 190}{KEY}"}}).encode()),
@@ -169,14 +169,14 @@ def judge(url, monkeypatch, key=KEY):
     ],
     ids=["no HTTP", "long", "short"],
 )
-def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, said):
+def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, output):
     with pytest.raises((JudgeUnavailable, EnvironmentLacks)) as caught:
-        judge(parrot(said).url, monkeypatch)
+        judge(parrot(output).url, monkeypatch)
     reported = f"{caught.value} {getattr(caught.value, 'why', '')}"
     assert not [part for part in pieces_of(KEY) if part in reported]
 
 
 def test_the_judges_reply_is_kept_without_the_key(parrot, monkeypatch):
     reply = {"choices": [{"message": {"content": f"your key is {KEY}"}}]}
-    said = judge(parrot(http(200, json.dumps(reply).encode(), "application/json")).url, monkeypatch)
-    assert said.text == "your key is …"
+    output = judge(parrot(http(200, json.dumps(reply).encode(), "application/json")).url, monkeypatch)
+    assert output.text == "your key is …"

@@ -82,10 +82,10 @@ class StandInEngine:
 
     def _output(self, tokens, params):
         stop = params.given.get("stop_token_ids", [0])[0]
-        said = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
+        output = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
         reported = [None] + [{t: types.SimpleNamespace(logprob=-0.5)} for t in tokens[1:]]
         return types.SimpleNamespace(
-            outputs=[said],
+            outputs=[output],
             prompt_logprobs=reported if "prompt_logprobs" in params.given else None,
             metrics=types.SimpleNamespace(first_token_latency=1e-9),
         )

@@ -41,7 +41,7 @@ def test_the_distance_is_one(a, b, c):
         ("x" * 300, "y" * 200, 300),
     ],
 )
-def test_known_distances(a, b, distance):
+def test_edit_distances_match_known_values(a, b, distance):
     assert edit_distance(a, b) == distance
     assert edit_similarity(a, b) == 1 - distance / max(len(a), len(b))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.adapters.peft import AdapterShape, activate, attach, load_adapter, save_adapter
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import activate, attach, load_adapter, save_adapter
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import UserMistake
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter_shape import from_peft, to_peft
-from graftwork.model.adapters.peft import AdapterShape, activate, attach, load_adapter, save_adapter
+from graftwork.model.adapter_shape import AdapterShape, from_peft, to_peft
+from graftwork.model.adapters.peft import activate, attach, load_adapter, save_adapter
 from graftwork.model.load import load_base
 from graftwork.records.errors import UserMistake
 

@@ -96,8 +96,8 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
     model, template = loaded
     same = prompts(template)[:1] * 4
     settings = Sampling(10, temperature=1.5, seed=1)
-    said = Generator(model, stop_tokens=[template.eos]).generate(same, settings)
-    assert len({tuple(answer.tokens) for answer in said}) > 1
+    output = Generator(model, stop_tokens=[template.eos]).generate(same, settings)
+    assert len({tuple(answer.tokens) for answer in output}) > 1
 
 
 def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.parts import (
     block_linears,

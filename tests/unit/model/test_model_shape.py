@@ -3,7 +3,8 @@
 import model_families
 import pytest
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.model.parts import block_linears, layer_sizes

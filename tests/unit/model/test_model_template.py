@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.chat.template import CannotProve, ChatTemplate
+from graftwork.model.chat.renderer import CannotProve
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 

@@ -122,7 +122,7 @@ def test_what_cannot_be_graded_counts_for_nobody():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), max_size=60))
-def test_who_stands_first_does_not_matter(pairs):
+def test_the_order_of_the_releases_does_not_matter(pairs):
     units = units_of([case(n) for n in range(len(pairs))])
 
     def block(cases, swap=False):
@@ -234,6 +234,6 @@ def test_a_clear_winner_survives_unequal_silence():
 def test_unequal_feedback_rates_are_reported_and_equal_ones_are_not():
     a, b = ArmTally("a", alone=400), ArmTally("b", alone=400)
     assert check_voices(a, b, spoken=(100, 110)) == []
-    (said,) = check_voices(a, b, spoken=(200, 40))
-    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in said
+    (output,) = check_voices(a, b, spoken=(200, 40))
+    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in output
     assert check_voices(a, ArmTally("b"), spoken=(1, 0)) == []

@@ -143,7 +143,7 @@ def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_wh
     assert found.arms["B"].hung_up == found.arms["B"].exchanges
 
 
-def test_who_loses_its_bad_answers_to_callers_who_leave_does_not_win_by_it(work, pair):
+def test_a_release_does_not_win_by_bad_answers_whose_callers_left(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
     for n in range(400):
         bad = chance.random() < 0.3

@@ -95,9 +95,9 @@ def prepare(monkeypatch):
 def test_the_log_is_reported_to_show_only_the_rows_that_were_kept(prepare):
     drops = [("filter", "truncated: a code block")] * 198 + [("filter", "failed_status: it says so")] * 3
     drops += [("filter", "claims_success_but_fails: x"), ("duplicate", "truncated: not a fault of its own")]
-    (said,) = remark_on_log({"log": make_report("log")}, prepared=prepare(*drops))
-    assert "the 91 of 302 rows that were kept (dropped: 198 as cut off, 4 as failed)" in said
-    assert "`graft data audit`" in said
+    (output,) = remark_on_log({"log": make_report("log")}, prepared=prepare(*drops))
+    assert "the 91 of 302 rows that were kept (dropped: 198 as cut off, 4 as failed)" in output
+    assert "`graft data audit`" in output
 
 
 def test_nothing_is_reported_where_nothing_flatters_the_log(prepare):
@@ -113,8 +113,8 @@ def test_what_is_not_applicable_to_the_log_is_named():
         "base": make_report("base", "answer_match", "json_valid"),
         "log": make_report("log", "json_valid"),
     }
-    (said,) = remark_on_log(scored, prepared=None)
-    assert said == "Not applicable to the log, whose answer is the reference: Answer match."
+    (output,) = remark_on_log(scored, prepared=None)
+    assert output == "Not applicable to the log, whose answer is the reference: Answer match."
 
 
 def test_the_codes_of_the_preparation_are_all_known():

@@ -27,11 +27,11 @@ MIXTRAL = {
 
 
 def test_cards_are_read_as_the_driver_reports_them():
-    said = (
+    output = (
         "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
         "no card\n\n2, GPU-c, H200, x\n"
     )
-    assert read_cards(said) == [
+    assert read_cards(output) == [
         DriverCard("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
         DriverCard("NVIDIA, Odd", 100 / 1024),
     ]

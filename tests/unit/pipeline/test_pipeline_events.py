@@ -51,5 +51,5 @@ def test_only_what_is_new_is_reported_and_a_line_in_the_making_waits(tmp_path):
 def test_an_alert_keeps_its_own_kind_next_to_that_of_the_event(tmp_path):
     write(tmp_path, "alerts.jsonl", {"at": 1.0, "kind": "stalled", "what": "it is stuck"})
     (event,) = Events(tmp_path).new()
-    said = json.loads(json.dumps(event.as_json()))
-    assert (said["kind"], said["alert"]) == ("alert", "stalled")
+    output = json.loads(json.dumps(event.as_json()))
+    assert (output["kind"], output["alert"]) == ("alert", "stalled")

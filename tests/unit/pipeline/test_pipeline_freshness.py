@@ -19,7 +19,7 @@ from graftwork.serve.settings import ServeSettings
 
 
 class Result(Record):
-    said: str
+    message: str
 
 
 class Project:
@@ -64,8 +64,8 @@ class Project:
     def _do(self, name):
         def do(work, made):
             self.done.append(name)
-            before = "".join(output.said for output in made.outputs.values())
-            return Result(said=f"{name} of {work.settings.data.test} {self.log[:4]} {before}")
+            before = "".join(output.message for output in made.outputs.values())
+            return Result(message=f"{name} of {work.settings.data.test} {self.log[:4]} {before}")
 
         return do
 

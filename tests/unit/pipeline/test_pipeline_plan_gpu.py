@@ -113,9 +113,9 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=No
 def test_memory_that_ran_out_halves_what_was_planned_not_what_a_step_has(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=4, checkpointed=True, peak_gib=9.0))
     assert replan.rows_at_a_time(job) == 4
-    smaller, said, _ = replan._take_less(job)
+    smaller, output, _ = replan._take_less(job)
     assert replan.rows_at_a_time(smaller) == 2
-    (tmp_path / REPLANNED).write_text(json.dumps(said))
+    (tmp_path / REPLANNED).write_text(json.dumps(output))
     assert replan.rows_at_a_time(replan.as_replanned(job)) == 2
 
 
@@ -126,11 +126,11 @@ def test_two_processes_have_half_of_a_step_each(tmp_path):
 
 def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=1, peak_gib=9.0))
-    smaller, said, word = replan._take_less(job)
+    smaller, output, word = replan._take_less(job)
     assert smaller.keeping["checkpointing"] == "on"
     assert "activation checkpointing" in word
     assert replan._take_less(smaller) is None
-    (tmp_path / REPLANNED).write_text(json.dumps(said))
+    (tmp_path / REPLANNED).write_text(json.dumps(output))
     assert replan.as_replanned(job).keeping["checkpointing"] == "on"
 
 

@@ -162,9 +162,9 @@ def make_child(tmp_path, monkeypatch, script):
 
 def test_the_childs_line_becomes_facts_and_its_progress_is_heard(tmp_path, monkeypatch):
     facts, heard = make_facts(), []
-    said = json.dumps({"doing": "the disk", "left_seconds": 3.5})
+    output = json.dumps({"doing": "the disk", "left_seconds": 3.5})
     (tmp_path / "facts").write_text(facts.model_dump_json() + "\n")
-    make_child(tmp_path, monkeypatch, f"echo '{said}' >&2; echo some warning >&2; cat {tmp_path}/facts")
+    make_child(tmp_path, monkeypatch, f"echo '{output}' >&2; echo some warning >&2; cat {tmp_path}/facts")
     job = ProbeJob(shape=TINY, folder=str(tmp_path))
     assert run_probe(job, on_part=lambda *reported: heard.append(reported)) == facts
     assert heard == [("the disk", 3.5)]

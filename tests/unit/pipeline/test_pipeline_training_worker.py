@@ -10,7 +10,8 @@ import torch
 
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import METRICS, OF_ANSWERS
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
 from graftwork.pipeline.training_worker import GradedAnswers, make_evaluator

@@ -115,7 +115,7 @@ def test_where_readers_cannot_be_seen_gc_says_so_and_takes_nothing(work, monkeyp
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "readers cannot be detected: 1 releases stay" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "readers cannot be detected: 1 releases stay" in output
     assert open_store(work).ids() == (one,)
     assert work.releases.entry(one).collected_at is None

@@ -248,7 +248,7 @@ def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
     assert long.run_minutes.value < 0.6 * longest.run_minutes.value
 
 
-def test_who_asks_many_questions_gets_the_same_figures_without_advice():
+def test_fit_without_advice_gives_the_same_figures():
     asked = question(TINY, method="full", memory_limit_gib=6.0)
     with_advice, without = fit(asked), fit(asked, advise=False)
     assert with_advice.remedies

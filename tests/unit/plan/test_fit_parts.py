@@ -188,11 +188,11 @@ def test_answers_that_do_not_all_fit_are_generated_in_even_rounds(gib, batch):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "said"),
+    ("minutes", "output"),
     [(1.0, "60 s"), (90.0, "90 min"), (119.6, "2.0 h"), (306.0, "5.1 h"), (18358, "12.7 days")],
 )
-def test_a_time_is_reported_in_the_unit_that_people_use(minutes, said):
-    assert say_time(minutes) == said
+def test_a_time_is_reported_in_the_unit_that_people_use(minutes, output):
+    assert say_time(minutes) == output
 
 
 def test_a_claim_above_the_roof_is_refused_with_the_arithmetic():

@@ -31,8 +31,8 @@ def own_runs():
 def errors(name, *, held_out=None):
     """Predicted over measured, less one, of the runs that went through."""
     return [
-        said[name] / line["measured"][name] - 1
-        for line, said in own_runs()
+        output[name] / line["measured"][name] - 1
+        for line, output in own_runs()
         if not line["measured"]["ran_out"] and held_out in (None, line["held_out"])
     ]
 
@@ -60,10 +60,10 @@ def test_memory_is_predicted_within_the_stated_error(name, median, held_out):
 
 
 def test_no_run_that_was_reported_to_fit_its_cap_ran_out():
-    capped = [(line, said) for line, said in own_runs() if line["config"]["cap_gib"]]
+    capped = [(line, output) for line, output in own_runs() if line["config"]["cap_gib"]]
     assert capped
-    for line, said in capped:
-        if said["reserved_gib"] <= line["config"]["cap_gib"]:
+    for line, output in capped:
+        if output["reserved_gib"] <= line["config"]["cap_gib"]:
             assert not line["measured"]["ran_out"], line["config"]
 
 

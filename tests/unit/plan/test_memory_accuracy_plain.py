@@ -27,7 +27,7 @@ LINES = measured_lines()
 needs_lines = pytest.mark.skipif(not LINES, reason="no measurements of plain transformers are there")
 
 
-def said(line: dict[str, Any]) -> MemoryPeak:
+def predict(line: dict[str, Any]) -> MemoryPeak:
     config = line["config"]
     shape, setup = ModelShape.model_validate(config["shape"]), PlainSetup.model_validate(config["setup"])
     return plain_peak(shape, setup, architecture=config["architecture"])
@@ -35,7 +35,7 @@ def said(line: dict[str, Any]) -> MemoryPeak:
 
 def errors(what: str, lines: list[dict[str, Any]]) -> list[float]:
     return sorted(
-        abs(getattr(said(line), what) / GIB / line["measured"][f"{what}_gib"] - 1) for line in lines
+        abs(getattr(predict(line), what) / GIB / line["measured"][f"{what}_gib"] - 1) for line in lines
     )
 
 

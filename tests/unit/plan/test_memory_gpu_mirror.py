@@ -21,7 +21,8 @@ from transformers import (
 from graftwork.costmodel import card_tensors
 from graftwork.costmodel.card_step import step_recipe, take_pass
 from graftwork.costmodel.card_tensors import ByteTally
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin

@@ -206,7 +206,7 @@ def test_other_runs_take_the_plain_step(config, changes):
     assert why_plain_here(config, **{**usual, **changes})
 
 
-def test_it_is_taken_where_training_takes_it():
+def test_the_plan_uses_the_cpu_step_where_training_does():
     pytest.importorskip("torch")
     from transformers import (
         AutoModelForCausalLM,
@@ -217,7 +217,8 @@ def test_it_is_taken_where_training_takes_it():
         Qwen3Config,
     )
 
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import shape_of
     from graftwork.train.cpu import step
 

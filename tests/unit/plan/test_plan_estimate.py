@@ -64,7 +64,8 @@ def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
 
 
 def test_adapter_parameters_are_those_that_are_trained(tiny_base):
-    from graftwork.model.adapters.peft import AdapterShape, attach
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base
 
     shape = read_shape(tiny_base)

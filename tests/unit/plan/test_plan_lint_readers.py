@@ -44,11 +44,16 @@ def read(text, file="c.yaml"):
 
 
 def test_axolotl_is_read_by_its_own_names():
-    said = read(AXOLOTL)
-    assert (said.kind, said.method, said.micro_batch, said.max_length) == ("axolotl", "qlora", 2, 2048)
-    assert (said.save_when, said.eval_when, said.warmup_share) == ("epoch", "epoch", 0.1)
-    assert said.document_masks
-    assert said.places["rank"].line == 6
+    output = read(AXOLOTL)
+    assert (output.kind, output.method, output.micro_batch, output.max_length) == (
+        "axolotl",
+        "qlora",
+        2,
+        2048,
+    )
+    assert (output.save_when, output.eval_when, output.warmup_share) == ("epoch", "epoch", 0.1)
+    assert output.document_masks
+    assert output.places["rank"].line == 6
 
 
 def test_axolotl_without_an_adapter_trains_everything():
@@ -63,7 +68,7 @@ def test_llama_factory_packs_without_masks_unless_neat():
 
 
 def test_deepspeed_is_read_and_auto_is_not_guessed():
-    said = read(
+    output = read(
         '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,'
         ' "bf16": {"enabled": true}, "fp16": {"enabled": false},'
         ' "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},'
@@ -71,25 +76,30 @@ def test_deepspeed_is_read_and_auto_is_not_guessed():
         ' "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}',
         file="ds.json",
     )
-    assert (said.kind, said.batch, said.micro_batch, said.learning_rate) == ("deepspeed", None, 2, None)
-    assert (said.precision, said.zero_stage) == ("bfloat16", 3)
-    assert said.offload_weights
-    assert not said.offload_optimizer
+    assert (output.kind, output.batch, output.micro_batch, output.learning_rate) == (
+        "deepspeed",
+        None,
+        2,
+        None,
+    )
+    assert (output.precision, output.zero_stage) == ("bfloat16", 3)
+    assert output.offload_weights
+    assert not output.offload_optimizer
 
 
 def test_keys_are_found_at_any_depth_and_the_shallowest_wins():
-    said = read(
+    output = read(
         "training:\n  optimizer:\n    learning_rate: 1.0e-5\n  learning_rate: 2.0e-4\n  save_steps: 5\n"
     )
-    assert said.learning_rate == 2e-4
-    assert said.places["learning_rate"].key == "training.learning_rate"
-    assert said.places["save_steps"].line == 5
+    assert output.learning_rate == 2e-4
+    assert output.places["learning_rate"].key == "training.learning_rate"
+    assert output.places["save_steps"].line == 5
 
 
 def test_a_number_that_yaml_reads_as_a_text_is_still_a_number_here():
-    said = read("learning_rate: 2e-4\nsave_steps: 10\n")
-    assert said.learning_rate == 2e-4
-    assert said.texts_for_numbers == {"learning_rate": "2e-4"}
+    output = read("learning_rate: 2e-4\nsave_steps: 10\n")
+    assert output.learning_rate == 2e-4
+    assert output.texts_for_numbers == {"learning_rate": "2e-4"}
     assert not read('{"learning_rate": 2e-4, "save_steps": 10}', file="c.json").texts_for_numbers
 
 
@@ -99,8 +109,8 @@ def test_no_is_a_strategy_with_and_without_quotes(word):
 
 
 def test_intervals_below_one_are_shares_of_the_run_and_never_too_long():
-    said = read("save_steps: 0.1\nmax_steps: 5\nlearning_rate: 0.1\n")
-    assert said.save_steps is None
+    output = read("save_steps: 0.1\nmax_steps: 5\nlearning_rate: 0.1\n")
+    assert output.save_steps is None
 
 
 def test_a_warm_up_below_one_is_a_share():
@@ -127,8 +137,8 @@ def test_what_is_no_training_configuration_is_refused():
 
 
 def test_json_with_tabs_loses_only_its_lines():
-    said = read('{\t"save_steps": 10,\n\t"max_steps": 5}', file="c.json")
-    assert said.save_steps == 10
+    output = read('{\t"save_steps": 10,\n\t"max_steps": 5}', file="c.json")
+    assert output.save_steps == 10
 
 
 def test_a_graft_yaml_is_distinguished_from_other_configurations():

@@ -108,7 +108,7 @@ def real_card(slower, head, fixed, a_layer) -> StepRates:
 
 @given(st.floats(0.7, 1.6), st.floats(0.7, 1.6), st.floats(0, 0.01), st.floats(0, 0.001))
 @settings(max_examples=30, deadline=None)
-def test_two_and_four_layers_at_two_sizes_foretell_the_whole_model(slower, head, fixed, a_layer):
+def test_probes_of_two_and_four_layers_at_two_sizes_predict_the_whole_model(slower, head, fixed, a_layer):
     real = real_card(slower, head, fixed, a_layer)
     steps = tuple(
         probed_step(layers, tokens, seconds_on(real, layers, tokens))
@@ -122,7 +122,7 @@ def test_two_and_four_layers_at_two_sizes_foretell_the_whole_model(slower, head,
 
 @given(st.floats(0.8, 1.4))
 @settings(max_examples=20, deadline=None)
-def test_one_size_alone_foretells_that_size(slower):
+def test_one_probed_size_predicts_that_size(slower):
     real = real_card(slower, 1.0, 0.002, 0.0002)
     steps = tuple(probed_step(layers, 8192, seconds_on(real, layers, 8192)) for layers in (2, 4))
     found = rates_of_probe(make_facts(steps=steps))

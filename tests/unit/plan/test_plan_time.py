@@ -139,14 +139,16 @@ def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, set
 
 def test_the_page_reports_how_far_published_figures_are_from_ours():
     page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
-    said = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
-    assert said is not None
+    output = re.search(r"are (\d+) to (\d+) % above the estimates of the planner", page)
+    assert output is not None
     above = [
         rate.tokens_per_second
         / compare_published(rate, find_model(rate.model).shape, rates_of(find_gpu(rate.gpu))).estimated
         for rate in PUBLISHED
     ]
-    assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [int(n) for n in said.groups()]
+    assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [
+        int(n) for n in output.groups()
+    ]
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda item: f"{item.engine} {item.gpu} {item.method}")

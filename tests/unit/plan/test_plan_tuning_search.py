@@ -73,7 +73,7 @@ def test_the_quick_count_is_the_long_one(form, data, levels, adapted):
 
 @given(FORMS, st.data())
 @settings(max_examples=20, deadline=None)
-def test_who_keeps_more_asks_for_no_less_and_takes_no_longer(form, data):
+def test_keeping_more_activations_takes_no_less_memory_and_no_more_time(form, data):
     way = TuningOption(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
     for keep in range(BLOCKS):
         for lean in range(BLOCKS - keep):

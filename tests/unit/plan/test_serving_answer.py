@@ -119,7 +119,7 @@ def test_weights_are_known_by_many_names(name, form):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "output"),
     [
         (0.0042, "4.2 ms"),
         (0.018, "18 ms"),
@@ -129,5 +129,5 @@ def test_weights_are_known_by_many_names(name, form):
         (9000.0, "2.5 h"),
     ],
 )
-def test_times_are_reported_in_the_unit_that_fits(seconds, said):
-    assert say_seconds(seconds) == said
+def test_times_are_reported_in_the_unit_that_fits(seconds, output):
+    assert say_seconds(seconds) == output

@@ -64,26 +64,26 @@ def wait_for(path: Path, child) -> None:
 def test_an_expected_error_ends_in_its_exit_code_and_a_file(tmp_path):
     child, folder = start(tmp_path, "mistake")
     assert child.wait() == 2
-    said = json.loads((folder / "error.json").read_text())
-    assert (said["what"], said["fix"], said["error"]) == ("what", "fix", "UserMistake")
+    output = json.loads((folder / "error.json").read_text())
+    assert (output["what"], output["fix"], output["error"]) == ("what", "fix", "UserMistake")
 
 
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path):
     child, folder = start(tmp_path, "missing")
     assert child.wait() == 3
-    said = json.loads((folder / "error.json").read_text())
-    assert "a_package_that_nobody_has" in said["what"]
-    assert "pip install" in said["fix"]
+    output = json.loads((folder / "error.json").read_text())
+    assert "a_package_that_nobody_has" in output["what"]
+    assert "pip install" in output["fix"]
 
 
 def test_out_of_memory_is_an_error_of_its_own_kind_with_what_was_measured(tmp_path):
     child, folder = start(tmp_path, "memory")
     assert child.wait() == 3
-    said = json.loads((folder / "error.json").read_text())
-    assert said["error"] == "OutOfMemory"
-    assert said["figures"]["asked_gib"] == 2.5
-    assert said["figures"]["peak_memory_gib"] > 0
-    assert "2.50 GiB" in said["why"]
+    output = json.loads((folder / "error.json").read_text())
+    assert output["error"] == "OutOfMemory"
+    assert output["figures"]["asked_gib"] == 2.5
+    assert output["figures"]["peak_memory_gib"] > 0
+    assert "2.50 GiB" in output["why"]
     assert b"OutOfMemoryError" in child.stderr.read()
 
 

@@ -9,7 +9,7 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "said", "line"),
+    ("more", "output", "line"),
     [
         ("train:\n  examine: {metric: json_vald}\n", "did you mean json_valid?", 5),
         ("train:\n  examine: {metric: latency_seconds}\n", "there is no metric latency_seconds", 5),
@@ -26,12 +26,12 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
         ),
     ],
 )
-def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, said, line):
+def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, output, line):
     path = tmp_path / "graft.yaml"
     path.write_text(START + more)
     with pytest.raises(UserMistake) as caught:
         load_settings(path)
-    assert said in caught.value.what
+    assert output in caught.value.what
     assert caught.value.where == f"{path}:{line}"
 
 

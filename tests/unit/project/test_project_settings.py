@@ -81,7 +81,7 @@ def test_the_schema_shows_models_and_what_they_take():
     assert set(schema["$defs"]["OneModel"]["properties"]) == set(OneModel.model_fields)
 
 
-def test_one_text_stands_for_a_list_of_one(tmp_path):
+def test_a_single_text_is_read_as_a_list_of_one(tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\n"
         "data:\n  logs: logs/*.jsonl\n  keep_status: done\n"

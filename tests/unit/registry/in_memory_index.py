@@ -136,7 +136,7 @@ class InMemoryReleaseIndex(ReleaseIndex):
 
     def _is_asked_for(self, entry: ReleaseEntry, query: ReleaseQuery) -> bool:
         words = (entry.id, entry.version or "", entry.base, entry.run_id, entry.model, *entry.tags)
-        said = "\n".join((*words, *(note.text for note in self.notes(entry.id)))).lower()
+        output = "\n".join((*words, *(note.text for note in self.notes(entry.id)))).lower()
         return (
             query.tag in (None, *entry.tags)
             and query.decision in (None, entry.decision)
@@ -144,7 +144,7 @@ class InMemoryReleaseIndex(ReleaseIndex):
             and query.base in (None, entry.base)
             and (query.since is None or entry.created_at >= query.since)
             and (query.collected or entry.collected_at is None)
-            and (query.search or "").lower() in said
+            and (query.search or "").lower() in output
         )
 
     def _free_version(self, release: Release, given: str | None) -> str:

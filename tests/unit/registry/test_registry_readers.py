@@ -76,17 +76,17 @@ WAYS = [
 @contextmanager
 def reader(store: ReleaseStore, release_id: str, become) -> Iterator[int]:
     """A process that cannot write the store and serves a release; its id."""
-    says, said = os.pipe()
+    says, output = os.pipe()
     child = os.fork()
     if child == 0:
         become()
         with ReleaseStore.open(store.root).lease() as held:
             held.add(release_id)
             whole = ReleaseStore.open(store.root).get(release_id).is_dir()
-            os.write(said, b"+" if whole else b"-")
+            os.write(output, b"+" if whole else b"-")
             signal.pause()
         os._exit(1)
-    os.close(said)
+    os.close(output)
     try:
         assert os.read(says, 1) == b"+"
         yield child

@@ -41,9 +41,9 @@ class Place:
             patch.setattr("sys.argv", ["graft", "release", *words, *(("-C", str(self.root)) if here else ())])
             with pytest.raises(SystemExit) as left:
                 cli.main()
-        said = self._capsys.readouterr()
-        assert left.value.code == code, said
-        return said.out + said.err
+        output = self._capsys.readouterr()
+        assert left.value.code == code, output
+        return output.out + output.err
 
     def ask(self, *words: str, code: int = 0):
         return json.loads(self.type(*words, "--json", code=code))

@@ -26,7 +26,7 @@ def folder(tmp_path):
     return write_adapter(tmp_path / "peft")
 
 
-def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
+def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_path):
     taken = take(folder)
     store = ReleaseStore.open(tmp_path / "store")
     release = store.put(taken.release, sources=taken.sources)
@@ -122,9 +122,9 @@ def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
 )
 def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision):
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
-    said = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
+    output = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
     taken = import_peft_folder(
-        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=said.__getitem__
+        folder, target=TARGET, created_at=WHEN, versions={}, find_verdict=output.__getitem__
     )
     assert taken.release.decision == decision
     kept = Verdict.from_json(taken.sources["verdict.json"])

@@ -145,7 +145,7 @@ def test_progress_goes_to_standard_error_and_json_stays_alone_on_standard_output
     monkeypatch.setattr("sys.argv", ["graft", "release", *words, "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    said = capsys.readouterr()
-    assert left.value.code == 0, said
-    assert json.loads(said.out)["id"] == release
-    assert "check" in said.err
+    output = capsys.readouterr()
+    assert left.value.code == 0, output
+    assert json.loads(output.out)["id"] == release
+    assert "check" in output.err

@@ -76,8 +76,8 @@ def make_evaluation(count=12, *, adapter=adapter_says, looks=1, candidates=1):
         "log": make_answers(cases, lambda i: cases[i].reference),
     }
     scored = {
-        name: score(cases, answers=said, generation=make_generation(name, count), settings=SETTINGS)
-        for name, said in answers.items()
+        name: score(cases, answers=output, generation=make_generation(name, count), settings=SETTINGS)
+        for name, output in answers.items()
     }
     report = make_report(
         cases,
@@ -99,5 +99,5 @@ def make_evaluation(count=12, *, adapter=adapter_says, looks=1, candidates=1):
         project="corner-shop",
         report=report,
         cases=cases,
-        answers={name: tuple(said) for name, said in answers.items()},
+        answers={name: tuple(output) for name, output in answers.items()},
     )

@@ -89,13 +89,13 @@ def test_the_verdict_stands_on_top_with_its_reasons():
 
 def test_everything_that_the_audit_knows_is_on_the_page():
     text = words(make_audit_page(make_audit()))
-    for said in (
+    for output in (
         *("truncated", "it teaches to stop", "graft data prepare", "ordinary.jsonl:7", "ordinary 4"),
         *("ordinary two", "What could not be looked for", "no row states ordinary", "700 of 1 500"),
         *("One prompt, different answers", "Nearly the same", "Models that answered", "Domains"),
         *("Examples to read", "asked ordinary", "said ordinary", "and 99 more"),
     ):
-        assert said in text, said
+        assert output in text, output
 
 
 def test_hostile_content_stays_text():

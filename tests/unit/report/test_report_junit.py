@@ -28,7 +28,7 @@ def verdict(*rules, decision="iterate", **more):
     return Verdict(decision=decision, reason="Because.", rules=rules, report_hash="r", rules_hash="h", **more)
 
 
-def test_one_test_case_a_rule_with_failures_and_skips():
+def test_junit_has_one_test_case_per_rule_with_failures_and_skips():
     text = write_junit(
         {"main": verdict(rule("pass"), rule("fail"), rule("unknown"), advice=("Try <more>.",))}
     )

@@ -39,7 +39,7 @@ def test_the_same_records_give_the_same_bytes(page):
 
 def test_the_page_says_what_was_decided_and_why(page):
     text = words(render_report(page))
-    for said in (
+    for output in (
         "Deploy",
         "All 5 rules hold.",
         "99.4 %",
@@ -56,7 +56,7 @@ def test_the_page_says_what_was_decided_and_why(page):
         "4c1f9be27d5a03aa",
         "(unchanged)",
     ):
-        assert said in text, said
+        assert output in text, output
 
 
 def test_nothing_from_logs_or_models_becomes_markup():

@@ -73,7 +73,7 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
     assert "script" not in reader.tags
     assert "http" not in html.replace("http-equiv", "")
     text = words(html)
-    for said in (
+    for output in (
         "Evaluations during training",
         "75 %",
         "fewer cases than the others: not compared",
@@ -87,7 +87,7 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
         "killed after step 27, resumed at 21",
         "Plan against reality",
     ):
-        assert said in text, said
+        assert output in text, output
     assert "GPU temperature" not in text, "nobody measured it"
 
 

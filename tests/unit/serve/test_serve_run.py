@@ -84,7 +84,7 @@ def is_alive(pid):
 
 
 @pytest.mark.parametrize("go", [asyncio.run, run_loop], ids=["asyncio", "uvloop"])
-def test_it_answers_until_it_is_stopped_and_leaves_no_engine_behind(tmp_path, go):
+def test_the_endpoint_answers_until_it_is_stopped_and_leaves_no_engine_behind(tmp_path, go):
     async def main():
         sink = ListSink()
         async with serving(tmp_path, sink) as http:

@@ -208,7 +208,7 @@ def test_without_a_challenger_the_champion_answers_all_and_health_says_why(run):
     assert {capture.dealt for capture in sink.captures} == {None}
 
 
-def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
+def test_a_failed_request_in_an_experiment_counts_for_its_arm(run):
     split = SplitSettings(share=0.5)
     routes, sink = split_routes(split), ListSink()
     slow = ServeSettings(split=split, request_timeout_seconds=0.05)
@@ -237,7 +237,7 @@ def test_who_gets_no_answer_in_an_experiment_still_counts_for_its_arm(run):
     ] * 2
 
 
-def test_who_leaves_before_the_first_word_is_kept_for_its_arm(run):
+def test_a_client_that_leaves_before_the_first_token_counts_for_its_arm(run):
     split = SplitSettings(share=0.5)
     sink = ListSink()
 

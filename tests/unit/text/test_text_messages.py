@@ -15,9 +15,9 @@ WORDS = st.text(st.sampled_from("ab \n"), max_size=LONGEST)
 @given(secret=SECRET, before=WORDS, after=WORDS)
 def test_a_password_is_left_out_as_it_is_and_as_an_address_writes_it(secret, before, after):
     address = f"http://joe:{quote(secret, safe='')}@host:5000/path"
-    for said in (secret, quote(secret, safe=""), address):
+    for output in (secret, quote(secret, safe=""), address):
         reported = redact_variables(
-            f"{before} {said} {after}", environment={"WHERE": address}, variables=("WHERE", "OTHER")
+            f"{before} {output} {after}", environment={"WHERE": address}, variables=("WHERE", "OTHER")
         )
         assert secret not in reported
         assert quote(secret, safe="") not in reported
@@ -27,19 +27,19 @@ def test_a_password_is_left_out_as_it_is_and_as_an_address_writes_it(secret, bef
 def test_a_token_is_left_out_from_its_own_variable_and_from_a_query(secret, before):
     environment = {"TOKEN": secret, "WHERE": f"http://host/?write_token={quote(secret, safe='')}"}
     for name in environment:
-        said = f"{before} refused {secret}"
-        assert secret not in redact_variables(said, environment=environment, variables=(name,))
+        output = f"{before} refused {secret}"
+        assert secret not in redact_variables(output, environment=environment, variables=(name,))
 
 
 def test_logins_and_queries_of_unknown_addresses_are_left_out_too():
-    said = "no route to https://joe:word@host/a?token=abc,\n then to s3://bucket/key"
-    reported = redact_variables(said, environment={}, variables=())
+    output = "no route to https://joe:word@host/a?token=abc,\n then to s3://bucket/key"
+    reported = redact_variables(output, environment={}, variables=())
     assert reported == "no route to https://…@host/a?… then to s3://bucket/key"
 
 
 def test_a_long_message_is_cut_after_its_secrets_are_gone():
-    said = "x" * (LONGEST - 3) + "the-secret"
-    reported = redact_variables(said, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
+    output = "x" * (LONGEST - 3) + "the-secret"
+    reported = redact_variables(output, environment={"TOKEN": "the-secret"}, variables=("TOKEN",))
     assert reported == "x" * (LONGEST - 3) + "…"
 
 

@@ -81,15 +81,15 @@ def both(starter, package, monkeypatch):
                 if stop_when:
                     assert process.stdout.readline() == stop_when
                     process.terminate()
-                said, errors = process.communicate("a line\n", timeout=60)
-            results.append((process.returncode, said, errors))
+                output, errors = process.communicate("a line\n", timeout=60)
+            results.append((process.returncode, output, errors))
         return results
 
     return run
 
 
 @pytest.mark.parametrize("options", [{}, {"start_new_session": True}, {"env": {"ONLY": "this"}}], ids=str)
-def test_it_has_the_same_parent_folder_files_and_environment(both, options):
+def test_a_preloaded_process_has_the_same_parent_folder_files_and_environment(both, options):
     options = {**options, "env": {**os.environ, **options["env"]}} if "env" in options else options
     (code, again, _), (other_code, clone, errors) = both(DESCRIBE, "one", "two words", **options)
     assert (code, other_code, errors) == (0, 0, "")
@@ -100,7 +100,7 @@ def test_it_has_the_same_parent_folder_files_and_environment(both, options):
 
 
 @pytest.mark.parametrize("source", ENDINGS)
-def test_it_ends_the_same_way(both, source):
+def test_a_preloaded_process_exits_the_same_way(both, source):
     stop_when = "waiting\n" if "waiting" in source else ""
     again, clone = both(source, stop_when=stop_when)
     assert clone[:2] == again[:2]

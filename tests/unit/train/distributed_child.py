@@ -91,14 +91,14 @@ def main(base, folder):
     for strategy in STRATEGIES:
         engine = make_engine(base, processes=meet(strategy), strategy=strategy)
         base_before = base_digest(load_base(Path(base)))
-        said = engine.strategy.broadcast({"from": engine.strategy.rank, "word": "grüß"})
+        output = engine.strategy.broadcast({"from": engine.strategy.rank, "word": "grüß"})
         figures = train(engine, save_as=folder / f"{strategy}.safetensors")
         whole = {
             "figures": figures,
             "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2),
             "digest": engine.digest(),
             "base_stays": base_digest(engine.model, whole=engine.strategy.gather) == base_before,
-            "reported": said,
+            "reported": output,
             "any": [
                 engine.strategy.any_process(engine.strategy.rank == 1),
                 engine.strategy.any_process(False),

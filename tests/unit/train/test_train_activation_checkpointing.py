@@ -93,7 +93,7 @@ def test_a_block_is_computed_again_on_the_way_back_and_read_once_where_nothing_i
     assert calls == [1]
 
 
-def test_it_keeps_less(tiny_base):
+def test_activation_checkpointing_stores_less(tiny_base):
     assert kept_bytes(
         make_engine(tiny_base, step=StepOptions(activation_checkpointing=True))
     ) < 0.2 * kept_bytes(make_engine(tiny_base))

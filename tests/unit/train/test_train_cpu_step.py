@@ -12,7 +12,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.train.cpu.layers import NoCache, can_pack
 from graftwork.train.cpu.step import (
     CpuStep,

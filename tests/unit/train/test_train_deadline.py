@@ -60,7 +60,7 @@ class Place:
     st.floats(0, 20),
     st.floats(1, 400),
 )
-def test_it_never_misses_and_never_leaves_earlier_than_it_must(seed, step, save, margin, more):
+def test_the_deadline_is_never_missed_and_never_left_too_early(seed, step, save, margin, more):
     chance = random.Random(seed)
     step_times = lambda: chance.uniform(step, step * STEP_ALLOWANCE)  # noqa: E731
     save_times = lambda: chance.uniform(save, save * SAVE_ALLOWANCE)  # noqa: E731

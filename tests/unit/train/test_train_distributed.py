@@ -94,13 +94,13 @@ def test_a_checkpoint_of_two_is_one_of_one(together, alone, folder, strategy):
             assert ours[name].float().sub(tensor.float()).abs().max() < 1e-4, name
 
 
-def test_one_goes_on_where_two_stopped(together, alone, tiny_base, folder, strategy):
+def test_one_process_resumes_what_two_began(together, alone, tiny_base, folder, strategy):
     engine = make_engine(tiny_base)
     engine.restore(load_file(folder / f"{strategy}.safetensors"))
     close(train(engine, skip=SAVED_AFTER), alone["figures"][SAVED_AFTER:])
 
 
-def test_two_go_on_where_one_stopped(together, alone, strategy):
+def test_two_processes_resume_what_one_began(together, alone, strategy):
     close(together[strategy]["resumed"], alone["figures"][SAVED_AFTER:])
 
 

@@ -37,7 +37,7 @@ def usual(watch, count=8, loss=2.0):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "output"),
     [
         (measured(math.nan), "the loss is nan"),
         (measured(math.inf), "the loss is inf"),
@@ -46,14 +46,14 @@ def usual(watch, count=8, loss=2.0):
         (measured(30.0), "the loss jumped to 30"),
     ],
 )
-def test_one_bad_step_is_skipped_with_a_warning_and_a_second_stops_the_run(bad, said):
+def test_one_bad_step_is_skipped_with_a_warning_and_a_second_stops_the_run(bad, output):
     words = []
     watch = DivergenceCallback(WatchSettings(tolerate=1), report=words.append)
     usual(watch)
     assert not watch.accept_gradient(9, bad, ROWS)
-    assert said in words[0]
+    assert output in words[0]
     assert "log.jsonl:3, log.jsonl:8" in words[0]
-    with pytest.raises(Diverged, match=said) as caught:
+    with pytest.raises(Diverged, match=output) as caught:
         watch.accept_gradient(10, bad, ROWS)
     assert caught.value.where == "log.jsonl:3, log.jsonl:8"
     assert "last good checkpoint is kept" in caught.value.why
@@ -79,7 +79,7 @@ def test_close_to_zero_a_multiple_alone_is_no_spike():
     assert watch.accept_gradient(9, measured(0.4), ROWS)
 
 
-def test_it_comes_to_the_same_verdicts_after_a_resume_at_any_step():
+def test_divergence_is_judged_the_same_after_a_resume_at_any_step():
     chance = random.Random(5)
     losses = [chance.choice([2.0, 2.5, 3.0, 50.0]) * chance.uniform(0.8, 1.2) for _ in range(60)]
     settings = WatchSettings(tolerate=50, window=6)

@@ -46,9 +46,9 @@ def make_loop(tiny_base, folder, *, settings=None, evaluator=None, before=None, 
     callbacks = [Before(before)] if before else []
     examine = None
     if settings:
-        said = words.append if words is not None else lambda word: None
+        output = words.append if words is not None else lambda word: None
         examine = EvaluationCallback(
-            settings, make_rows(6), folder=folder, evaluator=evaluator, report=said, **more
+            settings, make_rows(6), folder=folder, evaluator=evaluator, report=output, **more
         )
         callbacks.append(examine)
     loop = TrainingLoop(

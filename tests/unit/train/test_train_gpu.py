@@ -2,6 +2,7 @@
 
 import random
 from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest
 from graftwork.model.nf4 import dequantize as dequantise_nf4
 from graftwork.model.nf4 import quantize
@@ -323,6 +325,9 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext)
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     weight = torch.nn.Parameter(torch.ones(2))
     captured = CudaGraphDecoder(Crowded({}), [weight])

@@ -276,7 +276,7 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         (
             {"settings": SETTINGS.model_copy(update={"learning_rate": 1e-3})},
@@ -287,14 +287,14 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
         ({"made_for": {"dataset": "other"}}, "dataset was one and is other"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, said):
+def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, output):
     stop = iter([False] * 4 + [True])
     made_for = {"made_for": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **made_for).run()
     with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(made_for | change)).run()
-    assert said in caught.value.why
+    assert output in caught.value.why
     assert "the checkpoint of step 4" in caught.value.what
 
 
@@ -383,7 +383,7 @@ class SlowCopy:
 
     def __init__(self, heart):
         self._heart = heart
-        self.said = []
+        self.output = []
 
     def fetch(self, folder): ...
 
@@ -393,7 +393,7 @@ class SlowCopy:
         return iter(())
 
     def finish(self, seconds):
-        self.said.append(self._heart.doing)
+        self.output.append(self._heart.doing)
 
 
 @pytest.mark.parametrize("stopped_before", [None, 4, 6])
@@ -416,7 +416,7 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
     )
     with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
         loop.run()
-    assert set(mirror.said) == {"checkpoint"}
+    assert set(mirror.output) == {"checkpoint"}
     assert heart.doing == ""
 
 

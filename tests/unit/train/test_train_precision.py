@@ -8,7 +8,8 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.engine import LARGEST_SCALE, SMALLEST_SCALE, LossScaler, TrainingEngine

@@ -44,22 +44,22 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
     second = start(1, port, "__future__", first.pid)
     # A process that has ended stays until its parent waits for it.
     threading.Thread(target=first.wait, daemon=True).start()
-    said = second.communicate(timeout=120)[0]
-    assert second.returncode == 0, said
+    output = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, output
     assert first.wait(timeout=60) == 0
-    assert "Error" not in said, said
+    assert "Error" not in output, output
     assert "Error" not in first.stdout.read()
 
 
 def test_the_first_waits_until_every_other_has_left(monkeypatch):
     port, goodbye = free_port(), torchrun._report_departure
-    said: list[int] = []
+    output: list[int] = []
     one_left = threading.Event()
 
     def say(machines: NodeGroup) -> None:
         if machines.rank == 2:
             assert one_left.wait(timeout=30)
-        said.append(machines.rank)
+        output.append(machines.rank)
         goodbye(machines)
         one_left.set()
 
@@ -72,7 +72,7 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
     with main_node_leaves_last(NodeGroup(count=3, port=port)):
         for thread in others:
             thread.start()
-    assert said == [1, 2]
+    assert output == [1, 2]
     for thread in others:
         thread.join(timeout=30)
 
@@ -137,7 +137,7 @@ def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
         raise ZeroDivisionError
 
 
-def test_one_machine_alone_opens_no_door(monkeypatch):
+def test_a_single_machine_opens_no_port(monkeypatch):
     monkeypatch.setattr(torchrun, "_store", lambda *_, **__: pytest.fail("it opened one"))
     with main_node_leaves_last(NodeGroup()):
         pass

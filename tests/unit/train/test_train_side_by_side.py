@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_train_gpu import make_tuning
 
-from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -228,7 +229,7 @@ def test_a_group_takes_no_more_memory_than_there_is():
     assert choose_side_by_side([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()
 
 
-def test_who_has_no_room_for_its_own_rows_at_once_shares_no_step():
+def test_a_run_that_needs_several_passes_per_step_shares_no_step():
     all_at_once, few, again = (
         PlainStep(micro_rows=rows, checkpointed=computed_again, peak_gib=1.0)
         for rows, computed_again in ((4, False), (2, False), (4, True))

@@ -2,7 +2,7 @@
 
 import random
 
-from graftwork.model.adapters.peft import AdapterShape
+from graftwork.model.adapter_shape import AdapterShape
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.settings import TrainSettings

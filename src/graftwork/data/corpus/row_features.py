@@ -22,8 +22,8 @@ from graftwork.data.audit.row_checks import (
 )
 from graftwork.data.corpus.store import encode_row
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
-from graftwork.data.ingest.files import LogBlock
-from graftwork.data.ingest.read import ReadFault, ReadRow, read_block
+from graftwork.data.ingest.blocks import LogBlock, ReadFault
+from graftwork.data.ingest.read import ReadRow, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.audit.row_checks import Note
-from graftwork.data.ingest.read import ReadFault
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged

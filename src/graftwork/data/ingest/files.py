@@ -144,8 +144,6 @@ def _explain(error: OSError, path: Path) -> Exception:
     return explain_os_error(error, path)
 
 
-__all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "LogBlock", "cut_blocks"]
-
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 

@@ -13,7 +13,7 @@ from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns
 from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Row, Split
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Origin
 
 if TYPE_CHECKING:
@@ -185,14 +185,8 @@ class TokenizerDecoder:
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
-        try:
+        with needs_extra("train", why="tokens cannot be turned back into text without it"):
             from tokenizers import Tokenizer
-        except ImportError as error:
-            raise EnvironmentLacks(
-                "the package tokenizers is not installed",
-                why="tokens cannot be turned back into text without it",
-                fix=pip_install("train"),
-            ) from error
         try:
             text = self._file.read_text(encoding="utf-8")
         except OSError as error:

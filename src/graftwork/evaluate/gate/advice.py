@@ -41,7 +41,7 @@ PART = 5
 """The last fifth of the steps is compared with the fifth before it."""
 STILL_FALLING = 0.03
 FAR_UNDER = 0.6
-"""Training loss under this share of the validation loss has learned the rows by heart."""
+"""Training loss under this share of the validation loss means that the rows were memorized."""
 ROSE = 1.02
 SPIKE = 1.8
 """A loss so many times the median of the steps before it."""
@@ -110,7 +110,7 @@ def hint_of_changes(training: Training | None, *, report: Report, rules: Sequenc
 
 
 def compare_plans(before: Plan, now: Plan) -> tuple[str, ...]:
-    """What of settings, data and base is otherwise in the later run, in words."""
+    """What differs in settings, data and base in the later run, as text."""
     found = []
     if before.base_fingerprint != now.base_fingerprint:
         same = before.base == now.base

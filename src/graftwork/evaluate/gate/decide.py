@@ -176,7 +176,7 @@ USUAL_CONFIDENCE = 0.95
 
 
 class GateCandidate(NamedTuple):
-    """One of several adapters that are judged in one go."""
+    """One of several adapters that are judged together."""
 
     report: Report
     settings: GateSettings
@@ -230,7 +230,7 @@ def decide(
 
 
 def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
-    """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
+    """Several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
         for name, one in judged.items()
@@ -260,7 +260,7 @@ def _judge_all(
 
 
 def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tuple[RuleResult, ...]:
-    """The rules that would pass if nobody had looked at these cases before."""
+    """The rules that would pass if these cases had not been used before."""
     pairs = zip(rules, first, strict=True)
     return tuple(now for now, then in pairs if now.outcome == "unknown" and then.outcome == "pass")
 

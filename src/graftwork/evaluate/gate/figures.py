@@ -175,8 +175,8 @@ def find_ungraded(report: Report, name: str) -> Ungraded:
     elsewhere: set[str] = set()
     for other in (report.baseline, *report.others):
         if (metric := other.metrics.get(name)) is not None:
-            elsewhere |= _graded(metric)
-    without = own.scores.keys() - _graded(own)
+            elsewhere |= graded_cases(metric)
+    without = own.scores.keys() - graded_cases(own)
     return _gather(without & elsewhere, of=without, metrics=(own,))
 
 
@@ -185,13 +185,13 @@ def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> U
     found = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
     left_out: set[str] = set()
     if len(found) == 2:
-        left_out = _graded(found[0]) ^ _graded(found[1])
+        left_out = graded_cases(found[0]) ^ graded_cases(found[1])
     if name == JUDGE_PREFERENCE:
         sides = (other.subject, report.candidate.subject)
         for tally in report.judged:
             left_out |= set(tally.unjudged) if (tally.baseline, tally.candidate) == sides else set()
     asked = {case for metric in found for case in metric.scores}
-    both = set.intersection(*map(_graded, found)) if found else set()
+    both = set.intersection(*map(graded_cases, found)) if found else set()
     return _gather(left_out, of=asked - both, metrics=found)
 
 
@@ -230,7 +230,7 @@ def _gather(left_out: Set[str], *, of: Set[str], metrics: Sequence[Metric]) -> U
     return Ungraded(named, min(nameless, max(len(of) - len(named), 0)) if of else nameless)
 
 
-def _graded(metric: Metric) -> set[str]:
+def graded_cases(metric: Metric) -> set[str]:
     return {case for case, value in metric.scores.items() if value is not None}
 
 
@@ -274,7 +274,7 @@ def needed_for_limit(
     if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
         return Needed(fewest)
     sign = 1 if rule.wants_more else -1
-    value, bound = sign * metric.value, sign * _bound(rule, metric)
+    value, bound = sign * metric.value, sign * held_figure(rule, metric)
     tail = (1 - metric.confidence) / 2
     return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n, tail=tail)
 
@@ -343,5 +343,5 @@ def _fewest_cases(metric: Metric, rule: GateRule) -> int:
     return math.ceil(fewest * metric.n / units) if units else fewest
 
 
-def _bound(rule: GateRule, metric: Metric) -> float:
+def held_figure(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]

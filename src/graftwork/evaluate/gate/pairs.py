@@ -13,6 +13,7 @@ from graftwork.evaluate.gate.figures import (
     Ungraded,
     all_wrong,
     find_ungraded_pairs,
+    graded_cases,
     measured,
     times_of,
 )
@@ -20,11 +21,11 @@ from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.evaluate.subjects import LOG
 from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
-LOG = "log"
 BASE = "base"
 
 
@@ -39,7 +40,7 @@ class Surroundings(NamedTuple):
     look: int = 0
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
-    """Adapters that are judged in one go."""
+    """Adapters that are judged together."""
 
 
 class Pair(NamedTuple):
@@ -160,8 +161,10 @@ def _at_worst(
         return -math.inf, 1.0
     if mine is not None and theirs is not None:
         wrong, right = (1.0, 0.0) if sign < 0 else (0.0, 1.0)
-        mine = all_wrong(mine, ungraded.cases - _given(mine), wrong=wrong, sessions=report.sessions)
-        theirs = all_wrong(theirs, ungraded.cases - _given(theirs), wrong=right, sessions=report.sessions)
+        mine = all_wrong(mine, ungraded.cases - graded_cases(mine), wrong=wrong, sessions=report.sessions)
+        theirs = all_wrong(
+            theirs, ungraded.cases - graded_cases(theirs), wrong=right, sessions=report.sessions
+        )
         report = report.model_copy(
             update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
         )
@@ -182,10 +185,6 @@ def _at_worst(
         nameless += _unjudged(report, other)
     lost = (low * found.n - nameless) / (found.n + nameless) if found.n else -1.0
     return lost, found.p_value if lost > 0 else 1.0
-
-
-def _given(metric: Metric) -> set[str]:
-    return {case for case, value in metric.scores.items() if value is not None}
 
 
 def _unjudged(report: Report, other: SubjectReport) -> int:

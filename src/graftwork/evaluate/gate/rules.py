@@ -14,6 +14,7 @@ from graftwork.evaluate.gate.figures import (
     figure_of,
     find_ungraded,
     finite,
+    held_figure,
     measured,
     measurements_for,
     needed_for_limit,
@@ -31,7 +32,6 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.settings import FIGURES, GateRule, GateSettings, Primary, Win
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
-    held_figure,
     say_counts,
     say_like_these,
     say_limit,

@@ -163,7 +163,7 @@ class Primary(Record):
 
     metric: str
     against: Against = "base"
-    """Better than whom."""
+    """The subject to beat."""
 
     @field_validator("metric")
     @classmethod
@@ -179,7 +179,7 @@ class Win(Record):
 
     metric: str
     against: Against = "base"
-    """Cheaper than whom."""
+    """The subject to compare costs with."""
     by: float = Field(default=0.0, ge=0, lt=1)
     """By at least this share of what it is now: 0.4 is two fifths less."""
 
@@ -201,7 +201,7 @@ class Abort(Record):
     worse_on: tuple[str, ...] = Field(min_length=1)
     """Metrics; worse on only some of them asks for another try."""
     against: Against = "base"
-    """Worse than whom."""
+    """The subject to compare with."""
     by: Evidence = "interval"
     """`interval`: each loss is proven. `value`: no metric shows a gain, proven or not."""
 

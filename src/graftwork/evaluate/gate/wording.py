@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.figures import Needed
+from graftwork.evaluate.gate.figures import Needed, held_figure
 from graftwork.evaluate.gate.settings import TIMED, Against, GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
@@ -80,16 +80,12 @@ def say_unmeasured(rule: GateRule, ungraded: int) -> str:
 
 
 def show_range(metric: str, low: float, high: float) -> str:
-    """An interval in words, whichever of its ends are there."""
+    """An interval as text; it may be open at either end."""
     if math.isfinite(low) and math.isfinite(high):
         return f"{show(metric, low)} to {show(metric, high)}"
     if math.isfinite(low):
         return f"{show(metric, low)} and more"
     return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
-
-
-def held_figure(rule: GateRule, metric: Metric) -> float:
-    return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]
 
 
 def say_counts(seen: Comparison) -> str:

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
-from graftwork.model.adapter_shape import AdapterShape, from_peft
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, from_peft
 from graftwork.model.adapters.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
-from graftwork.model.adapters.peft import CONFIG_FILE, PREFIX, WEIGHTS_FILE, read_config
+from graftwork.model.adapters.peft import PREFIX, read_config
 from graftwork.model.base import FINGERPRINT_FILE
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake

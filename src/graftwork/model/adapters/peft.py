@@ -18,27 +18,20 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from graftwork.files.disk import atomic_folder, explain_os_error, write_atomic
-from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
+from graftwork.model.adapter_shape import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterShape,
+    from_peft,
+    parse_peft,
+    require_names,
+    to_peft,
+)
 from graftwork.model.adapters.full_weights import activate_weights, holds_full_weights, load_full
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.parts import block_linears, decoder_parts, is_transposed
 from graftwork.records.errors import Damaged, UserMistake
 
-__all__ = [
-    "AdapterShape",
-    "LoraLinear",
-    "acting",
-    "activate",
-    "adapter_tensors",
-    "attach",
-    "load_adapter",
-    "read_adapter_shape",
-    "read_config",
-    "save_adapter",
-]
-
-WEIGHTS_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapter_shape import CONFIG_FILE, WEIGHTS_FILE, AdapterShape
 from graftwork.model.adapters.full_weights import (
     holds_full_weights,
     learned_weights,
@@ -21,8 +21,6 @@ from graftwork.model.adapters.full_weights import (
     unfreeze_weights,
 )
 from graftwork.model.adapters.peft import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
     adapter_tensors,
     attach,
     read_adapter_shape,

@@ -24,18 +24,16 @@ from graftwork.model.chat.renderer import (
     CannotProve,
     ChatRenderer,
     RenderedTokens,
+    SkeletonCache,
     does_not_survive,
     not_a_plain_turn,
 )
-from graftwork.model.chat.skeleton import SkeletonCache
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-__all__ = ["CannotProve", "ChatTemplate", "RenderedTokens"]
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -240,13 +238,8 @@ class ChatTemplate:
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
-        try:
+        with needs_extra("train"):
             from tokenizers import Tokenizer
-        except ImportError as error:
-            raise EnvironmentLacks(
-                "the package tokenizers is not installed",
-                fix=pip_install("train"),
-            ) from error
         tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
         tokenizer.no_padding()
         tokenizer.no_truncation()

@@ -369,7 +369,7 @@ class TextEncoder:
         return decoded
 
     def _remember(self, text: str, ids: bytes) -> None:
-        """Two generations: what was not asked for while the younger one filled up is forgotten."""
+        """Two generations: entries not used while the younger one filled up are evicted."""
         self._recent[text] = ids
         self._recent_size += len(text)
         if self._recent_size > self.RECENT_CHARACTERS:

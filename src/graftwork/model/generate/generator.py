@@ -71,7 +71,6 @@ def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return ordered.masked_fill(outside, 0.0), tokens
 
 
-__all__ = ["Generated", "Generator", "OnToken", "Sampling"]
 log = logging.getLogger(__name__)
 
 
@@ -102,7 +101,7 @@ class _Answers:
         self._longest, self._stop, self._on_token = longest, stop, on_token
 
     def take(self, rows: list[int], tokens: list[int]) -> None:
-        """The newest token of each of these rows; what a finished row says is not heard."""
+        """The newest token of each of these rows; output of finished rows is ignored."""
         for row, token in zip(rows, tokens, strict=True):
             if row in self.alive and not self._goes_on(row, token):
                 self.alive.discard(row)

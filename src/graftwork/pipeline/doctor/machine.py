@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from graftwork.files.disk import make_folder
 from graftwork.model.probe import describe_device
-from graftwork.process.devices import ask_nvidia_smi
+from graftwork.process.devices import ask_nvidia_smi, read_number
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Record
 from graftwork.records.errors import pip_install
@@ -253,7 +253,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY):
             continue
-        total, free = _number(fields[2]), _number(fields[3])
+        total, free = read_number(fields[2]), read_number(fields[3])
         if total is not None:
             found.append(
                 InstalledGpu(
@@ -261,7 +261,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
                     fields[1].strip(),
                     total / 1024,
                     (free or 0.0) / 1024,
-                    _number(fields[4]),
+                    read_number(fields[4]),
                 )
             )
     return tuple(found)
@@ -368,10 +368,3 @@ def _run(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
-
-
-def _number(field: str) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None

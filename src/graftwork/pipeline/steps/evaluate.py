@@ -42,19 +42,6 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import Case
 from graftwork.records.run import TrainOutcome
 
-__all__ = [
-    "ADAPTER",
-    "BASE",
-    "LOG",
-    "STEP",
-    "Evaluated",
-    "held_out",
-    "line_up",
-    "load_cases",
-    "log_look",
-    "worked_example",
-]
-
 BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
@@ -118,25 +105,28 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     cases = held_out(work, prepared)
     asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
     lineup = line_up(work, asking=asking, outcome=outcome)
+    adapter = outcome.adapter_hash
+    evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter, prepared=prepared)
+    return evaluated.model_copy(update={"champion": _champion_of(work, adapter), "adapter_hash": adapter})
+
+
+def measure_lineup(
+    work: OpenProject,
+    lineup: Lineup,
+    cases: Sequence[Case],
+    *,
+    asking: Asking,
+    subject: str,
+    prepared: PreparedData | None,
+) -> Evaluated:
+    """Ask and grade every subject, and report. `prepared` is None if the cases are not of the own log."""
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    use = log_look(work, cases, subject=outcome.adapter_hash)
+    use = log_look(work, cases, subject=subject)
     remarks = remark_on_log(scored, prepared=prepared)
-    return Evaluated(
-        cases_file=str(asking.cases_file),
-        folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(
-            work,
-            lineup,
-            cases=cases,
-            scored=scored,
-            grading=grading,
-            use=use,
-            remarks=remarks,
-        ),
-        champion=_champion_of(work, outcome.adapter_hash),
-        adapter_hash=outcome.adapter_hash,
-    )
+    report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use, remarks=remarks)
+    folders = {subject.name: str(subject.folder) for subject in lineup.all}
+    return Evaluated(cases_file=str(asking.cases_file), folders=folders, report=report)
 
 
 def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:

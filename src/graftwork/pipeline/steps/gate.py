@@ -6,6 +6,7 @@ from typing import Any
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
     Champion,
     find_better_run,
@@ -19,7 +20,6 @@ from graftwork.pipeline.gate import (
 )
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.run_folder import read_steps
@@ -48,7 +48,7 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
 
 
 def finish(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
-    """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
+    """The verdict about the report as it was evaluated, with a note where the rules changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")

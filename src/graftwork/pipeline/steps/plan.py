@@ -144,7 +144,7 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
     checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
     shared = shared_tokens(rows)
     trunk = TrunkTokens(
-        # The last token of a row predicts nothing: nobody reads it.
+        # The last token of a row predicts nothing.
         distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
         visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
     )
@@ -235,7 +235,7 @@ STEP = PipelineStep(
         _examination(work),
     ],
     do=_do,
-    # Later steps care for what will be trained, not for how well it was foretold.
+    # Later steps depend on what will be trained, not on how well it was predicted.
     identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.model.base import note_on_weights
+from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.serving import serve_in_background
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
+from graftwork.pipeline.steps.evaluate import load_cases
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
@@ -170,14 +171,8 @@ def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
 
 
 def _client(url: str) -> Any:
-    try:
+    with needs_extra("serve", why="the release is tried out through the client that its users will use"):
         from openai import OpenAI
-    except ImportError as error:
-        raise EnvironmentLacks(
-            "the package openai is not installed",
-            why="the release is tried out through the client that its users will use",
-            fix=pip_install("serve"),
-        ) from error
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 

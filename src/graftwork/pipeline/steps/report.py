@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from graftwork.files.disk import file_digest, write_atomic
-from graftwork.pipeline.evaluation import put_page
+from graftwork.pipeline.evaluation import Evaluated, put_page
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record

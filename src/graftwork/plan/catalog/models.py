@@ -51,7 +51,7 @@ class CatalogModel(Record):
     aliases: tuple[str, ...] = ()
     note: str = ""
     doubt: str = ""
-    """What the sizes were taken for, where nobody knows the family."""
+    """The family that was assumed for the sizes, if the family is unknown."""
 
 
 def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> CatalogModel:

@@ -146,7 +146,7 @@ def _grown(rate: float, hours: float) -> float:
 
 
 def _held(exponent: float) -> float:
-    """A stretch of hundreds of mean lives never ends; keep that a number."""
+    """Hundreds of mean lifetimes never end; keep the result finite."""
     return min(exponent, 300.0)
 
 
@@ -210,12 +210,12 @@ WRITE_BYTES_A_SECOND = 200e6
 """Network disks of clouds; a local NVMe is ten times faster."""
 SAVE_SECONDS = 2.0
 ASSUMED_SPOT_RATE = 0.05
-"""Interruptions an hour where nobody states them: once in twenty hours. Between a fifth and four times it."""
+"""Interruptions per hour if not published: once in twenty hours. Between a fifth and four times it."""
 ASSUMED_SPREAD = (0.2, 4.0)
 LOADING_MINUTES = 2.0
 """Until the weights are on the card, wherever it is."""
 CRASH_RATE = 1 / 500
-"""Of a machine that nobody takes away: crashes, power, a hand on the wrong key. An assumption."""
+"""Of a machine without preemption: crashes, power failures, human errors. An assumption."""
 
 
 class Tweak(NamedTuple):

@@ -92,7 +92,7 @@ def _search(
 
 
 def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
-    """Another card, or another door of the same house, is no other place."""
+    """Another card, or another offer of the same provider, is not another place."""
     return one is not None and house_of(one.place.name) == house_of(other.place.name)
 
 

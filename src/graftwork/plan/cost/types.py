@@ -136,7 +136,7 @@ class Terms(Record):
     budget_usd: float | None = None
     deadline_hours: float | None = None
     value_usd: float | None = None
-    """Of a run that comes out well."""
+    """Of a successful run."""
     success_share: float = 1.0
     runs_a_month: float = 4.0
     """A subscription is shared among them."""

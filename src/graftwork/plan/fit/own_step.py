@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
 from graftwork.costmodel.card_step import step_recipe
-from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning, heads
+from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_passes, card_step_parts
 from graftwork.model.shape import total_parameters
@@ -29,12 +29,20 @@ FAR_BEYOND = 1.15
 HALF_BYTES = 2.0
 
 
+def own_limit(question: FitQuestion) -> float:
+    """GiB that `graft train` lets its own step take: what is stated, else a share of what there is."""
+    room, gpu = card_room(question, cards=1).value, question.machine.gpu
+    if question.memory_limit_gib is not None or gpu is None:
+        return room
+    return min(room, gpu.memory_gib * CARD_SHARE)
+
+
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
     """The fastest tuning that fits; where none does, the leanest that there is.
 
     A tuning that fills the card needs room to give way; where it has none, one with a margin is taken.
     """
-    room, spread = card_room(question, cards=1).value, RESERVED_SPREAD[level]
+    room, spread = own_limit(question), RESERVED_SPREAD[level]
     for limit in (room, room / (1 + spread)):
         tuning = _tune(question, limit=limit, rates=rates)
         if tuning is None:
@@ -53,14 +61,14 @@ def _floor(question: FitQuestion, tuning: Tuning) -> float:
 
 def may_fit(question: FitQuestion, *, spread: float) -> bool:
     """Whether the leanest tuning has room, by the formula alone: quick enough to be asked often."""
-    room = card_room(question, cards=1).value * GIB
+    room = own_limit(question) * GIB
     lean = leanest_tuning(question)
     return lean.peak_gib * GIB * (1 + spread) <= room and load_peak(question.shape, lean) <= room
 
 
 def leanest_tuning(question: FitQuestion) -> Tuning:
     """The tuning that needs the least, whatever it costs in time; with the head as it can be loaded."""
-    room = card_room(question, cards=1).value * GIB
+    room = own_limit(question) * GIB
     ways = [_leanest(question, head) for head in heads(question.shape, eight=uses_eight(question))]
     loadable = [option for option in ways if load_peak(question.shape, option) <= room]
     if loadable:
@@ -81,7 +89,7 @@ def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:
         head_tokens=min(LEAST_HEAD, longest),
         turned=False,
         host_embedding=True,
-        limit_gib=card_room(question, cards=1).value,
+        limit_gib=own_limit(question),
         peak_gib=0.0,
         seconds_a_token=0.0,
     )
@@ -168,7 +176,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
     else:
         peak = _peak(shape.model_dump_json(), tuning.model_dump_json(), trainable, adapted)
     loaded, floor = load_peak(shape, tuning), min(_floor(question, tuning), peak.reserved)
-    if loaded > card_room(question, cards=1).value * GIB:
+    if loaded > own_limit(question) * GIB:
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)

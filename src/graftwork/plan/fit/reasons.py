@@ -9,7 +9,7 @@ from graftwork.plan.fit.candidate import (
     name_of,
     reserved_figure,
 )
-from graftwork.plan.fit.own_step import loading
+from graftwork.plan.fit.own_step import loading, own_limit
 from graftwork.plan.fit.plain_step import padded_gb
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
 from graftwork.records.base import Figure
@@ -134,7 +134,7 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
 
 def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:
     """Where weights need more room on their way onto the card than the step does."""
-    room, found = card_room(question, cards=1).value, loading(question, tuning)
+    room, found = own_limit(question), loading(question, tuning)
     if found.taken > room:
         return [f"loading alone takes {found.taken:.1f} GiB of the card, and there are {room:.1f}"]
     if found.in_eight is not None and found.in_eight > room:

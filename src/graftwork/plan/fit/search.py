@@ -7,7 +7,7 @@ rows at a time is not tried with more.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftwork.costmodel.distributed import WIDTH, Distribution
+from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.processor import (
     MEMORY_SHARE,
     TrunkTokens,
@@ -29,7 +29,7 @@ from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import ProcessorStep, Workload
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 MOST_ROWS = 20_000
 """A longer run is represented by this many rows."""
@@ -47,7 +47,7 @@ UNKNOWN_CPU = Cpu(
 def processor_candidate(question: FitQuestion) -> FitCandidate:
     """As many rows at a time as host memory has room for."""
     shape, cpu = question.shape, question.machine.cpu or UNKNOWN_CPU
-    work, width = _processor_work(question, cpu), WIDTH[half_precision(question)]
+    work, width = _processor_work(question, cpu), ELEMENT_BYTES[half_precision(question)]
     limit = card_room(question, cards=1).value
     fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
     rows = question.batch_rows if fewer is None else fewer.micro_rows

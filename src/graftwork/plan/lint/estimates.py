@@ -9,14 +9,12 @@ from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import make_question
-from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, Precision, effective_batch
-from graftwork.records.fit import FitOptions, PlainSetup
+from graftwork.plan.fit.question import CONTEXT_GIB, make_question
+from graftwork.plan.lint.facts import Configuration, LintContext, Peaks, effective_batch
+from graftwork.records.fit import FitOptions, PlainSetup, Precision
 from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
-CONTEXT_GIB = 0.4
-"""Of the CUDA context, which no allocator counts."""
 PLAIN = ("training", "axolotl", "llama-factory")
 """Kinds whose step is that of transformers and PEFT."""
 
@@ -45,9 +43,11 @@ def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...
     as_set = plain_peak(model.shape, setup, architecture=model.architecture)
     every = setup.model_copy(update={"checkpointed": model.shape.layers})
     recomputed = plain_peak(model.shape, every, architecture=model.architecture)
+    # No allocator counts what CUDA itself takes.
+    _, context, _ = CONTEXT_GIB
     return Peaks(
-        as_set=as_set.allocated / GIB + CONTEXT_GIB,
-        recomputed=recomputed.allocated / GIB + CONTEXT_GIB,
+        as_set=as_set.allocated / GIB + context,
+        recomputed=recomputed.allocated / GIB + context,
         tokens=setup.tokens,
     )
 
@@ -78,7 +78,6 @@ def _dtype(config: Configuration) -> Precision | None:
     return config.weights_dtype or config.precision
 
 
-WIDTH = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NF4 = 4.127 / 8
 """Bytes a weight in NF4 with double quantisation."""
 HOST_OFFLOAD = 16.0
@@ -109,7 +108,7 @@ def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | N
     dtype = config.weights_dtype or config.precision
     if dtype is None:
         return None
-    return LoadedWeights(context.parameters * WIDTH[dtype] / GIB, dtype)
+    return LoadedWeights(context.parameters * ELEMENT_BYTES[dtype] / GIB, dtype)
 
 
 class FullFloor(NamedTuple):

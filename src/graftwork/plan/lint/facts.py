@@ -14,13 +14,12 @@ import yaml
 from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.records.fit import Method, Precision
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["graft", "training", "deepspeed", "axolotl", "llama-factory"]
-Method = Literal["lora", "qlora", "dora", "full"]
-Precision = Literal["bfloat16", "float16", "float32"]
 When = Literal["steps", "epoch", "no", "best"]
 
 
@@ -287,7 +286,7 @@ class Steps(NamedTuple):
 
 
 def effective_batch(config: Configuration) -> int | None:
-    """Rows of one optimizer step; cards that nobody named count as one."""
+    """Rows of one optimizer step; one card unless the number is set."""
     if config.kind == "graft":
         return config.batch
     if config.micro_batch is not None:

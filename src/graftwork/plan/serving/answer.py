@@ -125,7 +125,7 @@ BEARABLE_SECONDS = 20.0
 SHORT_ANSWER = 50
 FIRST_WITH_VLLM = 7.0
 OF_USE = ("yes", "likely", None)
-"""In time, or nobody asked for that."""
+"""In time, or without a limit."""
 
 Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
 

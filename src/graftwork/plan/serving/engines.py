@@ -169,7 +169,7 @@ CARD_SHARE = 0.95
 HOST_SHARE = 0.92
 """Of a machine's memory; the rest is the system's. [D]"""
 HOST_LINK_SHARE = 0.6
-"""Of a connector's rate where two cards speak through the host: 19 to 20 of 32 GB/s on A40s [M]."""
+"""Of a connector's rate where two cards communicate through the host: 19 to 20 of 32 GB/s on A40s [M]."""
 MESSAGE_SECONDS = Spread(8e-6, 3e-5, 1e-4)
 """Of one exchange between cards, however small. [D]"""
 CHECKED_FORM = Spread(0.99, 1.0, 1.01)
@@ -179,7 +179,7 @@ WORKSPACE = Spread(0.6, 1.0, 1.8)
 
 
 def forms_of(name: EngineName, *, on_card: bool) -> tuple[Form, ...]:
-    """The widths that an engine serves, the widest first. On a card nobody serves float32."""
+    """The widths that an engine serves, the widest first. float32 is not served on a card."""
     return tuple(form for form in FORMS_OF[name] if not (on_card and form == "32 bits"))
 
 

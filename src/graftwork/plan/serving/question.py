@@ -80,7 +80,7 @@ class Latency(Record):
     """How long things take at this load."""
 
     first_token_alone_seconds: Figure
-    """For one who asks while nobody else does."""
+    """For a single user."""
     first_token_seconds: Figure
     """For the last of all users, when all ask at once."""
     token_seconds: Figure

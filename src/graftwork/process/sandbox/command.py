@@ -151,7 +151,7 @@ from graftwork.process.sandbox.inside.init import main
 main()
 """
 _FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
-"""User numbers that no distribution gives to anybody; one a run, so that nothing is shared or counted
+"""User ids that no distribution assigns; one a run, so that nothing is shared or counted
 together with others."""
 _FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
 """The same for a container that maps 65,536 numbers, as many do."""
@@ -193,7 +193,7 @@ def command_for(
 
 
 def choose_uid() -> int | None:
-    """A user number that nobody has; None where we are not root, or this user namespace maps none."""
+    """An unused user id; None where we are not root, or this user namespace maps none."""
     if os.geteuid() != 0:
         return None
     found = _free_uids()
@@ -229,7 +229,7 @@ def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
 
 
 def scrubbed_environment(folder: str) -> dict[str, str]:
-    """All that the code finds: nothing of ours, no key, no proxy, no home of anybody."""
+    """The whole environment of the code: no keys, no proxy, no home folder."""
     return {
         "HOME": folder,
         "TMPDIR": folder,

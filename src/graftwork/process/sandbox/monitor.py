@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graftwork.files.disk import read_or_empty
 from graftwork.process.sandbox.inside.folder import measure_deleted, measure_folder
 from graftwork.process.sandbox.settings import Limits, Reason
 
@@ -36,7 +37,7 @@ def processes_below(root: int) -> list[int]:
         number = waiting.pop()
         found.append(number)
         for thread in _threads(number):
-            waiting += [int(child) for child in _read(thread / "children").split()]
+            waiting += [int(child) for child in read_or_empty(thread / "children").split()]
     return found[1:]
 
 
@@ -48,26 +49,19 @@ def _threads(number: int) -> list[Path]:
 
 
 def _resident(number: int) -> int:
-    parts = _read(_PROC / str(number) / "statm").split()
+    parts = read_or_empty(_PROC / str(number) / "statm").split()
     return int(parts[1]) * _PAGE if len(parts) > 1 else 0
 
 
 def _proportional(number: int) -> int:
     """Shared pages divided by those who share them; everything where that may not be read."""
-    found = re.search(r"^Pss:\s+(\d+) kB", _read(_PROC / str(number) / "smaps_rollup"), re.M)
+    found = re.search(r"^Pss:\s+(\d+) kB", read_or_empty(_PROC / str(number) / "smaps_rollup"), re.M)
     return int(found[1]) * 1024 if found else _resident(number)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 _HEAD = struct.Struct("!I")
 _LONGEST_REPLY = 256
-"""What the far side may say over the channel: a word or a nonce."""
+"""What the sandbox may send over the channel: a keyword or a nonce."""
 _MOST_MESSAGES = 8
 """The protocol has two. A far side that sends more than these floods us, and is ended."""
 _LONGEST_STATUS = 65536
@@ -76,7 +70,7 @@ _LOOK_EVERY = 0.05
 
 @dataclass
 class Talk:
-    """What was heard so far. `asked` is called with each message of the far side and may give an answer."""
+    """The messages so far. `asked` is called with each message of the sandbox and may return an answer."""
 
     channel: socket.socket
     asked: Callable[[bytes], bytes | None]

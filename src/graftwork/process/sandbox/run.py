@@ -349,7 +349,7 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 @lru_cache(maxsize=8)
 def why_not(kind: SandboxKind) -> str:
-    """Empty where this way works: a program has been run in it and has been heard."""
+    """Empty where this mechanism works: a program has run in it and reported back."""
     if sys.platform != "linux":
         return "needs Linux"
     if kind is SandboxKind.BUBBLEWRAP and shutil.which("bwrap") is None:

@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.process.pool import CallThread
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.errors import (
+    Damaged,
+    EnvironmentLacks,
+    GraftError,
+    UserMistake,
+    needs_extra,
+)
 from graftwork.records.release import Release
 from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
 from graftwork.registry.manifest import content_id
@@ -305,12 +311,8 @@ class Hub:
         return list(self._call(lambda: self._api.get_paths_info(self.repository, names, revision=commit)))
 
     def _client(self) -> Any:
-        try:
+        with needs_extra("train"):
             from huggingface_hub import HfApi
-        except ImportError as error:
-            raise EnvironmentLacks(
-                "the package huggingface_hub is not installed", fix=pip_install("train")
-            ) from error
         # False: never use a token from a file on this machine.
         return HfApi(endpoint=self._endpoint, token=self._token or False)
 

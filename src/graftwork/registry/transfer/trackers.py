@@ -21,7 +21,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from graftwork.files.disk import file_digest
 from graftwork.process.http_client import HttpClient
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.errors import (
+    Damaged,
+    EnvironmentLacks,
+    GraftError,
+    UserMistake,
+    needs_extra,
+    pip_install,
+)
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.registry.folder import MINISIGN, SIGSTORE, release_files
@@ -222,10 +229,8 @@ def _client() -> Any:
         )
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    try:
+    with needs_extra("mlflow"):
         from mlflow import MlflowClient
-    except ImportError as error:
-        raise EnvironmentLacks("the package mlflow is not installed", fix=pip_install("mlflow")) from error
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     return MlflowClient()
 
@@ -326,12 +331,9 @@ def _require_server() -> None:
 
 
 def _library() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import trackio
-    except ImportError as error:
-        raise EnvironmentLacks("the package trackio is not installed", fix=pip_install("trackio")) from error
+    with needs_extra("trackio"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import trackio
     if not hasattr(trackio, "log_artifact"):
         raise EnvironmentLacks("this trackio knows no artifacts", fix=pip_install("trackio"))
     return trackio

@@ -45,7 +45,7 @@ def steps_to_keep(found: Sequence[SavedCheckpoint], *, verified: int, newest: in
 
 
 def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """The one with the smallest score, the earliest of several; None where nobody looked."""
+    """The one with the smallest score, the earliest of several; None without evaluations."""
     looked = [saved for saved in found if is_score(saved.score)]
     return min(looked, key=lambda saved: (saved.score, saved.step), default=None)
 
@@ -135,7 +135,7 @@ def step_name(step: int) -> str:
 def write_checkpoint(
     folder: Path, checkpoint: Checkpoint, *, keep: int, spare: Set[int] = frozenset()
 ) -> Path:
-    """Write, verify, and only then let old ones go, save those that somebody still reads (`spare`)."""
+    """Write, verify, and only then let old ones go, except those that are still being read (`spare`)."""
     path = folder / step_name(checkpoint.step)
     if not _is_there(path):
         make_folder(folder)
@@ -147,12 +147,12 @@ def write_checkpoint(
 
 
 def latest_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest checkpoint that is whole, and a word about each newer one that is not."""
+    """The newest intact checkpoint, and a message about each newer one that is damaged."""
     return first_good(reversed(_folders(folder)))
 
 
 def best_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint with the best score that is whole, and a word about each better one that is not."""
+    """The intact checkpoint with the best score, and a message about each better one that is damaged."""
     looked = [(saved.score, path) for saved, path in _manifests(folder) if is_score(saved.score)]
     return first_good(path for _, path in sorted(looked))
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from graftwork.costmodel.processor import FILE_BYTES_A_SECOND, MEMORY_BYTES_A_SECOND
 from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.records.dataset import Row
@@ -202,11 +203,6 @@ def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype) -> Tensor
     """0 where a query may look, -inf where not; the queries are the last of the tokens."""
     forbidden = torch.full((asking, seen), float("-inf"), dtype=dtype).triu(seen - asking + 1)
     return forbidden.repeat(times, 1)[None, None]
-
-
-MEMORY_BYTES_A_SECOND = 2e9
-FILE_BYTES_A_SECOND = 2e8
-"""Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graftwork.costmodel.processor import DISK_SHARE, MEMORY_SHARE, OPERATIONS_A_SECOND, ROTARY
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.parts import decoder_parts
@@ -124,16 +125,6 @@ def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
     for rest, count in zip(layout.rests, layout.predicting, strict=True):
         cuts += [rest - count, count]
     return torch.cat(x.split_with_sizes(cuts)[2::2])
-
-
-MEMORY_SHARE = 1 / 8
-"""Of the machine's memory, for packed weights, and as much again for hidden states."""
-DISK_SHARE = 1 / 4
-"""Of the free disk, for hidden states that memory has no room for."""
-OPERATIONS_A_SECOND = 6e10
-"""Of one thread; only says when a slow disk is slower than computing."""
-ROTARY = ("default", "llama3", "linear", "yarn")
-"""Rotary positions that do not depend on how long a batch is."""
 
 
 def make_cpu_step(

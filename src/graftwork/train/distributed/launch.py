@@ -88,7 +88,7 @@ def threads_per_process() -> int | None:
 
 
 class SilentHeartbeat:
-    """For the processes behind the first: it beats for nobody, one heartbeat a run is enough."""
+    """For all processes but the first: one heartbeat per run is enough."""
 
     def beat(self, *_what: object, **_detail: object) -> None: ...
 
@@ -96,7 +96,7 @@ class SilentHeartbeat:
 
 
 def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "DistributedStrategy":
-    """Meet the others; alone where nobody else was started."""
+    """Join the process group; alone if no other process was started."""
     from graftwork.train.distributed.strategies import SingleProcess
 
     on_cpu = device == "cpu"

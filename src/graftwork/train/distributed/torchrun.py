@@ -1,4 +1,4 @@
-"""The machines of one run leave it in order: the first, at whose door all of them meet, goes last.
+"""The machines of one run leave it in order: the first, which hosts the rendezvous, leaves last.
 
 In: the machines, and which of them this is. Out: nothing; a body that ended well is followed by a word to
 the first machine, which waits for the words of all others. torchrun has them meet once more when all work
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 LEAVE_SECONDS = 60.0
-"""Seconds in which the others have heard that all met: they have nothing else to do any more."""
+"""Seconds in which the others learn that all have met: they have nothing else to do."""
 POLL_SECONDS = 0.1
 """Between two checks for processes that left: a store that is waited for logs a warning at each timeout."""
 STORE_TIMEOUT = timedelta(seconds=4)
-"""For the store to answer. It may try twice, and is then still sooner than anybody loses patience."""
+"""For the store to answer. It may try twice, and is then still within all timeouts."""
 CONNECT_SECONDS = 2.0
 """The first machine's port is open, or it has left and there is nobody to notify."""
 
 
 @contextlib.contextmanager
 def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
-    """Around all that a machine does in one attempt. What fails leaves at once: nobody waits for it."""
+    """Wraps one attempt of a machine. If it fails, it leaves at once: the others do not wait."""
     if machines.count == 1:
         yield
         return

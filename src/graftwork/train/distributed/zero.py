@@ -197,7 +197,7 @@ def _gather_by_block(model: Any) -> None:
 
 
 def _load_as_ever() -> None:
-    """transformers, once it hears of ZeRO-3, loads models in parts; ours are proven whole, then cut up."""
+    """transformers loads models sharded once it detects ZeRO-3; ours are verified whole, then sharded."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]

@@ -291,7 +291,7 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Ten
 def _attend_packed(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Since 2.12 the caller must say that heads share keys; before, the word is unknown.
+    # Since 2.12 the caller must say that heads share keys; before, the argument is unknown.
     grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _words_of(varlen_attn) else {}
     starts, longest = documents.starts, documents.longest
     mixed: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), **grouped)  # type: ignore[assignment, arg-type]

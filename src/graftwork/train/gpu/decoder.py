@@ -5,7 +5,8 @@ adapters' `.grad`. What a block keeps is a level: `keep` everything, `lean` with
 tensor, `again` nothing but its input. Does not know where weights came from or what a step is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -356,6 +357,7 @@ class CudaGraphDecoder:
         self._plain: set[Any] = set()
         self._plain_runs = plain_runs
         self._pool = torch.cuda.MemPool()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def learn(
         self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
@@ -387,13 +389,22 @@ class CudaGraphDecoder:
         A pass that runs out of memory has added nothing to the gradients yet: they are added last.
         """
         try:
-            with torch.cuda.use_mem_pool(self._pool):
+            with self._apart():
                 return compute()
         except torch.OutOfMemoryError:
             self._recordings.clear()
             self._pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
         return compute()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """In the pool and on the stream of the recordings: freed memory belongs to a pool and a stream."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
+            yield
+        current.wait_stream(self._stream)
 
     def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
         """Recording computes nothing: gradients stay what they are until the first replay."""
@@ -410,7 +421,7 @@ class CudaGraphDecoder:
         graph = torch.cuda.CUDAGraph()
         # A checkpoint is written meanwhile by a thread that has nothing to do with this.
         pool: Any = self._pool.id
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             loss = self.decoder.learn(x, still, scale)
         return GraphRecording(graph, x, still, scale, loss)
 

@@ -375,7 +375,7 @@ def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
 
 
 def _limit(limit_gib: float) -> None:
-    """The allocator refuses what goes beyond: an error here is better than a neighbour's."""
+    """The allocator refuses what goes beyond: an error here is better than one in another process."""
     total = torch.cuda.get_device_properties(0).total_memory / GIB
     torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 

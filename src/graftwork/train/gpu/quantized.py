@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graftwork.model.nf4 import BLOCK, CHUNK
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """The largest number that e4m3 holds."""
@@ -49,9 +51,6 @@ class FourBitWeight(NamedTuple):
 
 
 FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
-
-BLOCK = 64
-CHUNK = 256
 
 
 def quantize_eight(weight: Tensor, bias: Tensor | None, *, turned: bool) -> EightBitWeight:

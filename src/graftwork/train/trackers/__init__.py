@@ -29,6 +29,19 @@ class TrackedRun(Protocol):
     def close(self) -> None: ...
 
 
+class ClientRun:
+    """The run of a library whose own run has `log` and `finish`."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 class Tracker(Protocol):
     PACKAGE: str
     """The package that must be importable."""

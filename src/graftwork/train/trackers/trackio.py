@@ -5,23 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graftwork.train.trackers import PROJECT
+from graftwork.train.trackers import PROJECT, ClientRun
 
 PACKAGE = "trackio"
 
 
-class TrackioRun:
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> TrackioRun:
+def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> ClientRun:
     # Read once, when the package is imported.
     os.environ.setdefault("TRACKIO_DIR", str(folder.absolute()))
     import trackio
@@ -35,4 +24,4 @@ def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> TrackioR
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
-    return TrackioRun(run)
+    return ClientRun(run)

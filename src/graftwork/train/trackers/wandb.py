@@ -8,23 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graftwork.train.trackers import PROJECT
+from graftwork.train.trackers import PROJECT, ClientRun
 
 PACKAGE = "wandb"
 
 
-class WandbRun:
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> WandbRun:
+def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> ClientRun:
     # No error reports to the library's makers.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -43,4 +32,4 @@ def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> WandbRun
             console="off", silent=True, disable_git=True, x_disable_meta=True, x_disable_stats=True
         ),
     )
-    return WandbRun(run)
+    return ClientRun(run)

@@ -168,7 +168,7 @@ def _enter(box: dict[str, Any]) -> None:
 
 
 def _go_on_as_first_process(box: dict[str, Any]) -> None:
-    """Only a child lives in the new world of processes; this one waits for it, outside."""
+    """Only a child is in the new PID namespace; this process waits for it, outside."""
     alive, kept = os.pipe()
     child = os.fork()
     if child:

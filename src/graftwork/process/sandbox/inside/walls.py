@@ -200,7 +200,7 @@ _TIOCSTI = 0x5412
 _NEW_NAMESPACES = 0x7E020000
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
-"""A second numbering of the calls on x86_64; nobody uses it but to get past filters."""
+"""A second numbering of the calls on x86_64; it is only used to bypass filters."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
