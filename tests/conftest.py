@@ -1,6 +1,7 @@
 """Shared fixtures: the real embedded model, and a tiny one of the same family for quick flows."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,8 @@ def preloaded_workers(request):
         return
     server = preloaded.Server()
     before = subprocess._fork_exec
+    # The product's own would do the imports again for every project.
+    os.environ["GRAFT_PRELOAD"] = "0"
     preloaded.Starter(server.clone).install()
     yield
     subprocess._fork_exec = before

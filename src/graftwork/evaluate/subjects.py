@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.evaluate.cases import cases_to_time
+from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -205,6 +206,18 @@ def with_one_engine(lineup: Lineup) -> Lineup:
         others=tuple(settled(subject) for subject in lineup.others),
         references=tuple(settled(subject) for subject in lineup.references),
     )
+
+
+def share_engine(subjects: Sequence[Subject]) -> bool:
+    """Whether one process answers for all of these before it times them.
+
+    On a card opening it, loading the base and recording passes take longer than most evaluations. On a
+    processor each has its own, whose memory is then the subject's.
+    """
+    jobs = [subject.job for subject in subjects if subject.job is not None]
+    embedded = all(job.engine.partition(" ")[0] == EMBEDDED for job in jobs)
+    on_card = all(job.device.startswith("cuda") and job.shards == 1 for job in jobs)
+    return embedded and on_card and len({(job.base_folder, job.reasoning) for job in jobs}) == 1
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:

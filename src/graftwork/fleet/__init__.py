@@ -19,3 +19,9 @@ def open_place(name: str = "local") -> Place:
     """Return the place of this name: a built-in one, or one that an installed package adds."""
     kind = BUILT_IN.get(name) or load_extension("graftwork.places", name, attributes=REQUIRED)
     return cast(Place, kind())
+
+
+def warm_up(place: Place) -> None:
+    """Let the place prepare for workers that come soon, where it can."""
+    if isinstance(place, LocalPlace):
+        place.warm_up()

@@ -17,6 +17,7 @@ from graftwork.fleet.place import LOG_FILE
 from graftwork.process.devices import list_gpus
 from graftwork.process.health import process_state
 from graftwork.process.memory import kernel_kills
+from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
 from graftwork.records.hardware import Offer
 from graftwork.records.job import Job, JobHandle, JobStatus
@@ -26,7 +27,11 @@ class LocalPlace:
     name = "local"
 
     def __init__(self) -> None:
-        self._children: dict[str, tuple[JobHandle, subprocess.Popen[bytes], int]] = {}
+        self._children: dict[str, tuple[JobHandle, ChildProcess, int]] = {}
+
+    def warm_up(self) -> None:
+        """Import what workers need while they are not needed yet; returns at once."""
+        SHARED.warm_up(worker_environment())
 
     def offer(self) -> tuple[Offer, ...]:
         gpus = list_gpus()
@@ -43,7 +48,7 @@ class LocalPlace:
 
     def submit(self, job: Job) -> JobHandle:
         kills = kernel_kills()
-        child = start_child(job)
+        child = start_preloaded(job) or start_child(job)
         handle = JobHandle(place=self.name, id=str(child.pid), name=job.name, folder=job.folder)
         self._children[handle.id] = handle, child, kills
         return handle
@@ -75,25 +80,39 @@ class LocalPlace:
         return tuple(handle for handle, child, _ in self._children.values() if child.poll() is None)
 
 
-def start_child(job: Job) -> subprocess.Popen[bytes]:
-    """Start the job's module with its arguments: the job's file, where it names no others."""
-    folder = Path(job.folder)
-    make_folder(folder)
-    environment = {
+def worker_environment() -> dict[str, str]:
+    return {
         **WORKER_ENVIRONMENT,
         **compiled_cache(),
         **os.environ,
-        **job.environment,
         "PYTHONUNBUFFERED": "1",
         PARENT_VARIABLE: str(os.getpid()),
     }
-    with append_to(folder / LOG_FILE) as log:
+
+
+def start_preloaded(job: Job) -> PreloadedWorker | None:
+    """Start it with its imports done; None where that is not possible."""
+    make_folder(Path(job.folder))
+    environment = {**worker_environment(), **job.environment}
+    with append_to(Path(job.folder) / LOG_FILE) as log:
+        return SHARED.start(job.module, _arguments(job), environment=environment, log=log)
+
+
+def start_child(job: Job) -> ChildProcess:
+    """Start the job's module as a new interpreter."""
+    make_folder(Path(job.folder))
+    with append_to(Path(job.folder) / LOG_FILE) as log:
         return subprocess.Popen(
-            [sys.executable, "-m", job.module, *(job.arguments or (job.job_file,))],
+            [sys.executable, "-m", job.module, *_arguments(job)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment,
+            env={**worker_environment(), **job.environment},
             # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
             start_new_session=True,
         )
+
+
+def _arguments(job: Job) -> tuple[str, ...]:
+    """The job's file, where it names no others."""
+    return job.arguments or (job.job_file,)

@@ -1,15 +1,14 @@
 """The embedded engine: a model in this process, on the processor or a card.
 
 In: an EngineSource. Out: answers, the time of one request, the loss of a given reply. The base is loaded as
-it is served: in the device's precision and never quantized, whatever the adapter was trained on. A batch
-that a card has no room for is cut in halves.
+it is served: in the device's precision and never quantized, whatever the adapter was trained on. Where a card
+has no room for a batch, fewer of its rows run at once.
 """
 
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +26,13 @@ from graftwork.records.interaction import Message
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.model.generate.generator import Generated, Sampling
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.model.generate.generator import Decoder, Generated, Sampling
 
 EMBEDDED = "graftwork"
 """The name of this engine in jobs and reports."""
+REVISION = 2
+"""Raised whenever the same weights may answer differently: answers of another revision are not taken over."""
 SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
 
@@ -38,7 +40,7 @@ SCORED_TOGETHER = 4
 class EmbeddedEngine:
     """The base and any number of adapters, one of which is active at a time."""
 
-    def __init__(self, source: EngineSource) -> None:
+    def __init__(self, source: EngineSource, *, template: "ChatTemplate | None" = None) -> None:
         import torch
 
         from graftwork.model.chat.template import ChatTemplate
@@ -52,16 +54,15 @@ class EmbeddedEngine:
         self._device = source.device if on_card else "cpu"
         dtype = source.precision if on_card else "float32"
         self._model = load_base(source.base_folder, dtype=dtype, device=self._device)
-        self._active: str | None = None
         self._adapters: tuple[str, ...] = ()
+        self._rows = source.rows
+        self.template = template or ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
+        self._generator = Generator(self._model, stop_tokens=[self.template.eos], recorded=on_card)
+        if source.rows is not None:
+            self._generator.decoder.slots = source.rows
+        self._peak_of_one = 0
         for name, folder in source.adapters.items():
             self.load_adapter(name, folder)
-        self.template = ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
-        stop = [self.template.eos]
-        self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
-        # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
-        self._single = Generator(self._model, stop_tokens=stop)
-        self._peak_of_one = 0
         self.facts = EngineFacts(
             name=EMBEDDED,
             precision=dtype,
@@ -79,11 +80,23 @@ class EmbeddedEngine:
         return self._adapters
 
     def load_adapter(self, name: str, folder: Path) -> None:
+        """Attach one more adapter. No request may run meanwhile."""
         from graftwork.model.adapters.peft import activate, load_adapter
 
         load_adapter(self._model, folder, name=name)
-        activate(self._model, self._active)
+        activate(self._model, None)
+        self._generator.decoder.forget_adapters()
+        self._peak_of_one = 0  # one more adapter, another peak
         self._adapters = (*self._adapters, name)
+
+    @property
+    def max_positions(self) -> int:
+        return int(self._model.config.max_position_embeddings)
+
+    @property
+    def decoder(self) -> "Decoder":
+        """For who submits requests one by one, as `graft serve` does."""
+        return self._generator.decoder
 
     def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
         return RenderedPrompt(messages, self.template.prompt(messages))
@@ -96,9 +109,8 @@ class EmbeddedEngine:
         adapter: str | None = None,
         on_token: OnToken | None = None,
     ) -> list[EngineReply]:
-        self._activate(adapter)
         asked = [prompt.tokens for prompt in prompts]
-        replies = self._generate_fitting(asked, _sampling(decoding), on_token)
+        replies = self._generate_fitting(asked, _sampling(decoding), on_token, adapter)
         return [
             EngineReply(
                 self.template.decode(list(reply.tokens)), len(reply.tokens), len(tokens), reply.finish_reason
@@ -110,7 +122,6 @@ class EmbeddedEngine:
         self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
     ) -> Iterator[str]:
         """Generate in a thread and yield text as it becomes certain; a consumer that leaves ends it."""
-        self._activate(adapter)
         tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
         left = threading.Event()
 
@@ -120,7 +131,7 @@ class EmbeddedEngine:
 
         def generate() -> None:
             try:
-                self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
+                self._generator.generate([prompt.tokens], _sampling(decoding), hear, adapter=adapter)
                 tokens.put(None)
             except BaseException as error:  # raised again in the consumer's thread
                 tokens.put(error)
@@ -149,9 +160,8 @@ class EmbeddedEngine:
     def time_one(
         self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
     ) -> Timing:
-        self._activate(adapter)
         first: list[float] = []
-        self._make_room_for_one()
+        self._make_room_for_one(prompt, adapter)
         began = time.perf_counter()
 
         def hear(_row: int, _token: int) -> bool:
@@ -159,7 +169,7 @@ class EmbeddedEngine:
                 first.append(time.perf_counter() - began)
             return True
 
-        self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
+        self._generator.generate([prompt.tokens], _sampling(decoding), hear, adapter=adapter)
         total = time.perf_counter() - began
         self._note_peak_of_one()
         return Timing(first[0] if first else total, total)
@@ -167,9 +177,10 @@ class EmbeddedEngine:
     def reply_losses(
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
+        from graftwork.model.adapters.peft import activate
         from graftwork.model.chat.renderer import CannotProve
 
-        self._activate(adapter)
+        activate(self._model, adapter)
         rows: list[tuple[int, Sequence[int], int]] = []
         for place, row in enumerate(self.template.render_batch(list(conversations))):
             if not isinstance(row, CannotProve):
@@ -184,15 +195,6 @@ class EmbeddedEngine:
     def close(self) -> None:
         """Nothing outlives the engine but its weights, which go with the object."""
 
-    def _activate(self, adapter: str | None) -> None:
-        if adapter == self._active:
-            return
-        from graftwork.model.adapters.peft import activate
-
-        activate(self._model, adapter)
-        self._generator.forget_recording()
-        self._active = adapter
-
     def peak_memory_gib(self) -> float:
         """Of this process; on a card of its memory while single requests were timed, else of the weights.
 
@@ -203,15 +205,17 @@ class EmbeddedEngine:
         weights = sum(int(tensor.nbytes) for tensor in self._model.parameters())
         return max(self._peak_of_one, weights) / GIB
 
-    def _make_room_for_one(self) -> None:
-        """Before the first timed request: what batches left on the card is no part of it."""
+    def _make_room_for_one(self, prompt: RenderedPrompt, adapter: str | None) -> None:
+        """Before the first timed request: what batches left on the card is no part of it, and its passes are
+        recorded before any is timed."""
         if self._device == "cpu" or self._peak_of_one:
             return
         import torch
 
-        self._generator.forget_recording()
+        self._generator.decoder.reset()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._generator.generate([prompt.tokens], _sampling(DecodingSettings(2)), adapter=adapter)
 
     def _note_peak_of_one(self) -> None:
         if self._device != "cpu":
@@ -247,50 +251,35 @@ class EmbeddedEngine:
         return losses
 
     def _generate_fitting(
-        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
+        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None, adapter: str | None
     ) -> "Sequence[Generated]":
-        """On a card, no more rows at once than it has room for."""
+        """On a card, no more rows at once than it has room for; after an out-of-memory error half as many."""
+        decoder = self._generator.decoder
+        most = self._rows or len(prompts)
         if self._device == "cpu":
-            return self._generator.generate(prompts, sampling, on_token)
+            decoder.slots = most
+            return self._generator.generate(prompts, sampling, on_token, adapter=adapter)
         import torch
 
-        from graftwork.model.generate.recorded import rows_that_fit
+        from graftwork.model.generate.memory import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        rows = rows_that_fit(
+        fitting = rows_that_fit(
             self._model.config.get_text_config(decoder=True),
             prompt_tokens=max(map(len, prompts)),
             new_tokens=sampling.max_new_tokens,
-            free_bytes=free + cached + self._generator.held_bytes,
+            free_bytes=free + cached + decoder.held_bytes,
         )
-        replies: list[Generated] = []
-        for start in range(0, len(prompts), rows):
-            part = prompts[start : start + rows]
-            replies += self._generate_in_halves(part, replace(sampling, first_row=start), on_token)
-        return replies
-
-    def _generate_in_halves(
-        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
-    ) -> "Sequence[Generated]":
-        import torch
-
-        def in_the_batch(row: int, token: int) -> bool:
-            return on_token is None or on_token(sampling.first_row + row, token)
-
-        try:
-            return self._generator.generate(prompts, sampling, in_the_batch if on_token else None)
-        except torch.cuda.OutOfMemoryError:
-            if len(prompts) == 1:
-                raise
-        self._generator.forget_recording()
-        torch.cuda.empty_cache()
-        middle = len(prompts) // 2
-        behind = replace(sampling, first_row=sampling.first_row + middle)
-        return [
-            *self._generate_in_halves(prompts[:middle], sampling, on_token),
-            *self._generate_in_halves(prompts[middle:], behind, on_token),
-        ]
+        decoder.slots = min(fitting, most)
+        while True:
+            try:
+                return self._generator.generate(prompts, sampling, on_token, adapter=adapter)
+            except torch.cuda.OutOfMemoryError:
+                if decoder.slots == 1:
+                    raise
+            decoder.slots = decoder.slots // 2
+            torch.cuda.empty_cache()
 
 
 def _sampling(decoding: DecodingSettings) -> "Sampling":
@@ -301,4 +290,5 @@ def _sampling(decoding: DecodingSettings) -> "Sampling":
         temperature=decoding.temperature,
         top_p=decoding.top_p,
         seed=decoding.seed or 0,
+        top_k=decoding.top_k,
     )

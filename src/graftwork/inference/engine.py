@@ -29,15 +29,18 @@ class EngineSource(NamedTuple):
     threads: int | None = None
     reasoning: bool = True
     fingerprint: str = ""
+    rows: int | None = None
+    """Answers that are generated at once at most; None: as many as fit."""
 
 
 class DecodingSettings(NamedTuple):
-    """Temperature 0 is greedy. Without a seed none is sent to an endpoint."""
+    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. Without a seed none is sent to an endpoint."""
 
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = 0
+    top_k: int = 0
 
 
 class RenderedPrompt(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.inference.embedded import EMBEDDED, EmbeddedEngine
+from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine
 from graftwork.inference.engine import EngineSource, MeasuringEngine
 from graftwork.inference.vllm_engine import (
     SWITCH,
@@ -65,6 +65,14 @@ def settle(job: EvalJob) -> EvalJob:
     )
 
 
+def answered_by(job: EvalJob) -> list[str | int] | None:
+    """What stands for the engine in the identity of answers; None for an endpoint."""
+    if job.endpoint is not None:
+        return None
+    embedded = job.engine.partition(" ")[0] in ("", EMBEDDED)
+    return [job.engine, job.precision, *([REVISION] if embedded else [])]
+
+
 def is_vllm(job: EvalJob) -> bool:
     return job.engine.partition(" ")[0] == VLLM
 
@@ -95,6 +103,7 @@ def source_of(job: EvalJob) -> EngineSource:
         threads=job.threads,
         reasoning=job.reasoning,
         fingerprint=job.identity,
+        rows=job.batch_size,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
+from graftwork.process.preload import SHARED
 from graftwork.records.fit import DeviceName
 from graftwork.records.plan import DeviceFacts
 from graftwork.records.units import GIB
@@ -41,9 +42,14 @@ def probe_device(*, threads: int | None = None) -> DeviceFacts:
 @cache
 def _probe(threads: int) -> dict[str, Any] | None:
     """Once a process: a project of seven models need not ask the same machine seven times."""
-    command = [sys.executable, "-m", "graftwork.model.probe", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: dict[str, Any] | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    preloaded = SHARED.run("graftwork.model.probe", [str(threads)])
+    if preloaded is not None and preloaded[0] == 0:
+        code, printed = preloaded
+    else:
+        command = [sys.executable, "-m", "graftwork.model.probe", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, printed = done.returncode, done.stdout
+    found: dict[str, Any] | None = None if code else json.loads(printed.splitlines()[-1])
     return found
 
 

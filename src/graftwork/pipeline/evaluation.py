@@ -29,6 +29,7 @@ from graftwork.evaluate.subjects import (
     Subject,
     answers_of_log,
     generation_of_log,
+    share_engine,
     timed_together,
     with_one_engine,
 )
@@ -169,10 +170,12 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
     """
     subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)
+    shared = bool(together) and share_engine(together)
     for subject in subjects:
-        ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
+        if not (shared and subject in together):
+            ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
     if together:
-        time_together(work, together, cases)
+        time_together(work, together, cases, answers_first=shared)
 
 
 def _timed_later(subject: Subject) -> Subject:
@@ -182,19 +185,26 @@ def _timed_later(subject: Subject) -> Subject:
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
 
 
-def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+def time_together(
+    work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case], *, answers_first: bool = False
+) -> None:
     """Single requests of all subjects in turn, unless this very group was timed before."""
     jobs = tuple(subject.job for subject in subjects if subject.job is not None)
     requests = jobs[0].latency_cases
     group = group_of(jobs, cases=cases, requests=requests)
-    if is_timed(jobs, group):
+    if is_timed(jobs, group) and not answers_first:
         return
+    if answers_first:
+        later = (_timed_later(subject).job for subject in subjects)
+        jobs = tuple(job for job in later if job is not None)
     folder = work.project.evaluations / f"timing-{group}"
     make_folder(folder)
     task = WorkerTask(
-        name="timing the subjects in turn",
+        name="the evaluation of all subjects" if answers_first else "timing the subjects in turn",
         module="graftwork.evaluate.ask.timing",
-        job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
+        job=TimingJob(
+            folder=str(folder), jobs=jobs, requests=requests, group=group, answers_first=answers_first
+        ),
         folder=folder,
     )
     run_job(task, reporter=work.reporter, place=work.place)

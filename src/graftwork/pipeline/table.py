@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
+from graftwork.fleet import warm_up
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.preflight import Preflight, require_ready, run_preflight
 from graftwork.pipeline.run_identity import starts_from_main
@@ -43,6 +44,8 @@ STEPS: tuple[PipelineStep, ...] = (
 """`graft run` in one place. Each step is defined in `steps/` with its inputs, output and identity."""
 
 ONLY_AFTER_DEPLOY = ("release", "try")
+WORKER_STEPS = {"train", "evaluate"}
+"""Steps that start workers: what these import is imported while the steps before them run."""
 
 
 def run_pipeline(
@@ -67,7 +70,8 @@ def run_pipeline(
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
                 require_ready(work, made, plan_whole_run(work, made=made))
-            output = _update(step, work, made, identities, allowed=allowed)
+            soon = not WORKER_STEPS.isdisjoint(wanted)
+            output = _update(step, work, made, identities, allowed=allowed, needs_workers=soon)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
             if step.name == "plan" and upto is None:
@@ -113,7 +117,13 @@ def _is_fresh(step: PipelineStep, work: OpenProject, made: StepOutputs, identiti
 
 
 def _update(
-    step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str], *, allowed: bool
+    step: PipelineStep,
+    work: OpenProject,
+    made: StepOutputs,
+    identities: dict[str, str],
+    *,
+    allowed: bool,
+    needs_workers: bool = False,
 ) -> Record:
     inputs = step.inputs_of(work, made, identities)
     entry = name_entry(work, step.name)
@@ -130,6 +140,8 @@ def _update(
             fix="`graft status` says what has changed; `graft run` does what is out of date",
             where=work.model,
         )
+    if needs_workers:
+        warm_up(work.place)
     work.reporter.started(step.name, step.title)
     expected = _expected(step, work, made)
     begun = time.perf_counter()

@@ -88,6 +88,8 @@ class TimingJob(Record):
     """Cases to time; each is put to every subject before the next one."""
     group: str
     """Names who was timed together, and on which cases."""
+    answers_first: bool = False
+    """Whether the same process answers the cases of each subject before it times them."""
 
 
 class Answer(Record):

@@ -1,22 +1,19 @@
 """The embedded engine: the base model and its adapters in one process, behind a unix socket.
 
-Serves exactly the weights that were evaluated, with the template that they were trained with, or refuses to
-start. Requests with the same key are answered in one batch, one batch at a time. Run as `python -m
-graftwork.serve.embedded_engine JOB.json`.
+Serves exactly the weights that were evaluated, with the engine that evaluated them and the template that they
+were trained with, or refuses to start. Requests join and leave the batch at every token, whatever adapter
+they ask for. Run as `python -m graftwork.serve.embedded_engine JOB.json`.
 """
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
+from graftwork.inference.engine import EngineSource
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
@@ -33,135 +30,7 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
-
-log = logging.getLogger(__name__)
-
-
-class Ticket:
-    """One request that waits for its answer. `emit` and `fail` may be called from any thread."""
-
-    def __init__(self, request: GenerateRequest, *, key: Hashable, prompt: list[int]) -> None:
-        self.request = request
-        self.key = key
-        self.prompt = prompt
-        self.cancelled = False
-        self.ended = False
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[ReplyPiece | ApiError] = asyncio.Queue()
-
-    def emit(self, piece: ReplyPiece) -> None:
-        self.ended = self.ended or piece.finish_reason is not None
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-
-    def fail(self, error: ApiError) -> None:
-        self.ended = True
-        self._loop.call_soon_threadsafe(self._pieces.put_nowait, error)
-
-    async def pieces(self) -> AsyncGenerator[ReplyPiece, None]:
-        """The answer; leaving early cancels the ticket."""
-        try:
-            while True:
-                piece = await self._pieces.get()
-                if isinstance(piece, ApiError):
-                    raise piece
-                yield piece
-                if piece.finish_reason is not None:
-                    return
-        finally:
-            self.cancelled = True
-
-
-class Batcher:
-    """Start it, submit tickets, close it."""
-
-    def __init__(
-        self,
-        answer: Callable[[list[Ticket]], None],
-        *,
-        batch_size: int,
-        wait_seconds: float,
-        queue_limit: int,
-    ) -> None:
-        self._answer = answer
-        self._batch_size = batch_size
-        self._wait_seconds = wait_seconds
-        self._queue_limit = queue_limit
-        self._waiting: deque[Ticket] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
-        self.answered = 0
-        self.running = False
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def submit(self, ticket: Ticket) -> None:
-        with self._changed:
-            if len(self._waiting) >= self._queue_limit:
-                self._waiting = deque(t for t in self._waiting if not t.cancelled)
-            if len(self._waiting) >= self._queue_limit:
-                raise ApiError(429, "the engine is full; try again soon", code="full")
-            self._waiting.append(ticket)
-            self._changed.notify()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def close(self, *, seconds: float) -> None:
-        """Answer nothing more; the batch that runs may finish for `seconds`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while batch := self._next_batch():
-            self.running = True
-            try:
-                self._answer(batch)
-            except Exception:
-                # One bad batch is the business of its callers; the next one may be fine.
-                log.exception("a batch of %d failed", len(batch))
-            for ticket in batch:
-                if not ticket.ended:
-                    ticket.fail(ApiError(500, "the engine failed on this request; see its log"))
-            self.answered += len(batch)
-            self.running = False
-
-    def _next_batch(self) -> list[Ticket]:
-        """The oldest ticket and its like; empty when closed."""
-        with self._changed:
-            while True:
-                while self._waiting and self._waiting[0].cancelled:
-                    self._waiting.popleft()
-                if self._closed:
-                    return []
-                if self._waiting:
-                    break
-                self._changed.wait()
-            key = self._waiting[0].key
-            deadline = time.monotonic() + self._wait_seconds
-            while not self._closed and self._count(key) < self._batch_size:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            return self._take(key)
-
-    def _count(self, key: Hashable) -> int:
-        return sum(1 for ticket in self._waiting if ticket.key == key and not ticket.cancelled)
-
-    def _take(self, key: Hashable) -> list[Ticket]:
-        batch: list[Ticket] = []
-        kept: deque[Ticket] = deque()
-        for ticket in self._waiting:
-            if ticket.key == key and not ticket.cancelled and len(batch) < self._batch_size:
-                batch.append(ticket)
-            elif not ticket.cancelled:
-                kept.append(ticket)
-        self._waiting = kept
-        return batch
+from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
 
 
 class TextStream:
@@ -211,57 +80,49 @@ _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
 class EmbeddedBackend:
-    """A Backend over a real model. `_answer` runs in the batcher's thread, the rest in the loop."""
+    """A Backend over a real model. The decoder runs in the loop's thread, the rest in the event loop."""
 
     def __init__(self, job: EngineJob) -> None:
-        from graftwork.model.adapters.peft import load_adapter
+        from graftwork.inference.embedded import EmbeddedEngine
         from graftwork.model.chat.template import ChatTemplate
-        from graftwork.model.generate.generator import Generator
-        from graftwork.model.load import load_base
-        from graftwork.model.threads import guard_spinning, use_threads
 
-        folder = Path(job.base_folder)
-        self._template = ChatTemplate.from_folder(folder, reasoning=job.reasoning)
+        self._template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
-        guard_spinning(use_threads(job.threads))
-        self._model = load_base(folder, dtype=job.dtype, device=job.device)
-        for name, adapter in job.adapters.items():
-            load_adapter(self._model, Path(adapter), name=name)
+        source = EngineSource(
+            base_folder=Path(job.base_folder),
+            adapters={name: Path(folder) for name, folder in job.adapters.items()},
+            device=job.device,
+            precision=job.dtype,
+            threads=job.threads,
+            rows=job.batch_size,
+        )
+        self._engine = EmbeddedEngine(source, template=self._template)
         self._models = [BASE, *job.adapters]
-        self._generator = Generator(self._model, stop_tokens=[self._template.eos])
-        self._max_positions = int(self._model.config.max_position_embeddings)
-        self._model_lock = threading.Lock()
-        self.batcher = Batcher(
-            self._answer,
-            batch_size=job.batch_size,
-            wait_seconds=job.batch_wait_ms / 1000,
-            queue_limit=job.queue_limit,
+        self._max_positions = self._engine.max_positions
+        self.loop = RequestLoop(
+            self._engine.decoder, wait_seconds=job.batch_wait_ms / 1000, queue_limit=job.queue_limit
         )
 
     def state(self) -> dict[str, Any]:
         return {
             "models": self._models,
             "pid": os.getpid(),
-            "waiting": self.batcher.waiting,
-            "answered": self.batcher.answered,
+            "waiting": self.loop.waiting,
+            "answered": self.loop.answered,
             "template_fingerprint": self._template.template_fingerprint,
         }
 
     async def load_adapter(self, request: LoadAdapter) -> None:
-        """Attach one more adapter between two batches."""
+        """Attach one more adapter when no request runs."""
         if request.name in self._models:
             return
+        folder = Path(request.folder)
+        attached = self.loop.call_between(lambda: self._engine.load_adapter(request.name, folder))
         try:
-            await asyncio.to_thread(self._attach, request)
+            await asyncio.wrap_future(attached)
         except (GraftError, OSError, ValueError, KeyError) as error:
             raise ApiError(400, f"the adapter could not be loaded: {error}") from error
         self._models = [*self._models, request.name]
-
-    def _attach(self, request: LoadAdapter) -> None:
-        from graftwork.model.adapters.peft import load_adapter
-
-        with self._model_lock:
-            load_adapter(self._model, Path(request.folder), name=request.name)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
@@ -270,20 +131,36 @@ class EmbeddedBackend:
         room = self._max_positions - len(prompt)
         if room < 1:
             raise self._too_long(f"take {len(prompt)} tokens")
-        fitted = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
-        # Greedy answers do not depend on their neighbours, and sampled ones may: those with a seed
-        # are answered alone, so that the same seed gives the same answer.
-        sampled = request.temperature > 0
-        alone = object() if sampled and request.seed is not None else None
-        key = (request.model, request.temperature, request.top_p if sampled else 1.0, alone)
-        ticket = Ticket(fitted, key=key, prompt=prompt)
-        self.batcher.submit(ticket)
+        ticket = Ticket()
+        self.loop.submit(self._make_request(request, ticket, prompt, min(request.max_tokens, room)))
         pieces = ticket.pieces()
         try:
             async for piece in pieces:
                 yield piece
         finally:
             await pieces.aclose()
+
+    def _make_request(
+        self, request: GenerateRequest, ticket: Ticket, prompt: list[int], most: int
+    ) -> SubmittedRequest:
+        from graftwork.model.generate.requests import GenerationRequest
+        from graftwork.model.generate.sampling import Sampling
+
+        reply = _GrowingReply(ticket, request, self._template.decode, prompt_tokens=len(prompt))
+        sampling = Sampling(
+            max_new_tokens=most,
+            temperature=request.temperature,
+            top_p=max(request.top_p, _SMALLEST_TOP_P),
+            seed=secrets.randbits(32) if request.seed is None else request.seed,
+        )
+        generation = GenerationRequest(
+            prompt,
+            sampling,
+            adapter=None if request.model == BASE else request.model,
+            on_token=reply.take,
+            is_cancelled=lambda: ticket.cancelled,
+        )
+        return SubmittedRequest(ticket, generation, finish=reply.finish)
 
     async def _render(self, messages: tuple[Message, ...]) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
@@ -301,67 +178,51 @@ class EmbeddedBackend:
         message = f"the messages {size}; the model has room for {self._max_positions} tokens"
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
-    def _answer(self, batch: list[Ticket]) -> None:
-        from graftwork.model.adapters.peft import acting
-        from graftwork.model.generate.generator import Sampling
-
-        request = batch[0].request
-        rows = [_GrowingReply(ticket, self._template.decode) for ticket in batch]
-        sampling = Sampling(
-            max_new_tokens=max(ticket.request.max_tokens for ticket in batch),
-            temperature=request.temperature,
-            top_p=max(request.top_p, _SMALLEST_TOP_P),
-            seed=secrets.randbits(32) if request.seed is None else request.seed,
-        )
-        adapter = None if request.model == BASE else request.model
-        with self._model_lock, acting(self._model, adapter):
-            prompts = [ticket.prompt for ticket in batch]
-            results = self._generator.generate(
-                prompts, sampling, on_token=lambda row, token: rows[row].take(token)
-            )
-        for row, result in zip(rows, results, strict=True):
-            row.finish(result.finish_reason)
-
 
 class _GrowingReply:
-    """One answer of a batch as it grows: decodes, stops, emits what is certain."""
+    """A reply as it grows: decodes, stops, emits what is certain."""
 
-    def __init__(self, ticket: Ticket, decode: Callable[[list[int]], str]) -> None:
-        self._ticket = ticket
-        self._decode = decode
-        self._flow = TextStream(ticket.request.stop)
+    def __init__(
+        self,
+        ticket: Ticket,
+        request: GenerateRequest,
+        decode: Callable[[list[int]], str],
+        *,
+        prompt_tokens: int,
+    ) -> None:
+        self._ticket, self._request, self._decode = ticket, request, decode
+        self._prompt_tokens = prompt_tokens
+        self._flow = TextStream(request.stop)
         self._tokens: list[int] = []
         self._unsent = ""
 
     def take(self, token: int) -> bool:
-        """One more token; False ends the row."""
-        request = self._ticket.request
+        """One more token; False ends the reply."""
         if self._ticket.cancelled:
             return False
         self._tokens.append(token)
-        if request.stream or request.stop:
+        if self._request.stream or self._request.stop:
             self._unsent += self._flow.push(self._decode(self._tokens))
             if self._flow.stopped:
                 self.finish("stop")
                 return False
-        if len(self._tokens) >= request.max_tokens:
-            self.finish("length")
-            return False
-        if request.stream and self._unsent:
+        if self._request.stream and self._unsent:
             self._ticket.emit(ReplyPiece(text=self._unsent))
             self._unsent = ""
         return True
 
     def finish(self, reason: str) -> None:
-        """Emit the last piece, unless it was emitted already."""
-        if self._ticket.ended:
-            return
+        """Emit the last piece."""
         if not self._flow.stopped:
             self._unsent += self._flow.push(self._decode(self._tokens))
         text = self._unsent + self._flow.finish()
-        prompt, reply = len(self._ticket.prompt), len(self._tokens)
         self._ticket.emit(
-            ReplyPiece(text=text, finish_reason=reason, prompt_tokens=prompt, reply_tokens=reply)
+            ReplyPiece(
+                text=text,
+                finish_reason=reason,
+                prompt_tokens=self._prompt_tokens,
+                reply_tokens=len(self._tokens),
+            )
         )
 
 
@@ -387,24 +248,25 @@ async def _serve(job: EngineJob) -> None:
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading", 0, 1)
         engine = EmbeddedBackend(job)
-        engine.batcher.start()
+        engine.loop.start()
         server = Server(make_handler(engine), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))
-        beating = asyncio.create_task(_beat(heart, engine.batcher))
+        beating = asyncio.create_task(_beat(heart, engine.loop))
         await stop.wait()
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
         await server.close()
-        await asyncio.to_thread(engine.batcher.close, seconds=5.0)
+        await asyncio.to_thread(engine.loop.close, seconds=5.0)
 
 
-async def _beat(heart: Heart, batcher: Batcher) -> None:
-    """An engine that waits for requests is well; one whose batch does not end is not."""
+async def _beat(heart: Heart, loop: RequestLoop) -> None:
+    """An engine that waits for requests is well; one whose step does not end is not."""
     seen = -1
     while True:
-        if not batcher.running or batcher.answered != seen:
-            seen = batcher.answered
-            await asyncio.to_thread(heart.beat, "serving", seen, seen, waiting=batcher.waiting)
+        if not loop.running or loop.steps != seen:
+            seen = loop.steps
+            answered = loop.answered
+            await asyncio.to_thread(heart.beat, "serving", answered, answered, waiting=loop.waiting)
         await asyncio.sleep(_BEAT_SECONDS)
 
 

@@ -113,13 +113,13 @@ class ServeSettings(Record):
     batch_size: int = Field(
         default=8,
         ge=1,
-        description="Requests for the same model that are answered together.",
+        description="Requests that are answered at once; others wait until one of them ends.",
     )
 
     batch_wait_ms: float = Field(
         default=4.0,
         ge=0,
-        description="How long the first request of a batch waits for others.",
+        description="How long the first request of an idle engine waits for others to start with.",
     )
 
     api_key_env: VariableName | None = Field(

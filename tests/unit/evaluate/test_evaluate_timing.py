@@ -10,7 +10,7 @@ from graftwork.evaluate.ask.runner import time_in_turn
 from graftwork.evaluate.ask.timing import group_of, is_timed, time_subjects
 from graftwork.evaluate.ask.worker import evaluate
 from graftwork.evaluate.cases import cases_to_time
-from graftwork.evaluate.subjects import Lineup, Subject, timed_together
+from graftwork.evaluate.subjects import Lineup, Subject, share_engine, timed_together
 from graftwork.inference.engine import Timing
 from graftwork.pipeline import evaluation
 from graftwork.pipeline.evaluation import ask_everybody
@@ -73,6 +73,47 @@ def subjects(tmp_path, tiny_base):
     return base, adapter
 
 
+def test_one_process_answers_for_all_subjects_as_a_process_of_each_does(tmp_path, subjects, monkeypatch):
+    from graftwork.evaluate.ask import timing
+    from graftwork.evaluate.ask.answers import read_answers
+
+    loads = []
+
+    class CountedEngine(timing.EmbeddedEngine):
+        def __init__(self, source):
+            loads.append(source.base_folder)
+            super().__init__(source)
+
+    monkeypatch.setattr(timing, "EmbeddedEngine", CountedEngine)
+    again = tuple(
+        job.model_copy(update={"folder": str(tmp_path / f"{job.subject}-again"), "latency_cases": 0})
+        for job in subjects
+    )
+    group = group_of(again, cases=make_cases(4), requests=3)
+    (tmp_path / "timing").mkdir()
+    job = TimingJob(folder=str(tmp_path / "timing"), jobs=again, requests=3, group=group, answers_first=True)
+    for _ in range(2):  # the second time everything is there
+        time_subjects(job)
+    assert len(loads) == 1
+    assert is_timed(again, group)
+    for alone, together in zip(subjects, again, strict=True):
+        first, second = ({a.case_id: a.text for a in read_answers(Path(j.folder))} for j in (alone, together))
+        assert first == second
+
+
+def test_on_a_card_base_and_adapter_share_a_process(subjects):
+    def placed(**changes):
+        return [
+            Subject(job.subject, Path(job.folder), job.model_copy(update={"engine": "graftwork", **changes}))
+            for job in subjects
+        ]
+
+    assert share_engine(placed(device="cuda"))
+    assert not share_engine(placed(device="cpu"))
+    assert not share_engine(placed(device="cuda", shards=2))
+    assert not share_engine(placed(device="cuda", engine="vllm 0.32"))
+
+
 def test_subjects_timed_in_turn_have_the_times_of_the_same_cases(tmp_path, subjects):
     cases = make_cases(4)
     group = group_of(subjects, cases=cases, requests=3)
@@ -117,7 +158,7 @@ def test_own_models_are_timed_together_after_all_have_answered(tmp_path, tiny_ba
     monkeypatch.setattr(
         evaluation,
         "time_together",
-        lambda _work, subjects, _cases: done.append(
+        lambda _work, subjects, _cases, **_: done.append(
             tuple((subject.name, subject.job.latency_cases) for subject in subjects)
         ),
     )

@@ -100,72 +100,66 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
     assert len({tuple(answer.tokens) for answer in output}) > 1
 
 
-def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
-    from graftwork.model.generate.recorded import RecordedDecoder
-
-    model, template = loaded
-    generator = Generator(model, stop_tokens=[template.eos])
-    asked = prompts(template)
-    with torch.inference_mode():
-        walked, given = generator._prefill(asked), generator._prefill(asked)
-        columns = given.mask.shape[1] + 8
-        decoder = RecordedDecoder(model, given.cache, rows=len(asked), columns=columns)
-        decoder.fill(given.cache, given.mask)
-        mask, scores = walked.mask, walked.logits
-        for _ in range(4):
-            chosen = scores.argmax(dim=-1)
-            mask = torch.cat([mask, mask.new_ones(len(asked), 1)], dim=1)
-            scores = generator._forward(chosen[:, None], mask, walked.cache)
-            assert torch.allclose(decoder.step(chosen), scores, atol=1e-3)
+ASKED = [[5, 9, 40, 7], [8, 100, 23], list(range(20, 60)), [11, 12, 13, 14, 15, 16]]
 
 
-def test_only_what_a_recording_can_hold_is_recorded(loaded):
-    from types import SimpleNamespace
-
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-
-    from graftwork.model.generate.attention import ATTENTION_NAME
-    from graftwork.model.generate.recorded import can_record
-
-    def a_model(attention, device):
-        weight = SimpleNamespace(device=torch.device(device))
-        config = SimpleNamespace(_attn_implementation=attention)
-        return SimpleNamespace(config=config, parameters=lambda: iter([weight]))
-
-    whole, sliding = DynamicCache(), DynamicCache()
-    whole.layers = [DynamicLayer(), DynamicLayer()]
-    sliding.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
-    assert can_record(a_model(ATTENTION_NAME, "cuda"), whole)
-    assert not can_record(a_model(ATTENTION_NAME, "cpu"), whole)
-    assert not can_record(a_model(ATTENTION_NAME, "cuda"), sliding)
-    # Others add a mask of booleans to the scores instead of masking by it.
-    assert not can_record(a_model("eager", "cuda"), whole)
+def answers_of_transformers(model, prompts, *, most):
+    found = []
+    for prompt in prompts:
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, eos_token_id=None)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
 
 
-def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
-    from graftwork.model.generate import generator
-
-    model, template = loaded
-    walked = Generator(model, stop_tokens=[template.eos]).generate(prompts(template), Sampling(6))
-
-    def refuse(*_arguments, **_named):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(generator, "can_record", lambda *_: True)
-    monkeypatch.setattr(generator, "RecordedDecoder", refuse)
-    generator = Generator(model, stop_tokens=[template.eos], recorded=True)
-    for _ in range(2):
-        answers = generator.generate(prompts(template), Sampling(6))
-        assert [a.tokens for a in answers] == [a.tokens for a in walked]
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_replaced_rows_answer_like_single_requests_of_transformers(slots, recorded, lookahead):
+    model = tiny("llama")
+    expected = answers_of_transformers(model, ASKED, most=20)
+    stop = expected[1][3]
+    expected = [tokens[: tokens.index(stop)] if stop in tokens else tokens for tokens in expected]
+    generator = Generator(model, stop_tokens=[stop], slots=slots, recorded=recorded)
+    generator.decoder._lookahead = lookahead
+    for _ in range(2):  # a second batch finds the first one's slots
+        assert [answer.tokens for answer in generator.generate(ASKED, Sampling(20))] == expected
 
 
-def chosen_often(logits, *, top_p, times=4000):
-    from graftwork.model.generate.generator import TokenSampler
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gpt_neox", "mixtral"])
+def test_families_answer_like_transformers(kind):
+    model = tiny(kind)
+    generator = Generator(model, stop_tokens=[], slots=2, recorded=True)
+    answers = [answer.tokens for answer in generator.generate(ASKED, Sampling(8))]
+    assert answers == answers_of_transformers(model, ASKED, most=8)
+
+
+def test_models_whose_memory_does_not_fit_slots_get_static_batches():
+    from graftwork.model.generate.static import StaticDecoder
+
+    model = tiny("mistral", sliding_window=16)
+    asked = [[5, 9, 40, 7], [8, 100, 23], [11, 12, 13, 14, 15, 16]]
+    generator = Generator(model, stop_tokens=[])
+    assert isinstance(generator.decoder, StaticDecoder)
+    answers = [answer.tokens for answer in generator.generate(asked, Sampling(24))]
+    assert answers == answers_of_transformers(model, asked, most=24)
+
+
+def tiny(kind, **changes):
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = CONFIG_MAPPING[kind](**sizes, num_key_value_heads=2, vocab_size=512, **changes)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def chosen_often(logits, *, times=4000, **settings):
+    from graftwork.model.generate.sampling import RowSampling, choose_tokens
 
     rows = torch.tensor([logits]).repeat(times, 1)
-    chooser = TokenSampler(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
-    chosen = chooser.choose(rows, rows=list(range(times)), step=0)
-    return torch.bincount(chosen, minlength=len(logits))
+    samplings = [RowSampling(Sampling(1, temperature=1.0, **settings), row=row) for row in range(times)]
+    return torch.bincount(choose_tokens(rows, samplings, [0] * times), minlength=len(logits))
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -188,3 +182,26 @@ def test_a_flat_choice_among_many_reaches_all_that_top_p_lets_through():
 def test_tokens_of_probability_zero_are_never_sampled():
     found = chosen_often([float("-inf"), 0.0, float("-inf"), 0.0], top_p=1.0)
     assert found[0] == found[2] == 0
+
+
+def test_top_k_never_samples_beyond_the_k_likeliest():
+    found = chosen_often([0.0, 2.0, 1.0, 3.0], top_k=2)
+    assert found[0] == found[2] == 0
+    assert found[1] > 0
+    assert found[3] > found[1]
+
+
+def test_rows_of_one_batch_are_sampled_each_its_own_way():
+    from graftwork.model.generate.sampling import RowSampling, choose_tokens
+
+    logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(3)) * 3
+    ways = [
+        Sampling(2),
+        Sampling(2, temperature=0.7, seed=5),
+        Sampling(2, temperature=1.3, top_p=0.8, seed=6),
+        Sampling(2, temperature=1.0, top_k=3, seed=7),
+    ]
+    rows = [RowSampling(way, row=row) for row, way in enumerate(ways)]
+    together = choose_tokens(logits, rows, [1] * 4)
+    alone = [choose_tokens(logits[row : row + 1], [rows[row]], [1])[0] for row in range(4)]
+    assert together.tolist() == [int(token) for token in alone]

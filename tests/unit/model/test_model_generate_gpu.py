@@ -43,10 +43,51 @@ def test_a_recording_is_used_again_for_other_prompts_of_the_size(loaded):
     recorded, walked = both(loaded)
     asked = prompts(loaded[1])
     recorded.generate(asked[:2], Sampling(24))
-    first = recorded._decoder
+    first = set(recorded.decoder._recorder._recordings)
+    assert first
     mine = recorded.generate(asked[2:], Sampling(24))
-    assert recorded._decoder is first
+    assert set(recorded.decoder._recorder._recordings) == first
     assert [a.tokens for a in mine] == [a.tokens for a in walked.generate(asked[2:], Sampling(24))]
+
+
+def test_rows_that_replace_ended_ones_say_the_same(loaded):
+    model, template = loaded
+    asked = prompts(template) * 3
+    few = Generator(model, stop_tokens=[template.eos], recorded=True, slots=3)
+    expected = Generator(model, stop_tokens=[template.eos]).generate(asked, Sampling(20))
+    assert few.generate(asked, Sampling(20)) == expected
+
+
+def test_adapters_of_a_recorded_batch_say_what_each_says_alone():
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.lora import LoraLinear
+    from graftwork.model.adapters.peft import activate, attach
+    from graftwork.model.generate.requests import GenerationRequest
+
+    model = tiny("llama").requires_grad_(False)
+    for seed, name in enumerate(("first", "second")):
+        shape = AdapterShape(rank=4, alpha=16, targets=("q_proj", "down_proj"), layers=(0, 1))
+        attach(model, shape, name=name, seed=seed)
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            for name in ("first", "second"):
+                module.lora_B[name].data.normal_(std=0.3)
+    names = [None, "first", "second", "first"]
+    asked = [[5, 9, 40, 7], [8, 100, 23], [11, 12, 13, 14, 15, 16], [3, 4]]
+    expected = []
+    for prompt, name in zip(asked, names, strict=True):
+        activate(model, name)
+        expected.append(Generator(model, stop_tokens=[-1]).generate([prompt], Sampling(16))[0].tokens)
+    activate(model, None)
+    decoder = Generator(model, stop_tokens=[-1], recorded=True, slots=2).decoder
+    requests = [
+        GenerationRequest(prompt, Sampling(16), adapter=name)
+        for prompt, name in zip(asked, names, strict=True)
+    ]
+    for request in requests:
+        decoder.submit(request)
+    decoder.finish()
+    assert [request.result.tokens for request in requests] == expected
 
 
 def test_sampling_with_a_seed_says_the_same_recorded_and_not(loaded):

@@ -31,7 +31,7 @@ def make_subject(root, name, **changes):
 def test_endpoints_are_asked_first_so_that_a_wrong_address_costs_no_waiting(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(evaluation, "ask_subject", lambda _work, subject, _cases: asked.append(subject.name))
-    monkeypatch.setattr(evaluation, "time_together", lambda *_: None)
+    monkeypatch.setattr(evaluation, "time_together", lambda *_, **__: None)
     away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
     base, adapter = make_subject(tmp_path, "base"), make_subject(tmp_path, "adapter")
     log = Subject("log", tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Batches and growing text, without a model."""
+"""Requests that join and leave the decoding thread, and growing text, without a model."""
 
 import asyncio
 import threading
@@ -8,114 +8,175 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_harness import DEADLINE
 
-from graftwork.records.interaction import Message
-from graftwork.serve.embedded_engine import Batcher, TextStream, Ticket
-from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
+from graftwork.model.generate.requests import GenerationRequest
+from graftwork.model.generate.sampling import Sampling
+from graftwork.serve.embedded_engine import TextStream
+from graftwork.serve.engine_protocol import ReplyPiece
 from graftwork.serve.http_messages import ApiError
+from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
 
 
-def ticket(key="a"):
-    request = GenerateRequest(model=key, messages=(Message(role="user", content="x"),), max_tokens=1)
-    return Ticket(request, key=key, prompt=[1])
+class CountingDecoder:
+    """Gives every running request one more token a step: 1, 2, 3, …; waits for `go` in each step."""
 
-
-async def collect(one):
-    return [piece async for piece in one.pieces()]
-
-
-class Answers:
-    """Finishes every ticket, and remembers the batches; waits for `go` first."""
-
-    def __init__(self):
-        self.batches = []
-        self.go = threading.Event()
+    def __init__(self, slots=2):
+        self.slots = slots
+        self.open = []
+        self.together = []
+        self.go = threading.Semaphore(0)
         self.entered = threading.Event()
+        self.failing = False
 
-    def __call__(self, batch):
+    @property
+    def busy(self):
+        return bool(self.open)
+
+    @property
+    def waiting(self):
+        return max(len(self.open) - self.slots, 0)
+
+    def submit(self, request):
+        self.open.append(request)
+
+    def step(self):
         self.entered.set()
-        assert self.go.wait(DEADLINE)
-        self.batches.append(batch)
-        for ticket in batch:
-            ticket.emit(ReplyPiece(text="done", finish_reason="stop"))
+        assert self.go.acquire(timeout=DEADLINE)
+        if self.failing:
+            self.failing = False
+            raise RuntimeError("a bug")
+        running = self.open[: self.slots]
+        self.together.append([request.prompt[0] for request in running])
+        for request in running:
+            request.take(len(request.result.tokens) + 1, frozenset())
+        self.open = [request for request in self.open if not request.done]
+
+    def reset(self):
+        forgotten, self.open = self.open, []
+        return forgotten
 
 
-def make(answers, **more):
-    batcher = Batcher(answers, **{"batch_size": 3, "wait_seconds": 0.0, "queue_limit": 100, **more})
-    batcher.start()
-    return batcher
+def submitted(name, *, tokens):
+    """A request that answers with its tokens."""
+    ticket = Ticket()
+
+    def take(token):
+        if not ticket.cancelled:
+            ticket.emit(ReplyPiece(text=str(token)))
+        return not ticket.cancelled
+
+    generation = GenerationRequest(
+        [name], Sampling(tokens), on_token=take, is_cancelled=lambda: ticket.cancelled
+    )
+    return SubmittedRequest(
+        ticket,
+        generation,
+        finish=lambda reason: ticket.emit(ReplyPiece(text="", finish_reason=reason)),
+    )
 
 
-def test_requests_with_the_same_key_share_a_batch_in_the_order_of_arrival(run):
+async def collect(request):
+    return "".join([piece.text async for piece in request.ticket.pieces()])
+
+
+def make(decoder, **more):
+    loop = RequestLoop(decoder, **{"wait_seconds": 0.0, "queue_limit": 100, **more})
+    loop.start()
+    return loop
+
+
+def test_a_request_joins_while_others_run_and_an_ended_one_is_replaced(run):
     async def main():
-        answers = Answers()
-        batcher = make(answers)
-        first = ticket("z")
-        batcher.submit(first)
-        await asyncio.to_thread(answers.entered.wait, DEADLINE)  # it runs; the rest piles up behind it
-        tickets = [ticket(key) for key in "abaabaa"]
-        for waiting in tickets:
-            batcher.submit(waiting)
-        answers.go.set()
-        await asyncio.gather(*map(collect, [first, *tickets]))
-        a0, b0, a1, a2, b1, a3, a4 = tickets
-        assert answers.batches == [[first], [a0, a1, a2], [b0, b1], [a3, a4]]
-        batcher.close(seconds=DEADLINE)
+        decoder = CountingDecoder(slots=2)
+        loop = make(decoder)
+        first = submitted("a", tokens=4)
+        loop.submit(first)
+        await asyncio.to_thread(decoder.entered.wait, DEADLINE)
+        short, last = submitted("b", tokens=1), submitted("c", tokens=2)
+        loop.submit(short)
+        loop.submit(last)
+        for _ in range(4):
+            decoder.go.release()
+        assert await asyncio.gather(*map(collect, [first, short, last])) == ["1234", "1", "12"]
+        assert decoder.together == [["a"], ["a", "b"], ["a", "c"], ["a", "c"]]
+        loop.close(seconds=DEADLINE)
 
     run(main)
 
 
-def test_a_request_whose_caller_left_is_passed_over(run):
+def test_a_request_whose_caller_left_frees_its_slot(run):
     async def main():
-        answers = Answers()
-        batcher = make(answers)
-        first, left, last = ticket(), ticket(), ticket()
-        batcher.submit(first)
-        await asyncio.to_thread(answers.entered.wait, DEADLINE)
-        batcher.submit(left)
-        batcher.submit(last)
-        waiting = asyncio.create_task(collect(left))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        answers.go.set()
-        await asyncio.gather(collect(first), collect(last))
-        assert answers.batches == [[first], [last]]
-        batcher.close(seconds=DEADLINE)
+        decoder = CountingDecoder(slots=1)
+        loop = make(decoder)
+        left, last = submitted("left", tokens=1000), submitted("last", tokens=1)
+        loop.submit(left)
+        loop.submit(last)
+        decoder.go.release()
+        pieces = left.ticket.pieces()
+        assert (await anext(pieces)).text == "1"
+        await pieces.aclose()
+        decoder.go.release()
+        decoder.go.release()
+        assert await collect(last) == "1"
+        assert decoder.together in ([["left"], ["last"]], [["left"], ["left"], ["last"]])
+        loop.close(seconds=DEADLINE)
 
     run(main)
 
 
-def test_a_batch_that_fails_fails_its_callers_and_nobody_else(run):
+def test_a_step_that_fails_fails_its_callers_and_nobody_else(run):
     async def main():
-        def answer(batch):
-            if batch[0].key == "bad":
-                raise RuntimeError("a bug")
-            batch[0].emit(ReplyPiece(text="", finish_reason="stop"))
-
-        batcher = make(answer)
-        bad, good = ticket("bad"), ticket("good")
-        batcher.submit(bad)
-        batcher.submit(good)
+        decoder = CountingDecoder()
+        decoder.failing = True
+        loop = make(decoder)
+        bad, good = submitted("bad", tokens=1), submitted("good", tokens=1)
+        loop.submit(bad)
+        decoder.go.release()
         with pytest.raises(ApiError, match="failed on this request"):
             await collect(bad)
-        assert await collect(good)
-        batcher.close(seconds=DEADLINE)
+        loop.submit(good)
+        decoder.go.release()
+        assert await collect(good) == "1"
+        loop.close(seconds=DEADLINE)
 
     run(main)
 
 
 def test_beyond_the_limit_a_request_is_refused(run):
     async def main():
-        answers = Answers()
-        batcher = make(answers, queue_limit=1)
-        batcher.submit(ticket())
-        await asyncio.to_thread(answers.entered.wait, DEADLINE)
-        batcher.submit(ticket())
+        decoder = CountingDecoder(slots=1)
+        loop = make(decoder, queue_limit=1)
+        first, second = submitted("a", tokens=1), submitted("b", tokens=1)
+        loop.submit(first)
+        await asyncio.to_thread(decoder.entered.wait, DEADLINE)
+        loop.submit(second)
         with pytest.raises(ApiError) as refused:
-            batcher.submit(ticket())
+            loop.submit(submitted("c", tokens=1))
         assert refused.value.status == 429
-        answers.go.set()
-        batcher.close(seconds=DEADLINE)
+        decoder.go.release()
+        decoder.go.release()
+        await asyncio.gather(collect(first), collect(second))
+        loop.close(seconds=DEADLINE)
+
+    run(main)
+
+
+def test_a_task_runs_when_no_request_does(run):
+    async def main():
+        decoder = CountingDecoder()
+        loop = make(decoder)
+        first = submitted("a", tokens=2)
+        loop.submit(first)
+        await asyncio.to_thread(decoder.entered.wait, DEADLINE)
+        busy = []
+        done = loop.call_between(lambda: busy.append(decoder.busy))
+        later = submitted("b", tokens=1)
+        loop.submit(later)
+        for _ in range(3):
+            decoder.go.release()
+        await asyncio.gather(collect(first), collect(later), asyncio.wrap_future(done))
+        assert busy == [False]
+        assert decoder.together == [["a"], ["a"], ["b"]]
+        loop.close(seconds=DEADLINE)
 
     run(main)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from graftwork.evaluate.cases import insert_example
 from graftwork.files.disk import Journal, write_atomic
+from graftwork.inference.selection import answered_by
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -72,7 +73,7 @@ def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
             "sampling": [job.temperature, job.top_p, job.seed, repeat] if job.temperature > 0 else None,
             "weighed": case.reference if job.perplexity else None,
             # Two engines, or two precisions, differ in their last digits, and a word later in their answers.
-            **({"answered_by": [job.engine, job.precision]} if job.endpoint is None else {}),
+            **({"answered_by": answerer} if (answerer := answered_by(job)) is not None else {}),
         }
     )
 
@@ -85,6 +86,8 @@ def repeats_of(job: EvalJob) -> int:
 ANSWERS_FILE = "answers.jsonl"
 BATCHES_FILE = "batches.jsonl"
 PLAN_FILE = "plan.json"
+ROUNDS = 4
+"""How many batches of a card are one: the fewer ends, the less time with few rows."""
 
 
 class CaseBatch(NamedTuple):
@@ -124,7 +127,7 @@ class AnswerBook:
         if not path.exists():
             self._take_over()
             planned = cut_missing(
-                lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
+                lengths, self._there, size=_cases_together(self._job), repeats=repeats_of(self._job)
             )
             write_atomic(path, json.dumps(planned))
         return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
@@ -170,6 +173,15 @@ class AnswerBook:
 def open_kept(job: EvalJob) -> KeptAnswers:
     """What is kept of the job's subject; nothing of one that has no identity."""
     return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
+
+
+def _cases_together(job: EvalJob) -> int:
+    """Several times as many as run at once on a card, where ended rows are replaced by the next of the batch.
+
+    A processor takes as long for a row alone as for a row among others, and resumes after each batch.
+    """
+    several = job.device.startswith("cuda") and job.shards == 1
+    return job.batch_size * (ROUNDS if several else 1)
 
 
 def cut_missing(

@@ -125,7 +125,10 @@ def time_in_turn(
 
 
 class CaseRunner:
-    """Asks all cases of one job with one engine. `details` goes into the report besides the engine's own."""
+    """Asks all cases of one job with one engine, which holds the job's adapter under the name `adapter`.
+
+    `details` goes into the report besides the engine's own.
+    """
 
     def __init__(
         self,
@@ -135,11 +138,12 @@ class CaseRunner:
         progress: Progress,
         stop_asked: Callable[[], bool],
         details: Mapping[str, Any] | None = None,
+        adapter: str = ADAPTER,
     ) -> None:
         self._job, self._engine, self._progress = job, engine, progress
         self._stop_asked = stop_asked
         self._details = dict(details or {})
-        self._adapter = ADAPTER if job.adapter_folder is not None else None
+        self._adapter = adapter if job.adapter_folder is not None else None
         self._greedy = DecodingSettings(job.max_new_tokens, top_p=job.top_p)
         self._as_asked = DecodingSettings(job.max_new_tokens, job.temperature, job.top_p, job.seed)
         self._peaks: list[float] = []

@@ -1,9 +1,9 @@
 """`python -m graftwork.evaluate.ask.timing JOB.json`: time single requests of several subjects in turn.
 
-In: a TimingJob as a file: subjects on one base, all of which have answered their cases. Out: each subject's
-`generation.json` with the new times, their cases and the group that they were timed in. Timed one subject
-after the other, load that comes or goes in between looks like a difference of the models; timed in turn it
-falls on all alike. The base is loaded once and the adapters take turns, as `graft serve` answers.
+In: a TimingJob as a file: subjects on one base, whose cases are answered, or are answered here first. Out:
+each subject's `generation.json` with the new times, their cases and the group that they were timed in. Timed
+one subject after the other, load that comes or goes in between looks like a difference of the models; timed
+in turn it falls on all alike. The base is loaded once and the adapters take turns, as `graft serve` answers.
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
-from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate_with
 from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
 from graftwork.files.disk import write_atomic
 from graftwork.inference.embedded import EmbeddedEngine
@@ -26,44 +26,70 @@ PHASE = "timing single requests in turn"
 
 
 def time_subjects(job: TimingJob) -> None:
-    """Load the base with all adapters, time the chosen cases in turn, note the times of each subject."""
+    """Time the chosen cases of all subjects in turn, note the times of each; where asked to, answer first."""
+    with Heart(Path(job.folder)) as heart:
+        shared = _SharedEngine(job)
+        if job.answers_first:
+            for subject in job.jobs:
+                evaluate_with(shared.open_for, subject, adapter=shared.name_of(subject), heart=heart)
+            if is_timed(job.jobs, job.group):
+                return
+        _time_in_turn(job, shared, heart)
+
+
+class _SharedEngine:
+    """One engine for all subjects, with the adapters of those that it was opened for."""
+
+    def __init__(self, job: TimingJob) -> None:
+        self._jobs = job.jobs
+        self._names = {subject.subject: f"subject_{number}" for number, subject in enumerate(job.jobs)}
+        self._engine: EmbeddedEngine | None = None
+
+    def name_of(self, subject: EvalJob) -> str:
+        return self._names[subject.subject]
+
+    def open_for(self, subject: EvalJob) -> EmbeddedEngine:
+        if self._engine is None:
+            self._engine = EmbeddedEngine(source_of(settle(self._jobs[0]))._replace(adapters={}))
+        name = self.name_of(subject)
+        if subject.adapter_folder is not None and name not in self._engine.adapters:
+            self._engine.load_adapter(name, Path(subject.adapter_folder))
+        return self._engine
+
+
+def _time_in_turn(job: TimingJob, shared: _SharedEngine, heart: Heart) -> None:
     first = settle(job.jobs[0])
     cases = cases_to_time(read_cases(Path(first.cases_file)), most=job.requests)
-    with Heart(Path(job.folder)) as heart:
-        heart.beat("loading the model", 0, len(cases))
-        adapters = {
-            f"subject_{number}": Path(subject.adapter_folder)
-            for number, subject in enumerate(job.jobs)
-            if subject.adapter_folder is not None
-        }
-        engine = EmbeddedEngine(source_of(first)._replace(adapters=adapters))
-        adapter_of = {
-            subject.subject: f"subject_{number}" if subject.adapter_folder is not None else None
-            for number, subject in enumerate(job.jobs)
-        }
-        decoding = DecodingSettings(first.max_new_tokens, first.temperature, first.top_p, first.seed)
-        prompts = {
-            subject.subject: [
-                engine.render(insert_example(case.messages, example=subject.worked_example)) for case in cases
-            ]
-            for subject in job.jobs
-        }
+    heart.beat("loading the model", 0, len(cases))
+    for subject in job.jobs:
+        engine = shared.open_for(subject)
+    adapter_of = {
+        subject.subject: shared.name_of(subject) if subject.adapter_folder is not None else None
+        for subject in job.jobs
+    }
+    decoding = DecodingSettings(first.max_new_tokens, first.temperature, first.top_p, first.seed)
+    prompts = {
+        subject.subject: [
+            engine.render(insert_example(case.messages, example=subject.worked_example)) for case in cases
+        ]
+        for subject in job.jobs
+    }
 
-        def time_one(name: str, prompt: RenderedPrompt) -> Timing:
-            return engine.time_one(prompt, decoding, adapter=adapter_of[name])
+    def time_one(name: str, prompt: RenderedPrompt) -> Timing:
+        return engine.time_one(prompt, decoding, adapter=adapter_of[name])
 
-        def after_round(done: int) -> None:
-            heart.beat(PHASE, done, len(cases))
-            if stop_asked.is_set():
-                raise stopped(first, "all cases are answered, single requests are being timed")
+    def after_round(done: int) -> None:
+        heart.beat(PHASE, done, len(cases))
+        if stop_asked.is_set():
+            raise stopped(first, "all cases are answered, single requests are being timed")
 
-        for name, asked in prompts.items():
-            # The first pass pays for lazy initialisation; no user's request does.
-            time_one(name, asked[0])
-        timings = time_in_turn(prompts, time_one=time_one, after_round=after_round)
-        for subject in job.jobs:
-            note_times(subject, timings[subject.subject], cases=cases, group=job.group)
-        heart.beat("done", len(cases), len(cases))
+    for name, asked in prompts.items():
+        # The first pass pays for lazy initialisation; no user's request does.
+        time_one(name, asked[0])
+    timings = time_in_turn(prompts, time_one=time_one, after_round=after_round)
+    for subject in job.jobs:
+        note_times(subject, timings[subject.subject], cases=cases, group=job.group)
+    heart.beat("done", len(cases), len(cases))
 
 
 def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case], group: str) -> None:

@@ -17,9 +17,17 @@ from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
-from graftwork.inference.selection import is_vllm, open_engine, settle, source_of
+from graftwork.inference.engine import MeasuringEngine
+from graftwork.inference.selection import ADAPTER, answered_by, is_vllm, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
-from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder, run_worker, stop_asked
+from graftwork.process.worker import (
+    ERROR_FILE,
+    PARENT_VARIABLE,
+    hold_lock,
+    lock_holder,
+    run_worker,
+    stop_asked,
+)
 from graftwork.records import errors
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
@@ -211,6 +219,20 @@ def evaluate(job: EvalJob) -> None:
         heart.beat("done", len(cases), len(cases), subject=job.subject)
 
 
+def evaluate_with(
+    open_engine_for: Callable[[EvalJob], MeasuringEngine], job: EvalJob, *, adapter: str, heart: Heart
+) -> None:
+    """The same in a process that evaluates several subjects with one engine, opened where it is needed."""
+    job, folder = settle(job), Path(job.folder)
+    with hold_lock(folder):
+        drop_answers_of_another_job(job)
+        cases = read_cases(Path(job.cases_file))
+        if not _all_is_there(job, cases):
+            heart.beat("loading the model", 0, len(cases), subject=job.subject)
+            generation = _ask_engine(job, cases, heart, open_engine_for(job), adapter=adapter)
+            write_atomic(folder / GENERATION_FILE, generation.to_json())
+
+
 def _all_is_there(job: EvalJob, cases: Sequence[Case]) -> bool:
     """Whether an evaluation before this one answered, and timed as many requests as this one wants."""
     path = Path(job.folder) / GENERATION_FILE
@@ -247,6 +269,7 @@ def identify(job: EvalJob) -> str:
             "base": asked
             or sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file()),
             "job": job.model_dump(mode="json", exclude=NOT_DECIDING),
+            "answered_by": answered_by(job),
         }
     )
 
@@ -255,12 +278,30 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     shards = _share_cases(job, cases, heart) if job.shards > 1 else 1
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
     engine = open_engine(job.engine, source_of(job))
+    generation = _ask_engine(job, cases, heart, engine, adapter=ADAPTER, processes=shards)
+    engine.close()
+    return generation
+
+
+def _ask_engine(
+    job: EvalJob,
+    cases: Sequence[Case],
+    heart: Heart,
+    engine: MeasuringEngine,
+    *,
+    adapter: str,
+    processes: int = 1,
+) -> Generation:
     runner = CaseRunner(
-        job, engine=engine, progress=heart, stop_asked=stop_asked.is_set, details={"processes": shards}
+        job,
+        engine=engine,
+        progress=heart,
+        stop_asked=stop_asked.is_set,
+        details={"processes": processes},
+        adapter=adapter,
     )
     runner.ask_all(cases)
     timings = runner.time_requests(cases)
-    engine.close()
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
     return runner.summarise(
         single_latency_seconds=tuple(timing.total for timing in timings),

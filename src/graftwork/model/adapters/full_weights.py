@@ -93,6 +93,17 @@ def start_from_full(model: Any, folder: Path) -> None:
         weights[name].copy_(tensor)
 
 
+def weight_set_names(model: Any) -> frozenset[str]:
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return frozenset() if held is None else frozenset(held.learned)
+
+
+def acting_weights(model: Any) -> str | None:
+    """The set that acts in the place of the base's weights."""
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
+    return None if held is None else held.acting
+
+
 def activate_weights(model: Any, name: str | None) -> None:
     """Put the weights of a set in place; those of the base where no set has this name."""
     held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)

@@ -4,6 +4,7 @@ In: the layer, of any kind that multiplies by a weight. Out: the same layer, of 
 none acts. Adapters are kept in float32 and work in the type of what flows through. Knows no files.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from graftwork.model.nf4 import Nf4Linear, dequantize
 from graftwork.model.parts import is_transposed, layer_sizes
+
+RowChange = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""What adapters make of the output of a layer, from its input, its output and its bias."""
 
 
 class LoraLinear(nn.Module):
@@ -25,6 +29,8 @@ class LoraLinear(nn.Module):
         self.lora_magnitude_vector = nn.ParameterDict()
         self.scales: dict[str, float] = {}
         self.active: str | None = None
+        self.row_change: RowChange | None = None
+        """Set while the rows of a batch have adapters of their own; `active` does not count then."""
         self._squares: Tensor | None = None
         self._lengths: dict[str, tuple[tuple[int, ...], Tensor]] = {}
 
@@ -47,6 +53,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
+        if self.row_change is not None:
+            return self.row_change(x, y, self.base_layer.bias)
         return y if self.active is None or self.active not in self.scales else self.change(x, y, self.active)
 
     def change(self, x: Tensor, y: Tensor, name: str) -> Tensor:
@@ -55,11 +63,16 @@ class LoraLinear(nn.Module):
         change = nn.functional.linear(low, self.lora_B[name].to(x.dtype)) * self.scales[name]
         if name not in self.lora_magnitude_vector:
             return y + change
-        stretch: Tensor = self.lora_magnitude_vector[name] / self._length(name)
+        stretch = self.stretch_of(name)
         bias: Tensor | None = self.base_layer.bias
         if bias is None:
             return stretch.to(y.dtype) * (y + change)
         return stretch.to(y.dtype) * (y - bias + change) + bias
+
+    def stretch_of(self, name: str) -> Tensor:
+        """What DoRA multiplies each output with."""
+        stretch: Tensor = self.lora_magnitude_vector[name] / self._length(name)
+        return stretch
 
     @torch.no_grad()
     def base_lengths(self) -> Tensor:

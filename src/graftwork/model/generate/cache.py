@@ -1,0 +1,162 @@
+"""Keys and values of all running requests in one tensor: a row of it is a slot, a column a position.
+
+In: the shape of a model's keys, how many slots and columns are needed. Out: a cache that transformers writes
+through; which slots and columns a pass reads and writes is set before it and never changes an address. The
+last column is for what is padding: it is written and never read by a request.
+"""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from graftwork.model.generate.attention import ATTENTION_NAME
+from graftwork.model.generate.scheduler import SlotMove
+
+COLUMNS = 64
+"""Columns come in multiples of this."""
+
+
+class CacheShape(NamedTuple):
+    layers: int
+    groups: int
+    width: int
+    dtype: torch.dtype
+
+
+class PassPlaces(NamedTuple):
+    """Where one pass writes, and what it reads."""
+
+    rows: Tensor
+    """[batch]: the slot of each row."""
+    positions: Tensor
+    """[batch, tokens]: the column that each token is written to; it sees all columns up to there."""
+    columns: int
+    """Columns that are read."""
+    leading: bool
+    """Whether the slots are the first ones, in order: these are read without a copy."""
+
+
+_SHAPES: "WeakKeyDictionary[Any, CacheShape | None]" = WeakKeyDictionary()
+
+
+def cache_shape(model: Any) -> CacheShape | None:
+    """None where a slot cannot hold what the model remembers: windows, states, other attention than ours."""
+    if model not in _SHAPES:
+        _SHAPES[model] = _find_shape(model)
+    return _SHAPES[model]
+
+
+@torch.inference_mode()
+def _find_shape(model: Any) -> CacheShape | None:
+    if model.config._attn_implementation != ATTENTION_NAME:
+        return None
+    cache: Any = DynamicCache(config=model.config)
+    if not all(type(layer) is DynamicLayer for layer in cache.layers):
+        return None
+    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    if not cache.layers or not all(layer.is_initialized for layer in cache.layers):
+        return None
+    keys = cache.layers[0].keys
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    if any(tensor is None or tensor.shape != keys.shape or tensor.dtype != keys.dtype for tensor in tensors):
+        return None
+    return CacheShape(len(cache.layers), keys.shape[1], keys.shape[3], keys.dtype)
+
+
+class SlotCache:
+    """Grows where `ensure` asks for more; growing moves it, so that what was recorded is void."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        self._shape, self._device = shape, device
+        self.places: PassPlaces | None = None
+        self._groups = torch.arange(shape.groups, device=device)[None, :, None]
+        self.cache = DynamicCache()
+        self.cache.layers = [_SlotLayer(self, layer) for layer in range(shape.layers)]
+        self._room = self._allocate(0, 0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._shape.dtype
+
+    @property
+    def slots(self) -> int:
+        return self._room.shape[2]
+
+    @property
+    def columns(self) -> int:
+        """Columns that requests can use."""
+        return max(self._room.shape[4] - 1, 0)
+
+    @property
+    def padding(self) -> int:
+        """The column for what is padding."""
+        return self._room.shape[4] - 1
+
+    @property
+    def held_bytes(self) -> int:
+        return int(self._room.nbytes)
+
+    def ensure(self, slots: int, columns: int) -> bool:
+        """Make room for so many; whether the tensor moved."""
+        if slots <= self.slots and columns <= self.columns:
+            return False
+        slots = max(slots, self.slots)
+        columns = max(-(-(columns + 1) // COLUMNS) * COLUMNS, self._room.shape[4])
+        kept = self._room
+        if not kept.numel():
+            del kept
+            self._room = self._allocate(0, 0)
+            self._room = self._allocate(slots, columns)
+            return True
+        grown = self._allocate(slots, columns)
+        grown[:, :, : kept.shape[2], :, : kept.shape[4]] = kept
+        self._room = grown
+        return True
+
+    def drop(self) -> None:
+        self._room = self._allocate(0, 0)
+
+    def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
+        """Give the first columns of one slot to others."""
+        for target in targets:
+            if target != source:
+                self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
+
+    def move(self, moves: list[SlotMove], lengths: list[int]) -> None:
+        for (source, target), length in zip(moves, lengths, strict=True):
+            self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store [batch, groups, tokens, width]; what the rows see: [batch, groups, columns, width]."""
+        assert self.places is not None
+        rows, positions, columns, leading = self.places
+        index = (rows[:, None, None], self._groups, positions[:, None, :])
+        seen = []
+        for tensor, new in zip(self._room[layer], (keys, values), strict=True):
+            tensor.index_put_(index, new)
+            within = tensor[:, :, :columns]
+            seen.append(within[: len(rows)] if leading else within.index_select(0, rows))
+        return seen[0], seen[1]
+
+    def _allocate(self, slots: int, columns: int) -> Tensor:
+        layers, groups, width, dtype = self._shape
+        return torch.zeros(layers, 2, slots, groups, columns, width, dtype=dtype, device=self._device)
+
+
+class _SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """One layer as transformers sees it."""
+
+    def __init__(self, slots: SlotCache, number: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._slots, self._number = slots, number
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self._slots.write(self._number, key_states, value_states)
+
+    def get_seq_length(self) -> int:
+        return 0

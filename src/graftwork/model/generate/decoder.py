@@ -1,0 +1,439 @@
+"""Continuous batching: ended rows are replaced by waiting ones at every step.
+
+In: requests, at any time. Out: their tokens, one step after the other. Keys and values lie in slots; the
+same passes run on a processor and, recorded as CUDA graphs, on a card, which is one step ahead of what is
+known here, so that it never waits. What a row answers depends on its batch only by rounding.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graftwork.model.adapters.peft import activate
+from graftwork.model.adapters.rows import AdapterRows, weights_of_adapter
+from graftwork.model.generate.cache import CacheShape, PassPlaces, SlotCache
+from graftwork.model.generate.prefix import SlotContents, common_length
+from graftwork.model.generate.recorded import GraphRecorder
+from graftwork.model.generate.requests import GenerationRequest
+from graftwork.model.generate.sampling import choose_tokens
+from graftwork.model.generate.scheduler import SlotScheduler
+
+PREFILL_TOKENS = 8192
+"""Tokens of prompts that are read in one pass, padding included."""
+RECORDED_PREFILLS = (32, 64, 128, 256, 512)
+"""Lengths to which a single short prompt is padded on a card, so that reading it is one launch."""
+SHRINKING_PAYS = 128
+"""Steps that must be left before rows are moved to a smaller recording: making one takes as long as many."""
+FEWEST_COLUMNS = 128
+
+
+class _Flight(NamedTuple):
+    """Tokens that are being computed, and for whom."""
+
+    requests: list[GenerationRequest | None]
+    tokens: Tensor
+    arrived: Any
+
+
+class SlotDecoder:
+    """Submit requests, then `step` until nothing is left. One thread only.
+
+    With `recorded` a card replays recorded passes: only for a model whose weights and adapters stay the same.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        shape: CacheShape,
+        *,
+        stop_tokens: Iterable[int],
+        slots: int,
+        recorded: bool = False,
+        lookahead: int | None = None,
+    ) -> None:
+        self._model = model
+        self._stop = frozenset(stop_tokens)
+        self._device: torch.device = next(model.parameters()).device
+        self._on_card = self._device.type == "cuda"
+        self._recorder = GraphRecorder(enabled=recorded and self._on_card, state=lambda: self._positions)
+        self._padded = recorded
+        self._lookahead = int(self._on_card) if lookahead is None else lookahead
+        self._scheduler: SlotScheduler[GenerationRequest] = SlotScheduler(slots, group_of=self._group_of)
+        self._cache = SlotCache(shape, self._device)
+        self._contents = SlotContents(slots)
+        self._flights: deque[_Flight] = deque()
+        self._rows, self._columns = 0, 0
+        self._adapters: AdapterRows | None = None
+        self._acting: tuple[str | None, bool] | None = None
+        self._make_state(slots)
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at once at most."""
+        return self._scheduler.limit
+
+    @slots.setter
+    def slots(self, limit: int) -> None:
+        self._scheduler.limit = max(min(limit, self._scheduler.slots), 1)
+
+    @property
+    def running(self) -> int:
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._flights or self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._cache.held_bytes
+
+    def submit(self, request: GenerationRequest) -> None:
+        if request.most < 1:
+            request.end("length")
+            return
+        if not self.busy:
+            self._acting = None  # others may have used the model since
+        self._scheduler.submit(request)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Start waiting requests, compute one more token of each running one, hand out what is there."""
+        for request in self._scheduler.drop_waiting(lambda request: request.is_cancelled()):
+            request.end("stop")
+        self._prefill()
+        self._land(self._lookahead)
+        if self._launch():
+            self._land(self._lookahead)
+        else:
+            self._land(0)
+        if not self._scheduler.running:
+            self._rows = self._columns = 0
+        if not self.busy and self._adapters is not None:
+            self._adapters.act(False)
+
+    def finish(self) -> None:
+        while self.busy:
+            self.step()
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Make room beforehand, where it is known what comes."""
+        self._ensure(self._bucket(min(slots, self.slots)), self._column_bucket(columns))
+
+    def reset(self) -> list[GenerationRequest]:
+        """Give all memory back; the requests that were open."""
+        self._flights.clear()
+        self._recorder.forget()
+        self._cache.drop()
+        self._contents.forget()
+        self._rows = self._columns = 0
+        return self._scheduler.clear()
+
+    def forget_prefixes(self) -> None:
+        """What comes next is then computed the same, whatever came before."""
+        self._contents.forget()
+
+    def forget_adapters(self) -> None:
+        """After adapters were added or exchanged."""
+        self._adapters = None
+        self._recorder.forget()
+        self._contents.forget()
+
+    def _group_of(self, request: GenerationRequest) -> str | None:
+        return weights_of_adapter(self._model, request.adapter)
+
+    def _make_state(self, slots: int) -> None:
+        self._tokens = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._positions = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._choice = torch.zeros(slots, dtype=torch.long, device=self._device)
+        self._slot_numbers = torch.arange(slots, device=self._device)
+        # The inputs of a recorded prefill: one row of each length.
+        self._prefill_inputs = {
+            length: torch.zeros(2, 1, length, dtype=torch.long, device=self._device)
+            for length in RECORDED_PREFILLS
+        }
+        self._prefill_slot = torch.zeros(1, dtype=torch.long, device=self._device)
+
+    def _ensure(self, slots: int, columns: int) -> None:
+        if slots > self._cache.slots or columns > self._cache.columns:
+            self._recorder.forget()
+        self._cache.ensure(slots, columns)
+
+    # Prompts
+
+    def _prefill(self) -> None:
+        admitted = self._scheduler.admit()
+        if not admitted:
+            return
+        self._activate()
+        longest = max(len(request.prompt) for _, request in admitted)
+        wanted = min(self._scheduler.used + self._scheduler.waiting, self.slots)
+        self._ensure(self._bucket(wanted), self._column_bucket(longest + 1))
+        for slot, request in admitted:
+            request.launched = 1
+            self._contents.clear_slot(slot)
+            self._choice[slot] = self._number_of(request)
+        starts = self._share_prefixes(admitted)
+        for some in self._cut(admitted, starts):
+            self._read_prompts(some, starts)
+
+    def _share_prefixes(self, admitted: list[tuple[int, GenerationRequest]]) -> dict[int, int]:
+        """From which token on each prompt has to be read; what comes before is copied from another slot."""
+        starts = {slot: 0 for slot, _ in admitted}
+        by_adapter: dict[str | None, list[tuple[int, GenerationRequest]]] = {}
+        for slot, request in admitted:
+            by_adapter.setdefault(request.adapter, []).append((slot, request))
+        for adapter, rows in by_adapter.items():
+            prompts = [request.prompt for _, request in rows]
+            common = common_length(prompts)
+            source, length = self._contents.find(adapter, prompts[0])
+            length = min(length, common) if len(rows) > 1 else min(length, len(prompts[0]) - 1)
+            if len(rows) > 1 and common > length:
+                source, length = rows[0][0], common
+                self._pass_prefix(source, rows[0][1], common)
+            if length:
+                self._cache.copy_prefix(source, [slot for slot, _ in rows], length)
+                starts.update({slot: length for slot, _ in rows})
+            for slot, request in rows:
+                self._contents.hold(slot, adapter, request.prompt)
+        return starts
+
+    def _pass_prefix(self, slot: int, request: GenerationRequest, length: int) -> None:
+        for start in range(0, length, PREFILL_TOKENS):
+            piece = request.prompt[start : min(start + PREFILL_TOKENS, length)]
+            self._pass_prompts([(slot, piece, start)])
+
+    def _cut(
+        self, admitted: list[tuple[int, GenerationRequest]], starts: dict[int, int]
+    ) -> list[list[tuple[int, GenerationRequest]]]:
+        """Prompts of like length together, as many as one pass reads."""
+        parts: list[list[tuple[int, GenerationRequest]]] = []
+        for slot, request in sorted(admitted, key=lambda row: -(len(row[1].prompt) - starts[row[0]])):
+            rest = len(request.prompt) - starts[slot]
+            longest = len(parts[-1][0][1].prompt) - starts[parts[-1][0][0]] if parts else rest
+            if not parts or (len(parts[-1]) + 1) * longest > PREFILL_TOKENS:
+                parts.append([])
+            parts[-1].append((slot, request))
+        return parts
+
+    def _read_prompts(self, rows: list[tuple[int, GenerationRequest]], starts: dict[int, int]) -> None:
+        """The last pieces of these prompts, and the first token of each answer."""
+        begins = dict(starts)
+        for slot, request in rows:
+            if len(request.prompt) - begins[slot] > PREFILL_TOKENS:
+                self._pass_long(slot, request, begins)
+        pieces = [(slot, request.prompt[begins[slot] :], begins[slot]) for slot, request in rows]
+        logits = self._pass_prompts(pieces)
+        requests: list[GenerationRequest | None] = [request for _, request in rows]
+        chosen = choose_tokens(logits, [request.sampling for _, request in rows], [0] * len(rows))
+        slots = torch.tensor([slot for slot, _ in rows], device=self._device)
+        self._tokens[slots] = chosen
+        self._positions[slots] = torch.tensor([len(request.prompt) for _, request in rows]).to(self._device)
+        self._send(requests, chosen)
+
+    def _pass_long(self, slot: int, request: GenerationRequest, begins: dict[int, int]) -> None:
+        last = (len(request.prompt) - begins[slot] - 1) // PREFILL_TOKENS * PREFILL_TOKENS + begins[slot]
+        for start in range(begins[slot], last, PREFILL_TOKENS):
+            self._pass_prompts([(slot, request.prompt[start : start + PREFILL_TOKENS], start)])
+        begins[slot] = last
+
+    def _pass_prompts(self, rows: list[tuple[int, list[int], int]]) -> Tensor:
+        """Read (slot, tokens, first position) of some rows, padded on the left; logits behind each."""
+        width = max(len(tokens) for _, tokens, _ in rows)
+        needed = max(start + len(tokens) for _, tokens, start in rows)
+        alone = len(rows) == 1 and width <= RECORDED_PREFILLS[-1] and self._padded
+        if alone:
+            width = next(length for length in RECORDED_PREFILLS if length >= width)
+        inputs = torch.full((2, len(rows), width), self._cache.padding, dtype=torch.long)
+        inputs[0] = 0
+        for row, (_, tokens, start) in enumerate(rows):
+            inputs[0, row, width - len(tokens) :] = torch.tensor(tokens)
+            inputs[1, row, width - len(tokens) :] = torch.arange(start, start + len(tokens))
+        columns = self._column_bucket(needed)
+        slots = [slot for slot, _, _ in rows]
+        if not alone:
+            placed = torch.tensor(slots, device=self._device)
+            sent = inputs.to(self._device)
+            return self._pass(sent[0], sent[1], placed, columns, leading=False, adapted=self._adapted)
+        held = self._prefill_inputs[width]
+        held.copy_(inputs)
+        self._prefill_slot.fill_(slots[0])
+        adapted = self._adapted
+        key = ("prompt", width, columns, adapted, self._scheduler.group)
+        return self._recorder.run(
+            key,
+            lambda: self._pass(held[0], held[1], self._prefill_slot, columns, leading=False, adapted=adapted),
+        )
+
+    # Tokens
+
+    def _launch(self) -> bool:
+        """One more token of each row that has not reached its limit; whether there was one."""
+        if not any(row is not None and row.launched < row.most for row in self._scheduler.rows):
+            return False
+        self._activate()
+        self._settle_sizes()
+        rows, columns = self._rows, self._columns
+        requests = [self._going(slot) for slot in range(rows)]
+        steps = [0 if request is None else request.launched for request in requests]
+        adapted = self._adapted
+        key = ("token", rows, columns, adapted, self._scheduler.group)
+        logits = self._recorder.run(key, lambda: self._advance(rows, columns, adapted))
+        samplings = [None if request is None else request.sampling for request in requests]
+        chosen = choose_tokens(logits, samplings, steps)
+        self._tokens[:rows].copy_(chosen)
+        for request in requests:
+            if request is not None:
+                request.launched += 1
+        self._send(requests, chosen)
+        return True
+
+    def _going(self, slot: int) -> GenerationRequest | None:
+        rows = self._scheduler.rows
+        request = rows[slot] if slot < len(rows) else None
+        return request if request is not None and request.launched < request.most else None
+
+    def _settle_sizes(self) -> None:
+        """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
+        same whenever it comes."""
+        running = [row for row in self._scheduler.rows if row is not None]
+        wanted = self._bucket(self._scheduler.running)
+        if not self._padded:
+            self._rows = wanted
+        elif self._bucket(self._scheduler.used) > self._rows:
+            self._rows = self._bucket(self._scheduler.used)
+        elif wanted <= self._rows // 4 and not self._scheduler.waiting:
+            left = max(row.most - row.launched for row in running)
+            self._rows = wanted if left >= SHRINKING_PAYS else self._rows
+        self._move_rows()
+        now = max(row.length for row in running) + 1
+        ahead = min(max(row.final_length for row in running), 2 * now)
+        if not self._padded:
+            self._columns = now
+            self._ensure(self._rows, ahead if now > self._cache.columns else now)
+        elif now > self._columns:
+            self._columns = self._column_bucket(ahead)
+            self._ensure(self._rows, self._columns)
+        else:
+            self._ensure(self._rows, self._columns)
+
+    def _move_rows(self) -> None:
+        moves = self._scheduler.compact(to=self._rows)
+        if not moves:
+            return
+        rows = self._scheduler.rows
+        moved = [row for _, target in moves if (row := rows[target]) is not None]
+        self._cache.move(moves, [row.length for row in moved])
+        sources = torch.tensor([move.source for move in moves], device=self._device)
+        targets = torch.tensor([move.target for move in moves], device=self._device)
+        for state in (self._tokens, self._positions, self._choice):
+            state[targets] = state[sources]
+        for move in moves:
+            self._contents.move(move.source, move.target)
+
+    def _advance(self, rows: int, columns: int, adapted: bool) -> Tensor:
+        positions = self._positions[:rows]
+        slots = self._slot_numbers[:rows]
+        logits = self._pass(
+            self._tokens[:rows, None], positions[:, None], slots, columns, leading=True, adapted=adapted
+        )
+        # A slot without a request runs along, and stays where nobody reads.
+        positions.add_(1).clamp_(max=self._cache.padding)
+        return logits
+
+    def _pass(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, columns: int, *, leading: bool, adapted: bool
+    ) -> Tensor:
+        """Logits behind the last token of each row."""
+        self._cache.places = PassPlaces(slots, positions, columns, leading)
+        if adapted:
+            assert self._adapters is not None
+            self._adapters.choose(self._choice[: len(slots)] if leading else self._choice[slots])
+        seen = torch.arange(columns, device=self._device) <= positions[:, None, :, None]
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=seen,
+            position_ids=positions,
+            past_key_values=self._cache.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _bucket(self, rows: int) -> int:
+        """On a card a power of two, so that there are few recordings."""
+        return min(1 << max(rows - 1, 0).bit_length(), self._scheduler.slots) if self._padded else rows
+
+    def _column_bucket(self, columns: int) -> int:
+        if not self._padded:
+            return columns
+        power = 1 << max(columns - 1, 0).bit_length()
+        bucket = power * 3 // 4 if columns <= power * 3 // 4 else power
+        return max(bucket, FEWEST_COLUMNS)
+
+    # Adapters
+
+    @property
+    def _adapted(self) -> bool:
+        """Whether each row of a pass has its own adapter."""
+        return self._acting is not None and self._acting[1]
+
+    def _number_of(self, request: GenerationRequest) -> int:
+        return self._rows_of_adapters().number_of(request.adapter) if request.adapter is not None else 0
+
+    def _rows_of_adapters(self) -> AdapterRows:
+        if self._adapters is None:
+            self._adapters = AdapterRows(self._model, self._cache.dtype)
+        return self._adapters
+
+    def _activate(self) -> None:
+        """Let the adapters of the running rows act: one for all where they agree, else each in its row.
+
+        Where passes are recorded, each in its row, so that one recording serves all adapters.
+        """
+        names = {row.adapter for row in self._scheduler.rows if row is not None}
+        adapted = names != {None} and (self._recorder.enabled or len(names) > 1)
+        adapted = adapted and self._scheduler.group is None
+        acting = (None if adapted else next(iter(names)), adapted)
+        if acting == self._acting:
+            return
+        activate(self._model, acting[0])
+        if self._adapters is not None or adapted:
+            self._rows_of_adapters().act(adapted)
+        self._acting = acting
+
+    # Arrivals
+
+    def _send(self, requests: list[GenerationRequest | None], chosen: Tensor) -> None:
+        """Begin to bring the tokens here."""
+        if not self._on_card:
+            self._flights.append(_Flight(requests, chosen, None))
+            return
+        here = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+        here.copy_(chosen, non_blocking=True)
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        self._flights.append(_Flight(requests, here, arrived))
+
+    def _land(self, still_flying: int) -> None:
+        """Hand out tokens until so many flights are left; free the slots of rows that ended."""
+        while len(self._flights) > still_flying:
+            requests, tokens, arrived = self._flights.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            for request, token in zip(requests, tokens.tolist(), strict=True):
+                if request is not None and request.take(token, self._stop):
+                    self._release(request)
+
+    def _release(self, request: GenerationRequest) -> None:
+        slot = self._scheduler.slot_of(request)
+        if slot is not None:
+            self._scheduler.release(slot)

@@ -1,0 +1,134 @@
+"""Sampling: the next token of each row, chosen on the device that holds the logits.
+
+In: logits, how each row is sampled and which of its tokens comes next. Out: token ids, without waiting for a
+card. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+FEW_TOKENS = 512
+"""A processor looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. `first_row` is the first prompt's place in a batch
+    that was cut in pieces."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    first_row: int = 0
+    top_k: int = 0
+
+
+class RowSampling:
+    """The sampling of one row, with the random numbers of all its tokens."""
+
+    def __init__(self, sampling: Sampling, *, row: int = 0) -> None:
+        self.sampling = sampling
+        self._row = row
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.temperature <= 0
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether some tokens are left out: these are drawn in the order of their probability."""
+        return not self.is_greedy and (self.sampling.top_p < 1 or self.sampling.top_k > 0)
+
+    def random_number(self, step: int) -> float:
+        return float(self._numbers[step]) if not self.is_greedy else 0.0
+
+    @cached_property
+    def _numbers(self) -> Tensor:
+        name = f"{self.sampling.seed} {self.sampling.first_row + self._row}".encode()
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:7])
+        return torch.rand(self.sampling.max_new_tokens, generator=torch.Generator().manual_seed(seed))
+
+
+def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence[int]) -> Tensor:
+    """A token for each row of logits. `steps` counts the tokens that each has; rows of None do not matter."""
+    likeliest = logits.argmax(dim=-1)
+    drawn = [row for row in rows if row is not None and not row.is_greedy]
+    if not drawn:
+        return likeliest
+    columns = _columns(logits, rows, steps)
+    probabilities = torch.softmax(logits.float() / columns.temperature, dim=-1)
+    chosen = likeliest
+    if not all(row.is_restricted for row in drawn):
+        chosen = torch.where(columns.is_drawn, _draw(probabilities, columns.numbers), chosen)
+    if any(row.is_restricted for row in drawn):
+        kept, tokens = _likeliest(probabilities, columns)
+        place = _draw(kept, columns.numbers)
+        chosen = torch.where(columns.is_restricted, tokens.gather(1, place[:, None]).squeeze(1), chosen)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """One value for each row; all but the flags are [rows, 1]."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    numbers: Tensor
+    is_drawn: Tensor
+    is_restricted: Tensor
+    has_top_k: bool
+
+
+def _columns(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence[int]) -> _Columns:
+    vocabulary = logits.shape[1]
+    table = []
+    for row, step in zip(rows, steps, strict=True):
+        if row is None or row.is_greedy:
+            table.append([1.0, 1.0, vocabulary, 0.0, 0.0, 0.0])
+            continue
+        sampling = row.sampling
+        top_k = min(sampling.top_k or vocabulary, vocabulary)
+        number = row.random_number(step)
+        table.append([sampling.temperature, sampling.top_p, top_k, number, 1.0, float(row.is_restricted)])
+    values = torch.tensor(table, dtype=torch.float32)
+    has_top_k = any(line[2] < vocabulary for line in table)
+    if logits.is_cuda:
+        values = values.pin_memory().to(logits.device, non_blocking=True)
+    temperature, top_p, top_k, numbers, drawn, restricted = values.T[:, :, None]
+    return _Columns(
+        temperature, top_p, top_k, numbers, drawn.squeeze(1) > 0, restricted.squeeze(1) > 0, has_top_k
+    )
+
+
+def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
+    """The first place whose cumulative probability exceeds the random number; never one of probability 0."""
+    reached = kept.cumsum(dim=-1)
+    place = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
+    return place.clamp(max=kept.shape[1] - 1).squeeze(1)
+
+
+def _likeliest(probabilities: Tensor, columns: _Columns) -> tuple[Tensor, Tensor]:
+    """The smallest set of tokens whose probability reaches top_p, at most top_k, the others 0; the first
+    always stays."""
+    if probabilities.is_cuda:
+        # Whether a few of them suffice is known to the card only, and asking it would wait for it.
+        ordered, tokens = probabilities.sort(dim=-1, descending=True)
+    else:
+        few = min(FEW_TOKENS, probabilities.shape[1])
+        ordered, tokens = probabilities.topk(few, dim=-1)
+        enough = ordered.sum(dim=-1, keepdim=True) >= columns.top_p
+        enough |= (columns.top_k <= few) | ~columns.is_restricted[:, None]
+        if few < probabilities.shape[1] and not bool(enough.all()):
+            ordered, tokens = probabilities.sort(dim=-1, descending=True)
+    outside = ordered.cumsum(dim=-1) - ordered >= columns.top_p
+    if columns.has_top_k:
+        outside |= torch.arange(ordered.shape[1], device=ordered.device) >= columns.top_k
+    outside[:, 0] = False
+    return ordered.masked_fill(outside, 0.0), tokens

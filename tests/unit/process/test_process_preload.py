@@ -1,0 +1,77 @@
+"""Workers forked from a process that has done the imports behave as those that do them by themselves."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from graftwork.process import preload
+from graftwork.process.preload import PreloadedWorkers
+
+WORKER = """
+import os, signal, sys
+print("imported", "sqlite3" in sys.modules, sys.argv[1:], os.environ["GIVEN"], flush=True)
+print(os.getsid(0) == os.getpid(), sys.stdin.read(), __name__, file=sys.stderr)
+if sys.argv[1] == "wait":
+    signal.pause()
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def workers(tmp_path, monkeypatch):
+    (tmp_path / "some_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.delenv("GRAFT_PRELOAD", raising=False)
+    if not preload.is_supported():
+        pytest.skip("workers are forked on Linux only")
+    started = PreloadedWorkers(("sqlite3",), package="some_")
+    started.warm_up(dict(os.environ))
+    yield started
+    started.stop()
+
+
+def start(workers, tmp_path, *arguments, **variables):
+    with (tmp_path / "log").open("ab") as log:
+        return workers.start(
+            "some_worker", arguments, environment={**os.environ, "GIVEN": "yes", **variables}, log=log
+        )
+
+
+def test_a_preloaded_worker_gets_arguments_environment_and_log_and_returns_its_exit_code(workers, tmp_path):
+    first, second = start(workers, tmp_path, "end", "0"), start(workers, tmp_path, "end", "7")
+    assert (first.wait(30), second.wait(30)) == (0, 7)
+    assert second.poll() == 7
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert "imported True ['end', '7'] yes" in lines
+    assert lines.count("True  __main__") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_worker_ends_with_its_signal_and_the_next_one_starts(workers, tmp_path, number):
+    waiting = start(workers, tmp_path, "wait", "0")
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.01)
+    os.kill(waiting.pid, number)
+    assert waiting.wait(30) == -number
+    assert start(workers, tmp_path, "end", "3").wait(30) == 3
+
+
+def test_what_counts_only_at_the_start_of_a_process_is_not_changed_for_a_worker(workers, tmp_path):
+    assert start(workers, tmp_path, "end", "0", OMP_NUM_THREADS="63") is None
+
+
+def test_without_the_process_with_the_imports_workers_start_in_the_usual_way(workers, tmp_path):
+    os.kill(workers._process.pid, signal.SIGKILL)
+    workers._process.wait()
+    assert start(workers, tmp_path, "end", "0") is None
+    assert start(workers, tmp_path, "end", "0") is None
+
+
+def test_it_can_be_switched_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAFT_PRELOAD", "0")
+    idle = PreloadedWorkers(())
+    idle.warm_up(dict(os.environ))
+    assert start(idle, tmp_path, "end", "0") is None
