@@ -14,7 +14,7 @@ ORDER = {
     "costmodel": "allocator < stream, card_tensors, processor < card_block, plain_tape, trace < card_step, "
     "plain_decoder < card_memory < time < card_tuning, distributed, probed_rates < plain_memory",
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
-    "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
+    "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
     "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
     "< ask, ab, preflight, exchange",

@@ -42,6 +42,7 @@ from graftwork.grading.interface import (
     MetricExtension,
 )
 from graftwork.grading.matching import PatternTooSlow, fits
+from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.report import Case
@@ -365,6 +366,8 @@ METRICS: dict[str, GradeFunction] = {
 GRADERS: dict[str, GradeFunction] = {
     **METRICS,
     "schema_valid": grade_schema_valid,
+    "tool_calls": grade_tool_calls,
+    "tool_call_f1": grade_tool_call_f1,
     "claims_cited": grade_claims_cited,
     "citations_exist": grade_citations_exist,
     "citations_support": grade_citations_support,
@@ -383,7 +386,7 @@ CONTEXT_GRADERS: dict[str, ContextGrader] = {
     CODE_PASSES: grade_code_passes,
 }
 """Those that need more than the fields: here the sandbox."""
-SCORED = frozenset({"groundedness", "token_f1", "edit_similarity", "chrf", "reviewer_score"})
+SCORED = frozenset({"groundedness", "token_f1", "tool_call_f1", "edit_similarity", "chrf", "reviewer_score"})
 """Of these the mean counts; the others are right or wrong."""
 
 AGAINST_REFERENCE = frozenset(
@@ -393,6 +396,8 @@ AGAINST_REFERENCE = frozenset(
         "refused_where_due",
         "answered_where_due",
         "answer_match",
+        "tool_calls",
+        "tool_call_f1",
         "nearer_to_preferred",
         "token_f1",
         "edit_similarity",
@@ -433,6 +438,8 @@ LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY
 NAMES = {
     "json_valid": "JSON-valid rate",
     "schema_valid": "Schema-valid rate",
+    "tool_calls": "Tool calls right",
+    "tool_call_f1": "Tool call F1",
     "citation_coverage": "Citation coverage",
     "refusal_correct": "Refusal correctness",
     "citation_correct": "Citation correctness",

@@ -22,6 +22,8 @@ from graftwork.data.ingest.fields import (
     write_json,
 )
 from graftwork.records.interaction import Message, Role
+from graftwork.text import tool_calls
+from graftwork.text.tool_calls import TOOLS_MARK, ToolCall
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -43,15 +45,6 @@ ROLES: dict[str, Role] = {
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-_TOOLS_BEFORE = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-)
-_TOOLS_BEHIND = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
 
 
 class LogTurn(NamedTuple):
@@ -109,7 +102,7 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
     if block:
         is_led = bool(messages) and messages[0].role == "system"
         system = messages[0].content if is_led else ""
-        if "<tools>" not in system:
+        if TOOLS_MARK not in system:
             text = f"{system}\n\n{block}" if system else block
             messages[: int(is_led)] = [Message(role="system", content=text)]
     return tuple(messages)
@@ -147,11 +140,12 @@ def drop_reasoning(reply: str) -> str:
 
 def write_call(name: Any, arguments: Any, key: str) -> str:
     """Write a tool call; arguments that were logged as text are parsed."""
-    call = {
-        "name": take_text(name, f"{key}.name"),
-        "arguments": {} if arguments is None else open_json(arguments),
-    }
-    return f"<tool_call>\n{write_json(call, key)}\n</tool_call>"
+    opened = {} if arguments is None else open_json(arguments)
+    call = ToolCall(take_text(name, f"{key}.name"), opened)
+    try:
+        return tool_calls.write_call(call)
+    except (RecursionError, ValueError):
+        raise BadRow(f"`{key}` is nested too deeply") from None
 
 
 def write_result(content: Any, key: str) -> str:
@@ -172,10 +166,10 @@ def write_tools(tools: Any) -> str:
     opened = open_json(tools)
     listed = opened if isinstance(opened, list) else [opened]
     defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
-    if not defined:
-        return ""
-    lines = [write_json(tool, "tools") for tool in defined]
-    return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
+    try:
+        return tool_calls.write_tools(defined)
+    except (RecursionError, ValueError):
+        raise BadRow("`tools` is nested too deeply") from None
 
 
 def take_assistant_parts(content: Any, key: str) -> LogTurn:
