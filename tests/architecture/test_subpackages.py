@@ -16,16 +16,16 @@ ORDER = {
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
     "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint < selection",
-    "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
-    "< ask, ab, preflight, exchange",
-    "model": "adapter_shape, base, chat, families, headers, nf4, probe, "
+    "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
+    "prompts < score < report < judge < gate < ask, ab, preflight, exchange",
+    "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, evaluate, gate, plan_cost, plan_fit, project, "
+    "cli": "output < show < progress < command < data, evaluate, gate, model, plan_cost, plan_fit, project, "
     "release_exchange, run, serve, train < plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",

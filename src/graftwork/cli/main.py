@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import typer
 
-from graftwork.cli import data, evaluate, gate, plan, project, release, run, serve, train
+from graftwork.cli import data, evaluate, gate, model, plan, project, release, run, serve, train
 from graftwork.cli.output import print_error
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
@@ -32,6 +32,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("init")(project.init)
 app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 app.add_typer(evaluate.app, name="eval")

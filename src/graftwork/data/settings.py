@@ -10,6 +10,15 @@ from graftwork.records.base import Record
 from graftwork.text.redact import publishable
 
 FormatName = Literal[
+    "otlp",
+    "mlflow",
+    "langsmith",
+    "langfuse",
+    "litellm",
+    "helicone",
+    "openai_stored",
+    "claude_code",
+    "codex",
     "captured",
     "execution",
     "openai_log",
@@ -124,8 +133,10 @@ class DataSettings(Record):
         None, description="The system prompt of every row that has none under `system_prompts`."
     )
     system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
-    logged_system_prompt: Literal["replace", "keep_behind"] = Field(
-        "replace", description="What happens to the logged system prompt if another is given."
+    logged_system_prompt: Literal["replace", "keep_behind", "drop"] = Field(
+        "replace",
+        description="What happens to the logged system prompt: if another is given, that replaces it or goes "
+        "before it; `drop` leaves it out in any case, so that it is trained away. Tool definitions stay.",
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."

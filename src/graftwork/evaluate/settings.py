@@ -65,6 +65,14 @@ class JudgeSettings(Record):
     max_cost: float | None = Field(
         None, gt=0, description="Send no more requests after this cost; requires prices."
     )
+    min_kappa: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Cohen's kappa with people's labels that the judge must have for sure, by the lower end "
+        "of its interval, before its verdict counts in the gate; see `graft eval calibrate`.",
+    )
+    min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
     price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
     price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
 
@@ -112,6 +120,57 @@ class SamplingSettings(Record):
     """Where the drawing starts; it is in the report."""
 
 
+class CostSettings(Record):
+    """What answers cost, where neither the log nor the price tables know it."""
+
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of the machine that evaluates, for the cost of own models."
+    )
+    logged_model: str | None = Field(
+        None, description="The model in the price table that answered calls of which the log names no other."
+    )
+    requests_per_month: float | None = Field(
+        None, gt=0, description="Requests of a month; counted from the log's own days without it."
+    )
+    success: str | None = Field(
+        None, description="The metric that counts successes; the primary metric of the gate without it."
+    )
+    gpu: str | None = Field(
+        None, description="The card to host the small model on; the cheapest offer that serves it without."
+    )
+
+
+class PromptSettings(Record):
+    """What the prompted base (`base+prompt`) is shown before each case."""
+
+    examples: int = Field(4, ge=0, le=64, description="Worked examples from the training split, at most.")
+    max_tokens: int = Field(2048, ge=1, description="Tokens of all worked examples together, at most.")
+    optimizer: Literal["none", "gepa"] = Field(
+        "none", description="Who improves the instruction; `gepa` needs the package of that name."
+    )
+    reflection: str | None = Field(
+        None,
+        description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
+    )
+    max_answers: int = Field(
+        200, ge=1, description="Answers to training and validation rows that optimising may take."
+    )
+    seed: int = Field(0, ge=0, description="Where the optimiser's choices start.")
+
+    @field_validator("reflection")
+    @classmethod
+    def _is_an_endpoint(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        try:
+            subject = parse_subject(given)
+        except UserMistake as mistake:
+            raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
+        if subject.endpoint is None:
+            raise ValueError("name an endpoint as URL#model")
+        return given
+
+
 class EvaluateSettings(Record):
     """How subjects are evaluated. Decoding is greedy unless `sampling` is set."""
 
@@ -140,13 +199,17 @@ class EvaluateSettings(Record):
     slices: tuple[Slice, ...] = ("group", "domain", "length")
     """What the report is cut by."""
     subjects: tuple[str, ...] = ()
-    """Who is asked besides base and adapter: release:ID, an address as URL#model, or log."""
+    """Who is asked besides base and adapter: base+prompt, release:ID, an endpoint as URL#model, log."""
     repeats: int = Field(default=1, ge=1, le=100)
     """Answers to each case; they are averaged, and never count as more cases."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     perplexity: bool = False
     """Measure how much the reply that the log holds surprises each model."""
+    prompt: PromptSettings = PromptSettings()
+    """How the base is prompted as the subject `base+prompt`."""
+    costs: CostSettings = CostSettings()
+    """Prices and volume, for what a task costs and what the small model saves."""
 
     @field_validator("metrics")
     @classmethod
@@ -220,6 +283,7 @@ CORRECTNESS = (
     TASK_SUCCESS,
     "code_passes",
     "answer_match",
+    "tool_calls",
     "citation_correct",
     "nearer_to_preferred",
     JUDGE_SCORE,
@@ -241,6 +305,11 @@ def choose_primary(settings: EvaluateSettings) -> str:
     ranked = sorted(deciding, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
+
+
+def choose_success(settings: EvaluateSettings) -> str:
+    """The metric by which a case is a success: what `cost_per_success` counts."""
+    return settings.costs.success or choose_primary(settings)
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:

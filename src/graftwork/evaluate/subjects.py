@@ -4,6 +4,9 @@ In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject i
 not know whether it exists.
 
     base                                 the base model alone
+    base+prompt                          the base with worked examples, and an optimised instruction where
+                                         graft.yaml asks for one
+    base+logged_prompt                   the base with the system prompt that the log has
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
@@ -24,11 +27,20 @@ from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
-PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
+Kind = Literal["base", "prompt", "logged_prompt", "adapter", "folder", "run", "release", "log", "endpoint"]
+PROMPTED = "base+prompt"
+LOGGED_PROMPT = "base+logged_prompt"
+PLAIN: dict[str, Kind] = {
+    "base": "base",
+    PROMPTED: "prompt",
+    LOGGED_PROMPT: "logged_prompt",
+    "adapter": "adapter",
+    "log": "log",
+}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
 
@@ -56,7 +68,8 @@ def parse_subject(text: str) -> NamedSubject:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
-        why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, or URL#model",
+        why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
+        "release:ID, champion, log, or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )
@@ -143,6 +156,8 @@ class Asking:
     cases_file: Path
     example: tuple[Message, ...] = ()
     """Shown to subjects that were not trained on these tasks."""
+    prompt: PromptVariant | None = None
+    """What the prompted base is asked with; None where it is not asked."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""

@@ -425,14 +425,21 @@ FIRST_TOKEN = "first_token_seconds"
 TOKENS_PER_SECOND = "tokens_per_second"
 PERPLEXITY = "reference_perplexity"
 """How much the reply that the log holds surprises the model: e to the mean loss of its tokens."""
-OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY)
-"""Measured where the subject allows it: an endpoint reports no perplexity."""
+LATENCY_P95 = "latency_p95_seconds"
+"""The 95th percentile of the latency of single requests."""
+TOKENS_PER_TASK = "tokens_per_task"
+"""Tokens that a case takes, read and written together."""
+COST_PER_SUCCESS = "cost_per_success"
+"""US dollars of all answers over the number of right ones."""
+COSTS = (LATENCY_P95, TOKENS_PER_TASK, COST_PER_SUCCESS)
+OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY, *COSTS)
+"""Measured where the subject allows it: an endpoint reports no perplexity, a log perhaps no tokens."""
 
 OF_ANSWERS = (*METRICS, TRUNCATED)
 """What training may look at: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
 """Values between 0 and 1."""
-LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY})
+LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY, *COSTS})
 
 
 NAMES = {
@@ -462,12 +469,25 @@ NAMES = {
     "judge_preference": "Judge's preference",
     "truncated": "Truncated answers",
     LATENCY: "Latency",
+    LATENCY_P95: "Latency p95",
+    TOKENS_PER_TASK: "Tokens per task",
+    COST_PER_SUCCESS: "Cost per success",
     FIRST_TOKEN: "First token",
     TOKENS_PER_SECOND: "Speed",
     MEMORY: "Peak memory",
     PERPLEXITY: "Perplexity of the recorded reply",
 }
-UNITS = {LATENCY: "s", FIRST_TOKEN: "s", MEMORY: "GiB", TOKENS_PER_SECOND: "tokens/s", PERPLEXITY: ""}
+DOLLARS = "$"
+UNITS = {
+    LATENCY: "s",
+    LATENCY_P95: "s",
+    FIRST_TOKEN: "s",
+    MEMORY: "GiB",
+    TOKENS_PER_SECOND: "tokens/s",
+    TOKENS_PER_TASK: "tokens",
+    COST_PER_SUCCESS: DOLLARS,
+    PERPLEXITY: "",
+}
 
 
 def name_of(metric: str) -> str:
@@ -483,7 +503,16 @@ def show(metric: str, value: float) -> str:
     """95.8 %, 1.25 s, 2 GiB."""
     if is_share(metric):
         return f"{100 * value:.1f} %".replace(".0 %", " %")
+    if UNITS[metric] == DOLLARS:
+        return show_dollars(value)
     return f"{value:.2f}".rstrip("0").rstrip(".") + f" {UNITS[metric]}".rstrip()
+
+
+def show_dollars(amount: float) -> str:
+    """$1,234, $12.30 or $0.00042: cents where there are some, else two digits that matter."""
+    if abs(amount) >= 100:
+        return f"${amount:,.0f}"
+    return f"${amount:.2f}" if abs(amount) >= 0.1 or amount == 0 else f"${amount:.2g}"
 
 
 def plural(count: int, noun: str) -> str:

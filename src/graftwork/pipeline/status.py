@@ -122,7 +122,9 @@ class _StepWalk:
         open_needs = [name for name in step.needs if name in self._open]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)
-        if step.name in READ_THE_BASE and not is_ready(self._work.settings.base):
+        if step.name in READ_THE_BASE and not is_ready(
+            self._work.settings.base, project_folder=self._work.project.root
+        ):
             return ("the base model is not on this machine yet",)
         try:
             output = step.makes.model_validate(entry.output)

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.costs import CallUsage
 from graftwork.records.interaction import CaptureOrigin, Message, Origin
 
 Split = Literal["train", "validation", "test", "rl"]
@@ -33,6 +34,8 @@ class Row(Record):
     reward: float | None = None
     input_hash: str = ""
     capture: CaptureOrigin | None = None
+    usage: CallUsage | None = None
+    """What the logged call used; None where the log states neither tokens nor cost."""
 
 
 class InputFile(Record):

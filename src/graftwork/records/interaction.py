@@ -7,6 +7,7 @@ from pydantic import Field
 from graftwork.records.base import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
+RewardLevel = Literal["call", "trace"]
 
 
 class Origin(Record):
@@ -44,7 +45,8 @@ class Interaction(Record):
     conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
     `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
     that already divided data puts the row on, `capture` the served exchange that it was captured from.
-    What the log does not state is None, never guessed.
+    `trace` ties the calls of one task; `reward_level` says whether the reward is of this call or of its
+    whole trace. What the log does not state is None, never guessed.
     """
 
     id: str
@@ -59,9 +61,19 @@ class Interaction(Record):
     stage: int | None = None
     model: str | None = None
     duration_ms: float | None = None
+    first_token_ms: float | None = None
+    prompt_tokens: int | None = None
+    """Tokens that the model read, including cached ones."""
+    cached_tokens: int | None = None
+    reply_tokens: int | None = None
+    """Tokens that the model wrote, including reasoning."""
+    cost: float | None = None
+    """US dollars, as the log states them."""
     max_tokens: int | None = None
     rejected: str | None = None
     reward: float | None = None
+    reward_level: RewardLevel | None = None
+    trace: str | None = None
     split: str | None = None
     capture: CaptureOrigin | None = None
     extra: dict[str, Any] = {}
@@ -104,6 +116,11 @@ class Capture(Record):
     """The users' latest feedback, from 0 (bad) to 1 (good). Filled in when captures are exported."""
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
+    trace: str | None = None
+    """The trace that another program sent: `release` is the model that it asked, `model` its agent."""
+    cost: float | None = None
+    """US dollars, as the trace states them."""
+    cached_tokens: int | None = None
 
 
 class Feedback(Record):

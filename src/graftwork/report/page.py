@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
+from graftwork.records.costs import Savings
 from graftwork.records.dataset import Dataset
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
@@ -52,6 +53,8 @@ class ReportPage(Record):
     release: Release | None = None
     side_by_side: tuple[AnswerPair, ...] = ()
     seconds: dict[str, float | None] = {}
+    savings: Savings | None = None
+    """What the model saves a month; None where it is not known."""
     evaluation_page: str = ""
     """The file next to this page with every case; None if there is none."""
 

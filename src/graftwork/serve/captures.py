@@ -66,6 +66,9 @@ class ServedExchange:
     total_ms: float
     disconnected: bool = False
     assignment: ArmAssignment | None = None
+    trace: str | None = None
+    cost: float | None = None
+    cached_tokens: int | None = None
 
 
 class CaptureWriter:
@@ -83,12 +86,14 @@ class CaptureWriter:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, exchange: ServedExchange) -> None:
-        """Hand over one exchange; returns at once in every case."""
+    def offer(self, exchange: ServedExchange) -> bool:
+        """Hand over one exchange; returns at once in every case, False if it was dropped."""
         try:
             self._queue.put_nowait(exchange)
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     @property
     def idle(self) -> bool:
@@ -174,8 +179,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
         session=redact_name(exchange.session, redactor),
-        model=exchange.model,
-        release=exchange.release,
+        # Other programs name their agents and models.
+        model=exchange.model if exchange.trace is None else redactor.redact(exchange.model).text,
+        release=exchange.release if exchange.trace is None else redactor.redact(exchange.release).text,
         request=_redact_value(exchange.request, redactor),
         reply=redactor.redact(exchange.reply).text,
         finish_reason=exchange.finish_reason,
@@ -187,6 +193,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         dealt=None if assignment is None else assignment.experiment,
         arm=None if assignment is None else assignment.arm,
         share=None if assignment is None else assignment.share,
+        trace=redact_name(exchange.trace, redactor, kind="trace"),
+        cost=exchange.cost,
+        cached_tokens=exchange.cached_tokens,
     )
 
 

@@ -18,6 +18,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
 from graftwork.serve.constrained import GrammarCompiler, GrammarConstraint, is_installed
 from graftwork.serve.engine_protocol import (
@@ -50,9 +51,13 @@ class EmbeddedBackend:
 
         self._template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
+        self._prompts: dict[str, PromptVariant] = {}
+        folders = {name: Path(folder) for name, folder in job.adapters.items()}
         source = EngineSource(
             base_folder=Path(job.base_folder),
-            adapters={name: Path(folder) for name, folder in job.adapters.items()},
+            adapters={
+                name: folder for name, folder in folders.items() if not self._take_prompt(name, folder)
+            },
             device=job.device,
             precision=job.dtype,
             threads=job.threads,
@@ -80,12 +85,22 @@ class EmbeddedBackend:
         if request.name in self._models:
             return
         folder = Path(request.folder)
+        if self._take_prompt(request.name, folder):
+            self._models = [*self._models, request.name]
+            return
         attached = self.loop.call_between(lambda: self._engine.load_adapter(request.name, folder))
         try:
             await asyncio.wrap_future(attached)
         except (GraftError, OSError, ValueError, KeyError) as error:
             raise ApiError(400, f"the adapter could not be loaded: {error}") from error
         self._models = [*self._models, request.name]
+
+    def _take_prompt(self, name: str, folder: Path) -> bool:
+        """Whether the release is a prompt on the base; if so, it is kept for its requests."""
+        if not (folder / PROMPT_FILE).is_file():
+            return False
+        self._prompts[name] = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
+        return True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
@@ -128,7 +143,7 @@ class EmbeddedBackend:
         generation = GenerationRequest(
             prompt,
             sampling,
-            adapter=None if request.model == BASE else request.model,
+            adapter=None if request.model == BASE or request.model in self._prompts else request.model,
             on_token=reply.take,
             is_cancelled=lambda: ticket.cancelled,
             options=options,
@@ -158,7 +173,9 @@ class EmbeddedBackend:
 
     async def _render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        messages = add_tools(request.messages, request.tools) if request.tools else request.messages
+        before = self._prompts.get(request.model)
+        messages = before.apply(request.messages) if before and request.prompt is None else request.messages
+        messages = add_tools(messages, request.tools) if request.tools else messages
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._max_positions * self._template.longest_token:
             raise self._too_long(f"have {characters} characters")

@@ -193,6 +193,16 @@ class FeedbackStore:
             connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
         return True
 
+    def of_capture(self, capture_id: str) -> tuple[Feedback, ...]:
+        """The oldest first."""
+        query = (
+            select(feedback.c.body)
+            .where(feedback.c.project == self._project, feedback.c.capture_id == capture_id)
+            .order_by(feedback.c.seq)
+        )
+        with self._database.read() as connection:
+            return tuple(Feedback.model_validate(body) for body in connection.scalars(query))
+
     def count(self) -> int:
         query = select(func.count()).select_from(feedback).where(feedback.c.project == self._project)
         with self._database.read() as connection:

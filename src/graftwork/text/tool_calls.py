@@ -50,9 +50,9 @@ def write_call(call: ToolCall) -> str:
     return f"{OPEN}{_write({'name': call.name, 'arguments': call.arguments})}{CLOSE}"
 
 
-def write_calls(said: TextAndCalls) -> str:
-    calls = [write_call(call) for call in said.calls]
-    return "\n".join([said.text, *calls] if said.text else calls)
+def write_calls(answer: TextAndCalls) -> str:
+    calls = [write_call(call) for call in answer.calls]
+    return "\n".join([answer.text, *calls] if answer.text else calls)
 
 
 def split_calls(content: str) -> TextAndCalls | None:
@@ -70,13 +70,13 @@ def split_calls(content: str) -> TextAndCalls | None:
             return None
         calls.append(ToolCall(call["name"], call.get("arguments")))
     text = content[: start - 1] if start and content[start - 1] == "\n" else content[:start]
-    said = TextAndCalls(text, tuple(calls))
-    return said if _writes_back(content, said) else None
+    answer = TextAndCalls(text, tuple(calls))
+    return answer if _writes_back(content, answer) else None
 
 
-def _writes_back(content: str, said: TextAndCalls) -> bool:
+def _writes_back(content: str, answer: TextAndCalls) -> bool:
     try:
-        return write_calls(said) == content
+        return write_calls(answer) == content
     except (ValueError, RecursionError):
         return False
 

@@ -81,7 +81,15 @@ class House:
 
 @asynccontextmanager
 async def open_house(
-    sink=None, *, settings=None, api_key=None, routes=None, queue_size=64, feedback=None, backend=None
+    sink=None,
+    *,
+    settings=None,
+    api_key=None,
+    routes=None,
+    queue_size=64,
+    feedback=None,
+    read_traces=None,
+    backend=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
@@ -102,6 +110,7 @@ async def open_house(
             captures=captures,
             api_key=api_key,
             feedback=feedback,
+            read_traces=read_traces,
         )
         server = gateway.open_server()
         port = await server.listen()

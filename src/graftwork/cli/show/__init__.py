@@ -11,6 +11,7 @@ MODULES = {
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
+    "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 
 

@@ -80,7 +80,7 @@ def show_around(text: str, mark: str) -> str:
 # Names shared by many rows keep their text around the placeholder.
 _SHARED_NAMES = ("status", "finish_reason", "group", "domain", "model", "split")
 # Names that identify rows: two people's sessions must not become one `<REDACTED:email:1>`.
-_OWN_NAMES = ("id", "session")
+_OWN_NAMES = ("id", "session", "trace")
 DEEPEST_EXTRA = 64
 
 
@@ -127,7 +127,7 @@ def _collect_texts(row: Interaction) -> _RowTexts:
     texts += [
         text
         for text in (
-            *(row.id, row.session, row.rejected),
+            *(row.id, row.session, row.trace, row.rejected),
             *(row.status, row.finish_reason, row.group, row.domain, row.model, row.split),
         )
         if text
@@ -187,6 +187,8 @@ class _RowRedactor:
 
 
 NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_filter", "tried_out"
+RETRIED = "retried"
+"""A call that its agent made again in the same trace."""
 CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
 
 

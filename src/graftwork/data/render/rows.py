@@ -15,10 +15,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from graftwork.data.corpus.store import read_interactions, read_table
+from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
@@ -136,13 +137,14 @@ def apply_system_prompt(
 ) -> tuple[Message, ...]:
     """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt removes the logged one.
+    An empty prompt removes the logged one, and so does `drop`.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
-    if given is None:
+    if given is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
+    given = given or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
@@ -227,6 +229,8 @@ class RenderTask(NamedTuple):
     first_line: int
     subsets: Mapping[str, SubsetRows]
     out: Path
+    rewards: Mapping[int, JoinedReward] = {}
+    """By the position among `numbers`: the scores that stand apart from their rows."""
 
 
 class RenderedShard(NamedTuple):
@@ -277,6 +281,8 @@ def render_block(task: RenderTask) -> RenderedBlock:
     rows = list(
         read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
+    for position, joined in task.rewards.items():
+        rows[position] = apply_reward(rows[position], joined)
     ready, refused = _render(rows, renderer=renderer, settings=settings)
     placed = {entry.position for entry in ready}
     keys = _read_keys(task)
@@ -360,7 +366,7 @@ def _render(
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
             ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            only_last = settings.train_on == "every" or row.capture is not None
+            only_last = settings.train_on == "every" or _is_one_call(row)
             parts = _shorten(request, renderer=renderer, settings=settings, only_last=only_last)
             ready += [
                 _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
@@ -381,11 +387,15 @@ def _count_characters(messages: Sequence[Message], reply: str) -> int:
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
-    # Earlier replies of a captured conversation are captures of their own, with their own feedback.
-    if settings.train_on == "every" and row.capture is None:
+    if settings.train_on == "every" and not _is_one_call(row):
         answers = [*list_answers(messages, row.reply)] or answers
     for part, (before, reply) in enumerate(answers):
         yield _RenderRequest(position, part, before, reply)
+
+
+def _is_one_call(row: Interaction) -> bool:
+    """Whether earlier replies of the conversation are rows of their own: captures, and calls of traces."""
+    return row.capture is not None or row.trace is not None
 
 
 def _shorten(
@@ -467,10 +477,30 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
-    captured = encode_captures([entry.row.capture for entry in chosen])
-    columns |= captured
-    schema = row_schema(captured=bool(captured))
+    optional = encode_optional(
+        {"capture": [entry.row.capture for entry in chosen], "usage": [_usage_of(entry) for entry in chosen]}
+    )
+    columns |= optional
+    schema = row_schema(optional=tuple(optional))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _usage_of(one: _RenderedPart) -> CallUsage | None:
+    """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
+
+    Captured calls were answered here, not by a model that is paid for by the token.
+    """
+    row = one.row
+    stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
+    if one.reply != row.reply or row.capture is not None or not stated:
+        return None
+    return CallUsage(
+        model=row.model,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        reply_tokens=row.reply_tokens,
+        cost=row.cost,
+    )
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:

@@ -144,10 +144,10 @@ class ChatRenderer:
         """The same with the reply and its end of turn, which must directly follow."""
         turns = self._guarded((*messages, Message(role="assistant", content=reply)))
         given = self._to_messages(turns)
-        said = split_calls(reply) if given.tools is not None or given.has_calls else None
+        spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
         turn = self._answer(given)
-        if said is not None and self.tool_form is not None:
-            if self.tool_form.read(turn.body) != _trim(said):
+        if spoken is not None and self.tool_form is not None:
+            if self.tool_form.read(turn.body) != _trim(spoken):
                 raise _calls_do_not_survive()
         elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
             raise not_a_plain_turn()
@@ -170,10 +170,10 @@ class ChatRenderer:
             return None
         return learn_form(self._write_probe, CannotProve)
 
-    def _write_probe(self, said: TextAndCalls) -> str:
+    def _write_probe(self, spoken: TextAndCalls) -> str:
         question = {"role": "user", "content": "Where is the station?"}
         tool = {"type": "function", "function": {"name": "find_station", "parameters": {"type": "object"}}}
-        return self._answer(ToolMessages([question, _to_message(said)], [tool])).body
+        return self._answer(ToolMessages([question, _to_message(spoken)], [tool])).body
 
     def uses_tools(self, contents: Iterable[str]) -> bool:
         """Whether these contents hold tools or calls that the template has a form of its own for."""
@@ -190,9 +190,9 @@ class ChatRenderer:
             tools = list(split.tools)
             messages[0]["content"] = split.prompt
         for place, (role, content) in enumerate(turns):
-            said = split_calls(content) if role == "assistant" else None
-            if said is not None and all(isinstance(call.arguments, dict) for call in said.calls):
-                messages[place] = _to_message(said)
+            spoken = split_calls(content) if role == "assistant" else None
+            if spoken is not None and all(isinstance(call.arguments, dict) for call in spoken.calls):
+                messages[place] = _to_message(spoken)
                 has_calls = True
         if tools is not None and not messages[0]["content"] and messages[0]["role"] == "system":
             del messages[0]
@@ -232,17 +232,17 @@ def is_text(content: str) -> bool:
     return True
 
 
-def _to_message(said: TextAndCalls) -> dict[str, Any]:
+def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
     calls = [
         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in said.calls
+        for call in spoken.calls
     ]
-    return {"role": "assistant", "content": said.text, "tool_calls": calls}
+    return {"role": "assistant", "content": spoken.text, "tool_calls": calls}
 
 
-def _trim(said: TextAndCalls) -> TextAndCalls:
+def _trim(spoken: TextAndCalls) -> TextAndCalls:
     """White space at the edges of a turn is the template's."""
-    return TextAndCalls(said.text.strip(), said.calls)
+    return TextAndCalls(spoken.text.strip(), spoken.calls)
 
 
 def _calls_do_not_survive() -> CannotProve:

@@ -218,8 +218,8 @@ class ChatTemplate:
     def read_calls(self, text: str) -> str:
         """Return what the model wrote with its tool calls in tags, whatever form its template has."""
         form = self._turns.tool_form if "{" in text else None
-        said = None if form is None else form.read(text)
-        return text if said is None else write_calls(said)
+        answer = None if form is None else form.read(text)
+        return text if answer is None else write_calls(answer)
 
     def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
         """The row by a skeleton if there is one for it, else by the template itself."""
