@@ -23,6 +23,9 @@ from graftwork.serve.api.call import (
     describe_reply,
 )
 from graftwork.serve.api.chat import CHAT, encode_models
+from graftwork.serve.api.completions import COMPLETIONS
+from graftwork.serve.api.messages import MESSAGES
+from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
@@ -43,7 +46,12 @@ from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
-APIS = {"/v1/chat/completions": CHAT}
+APIS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
 _KNOWN = {
     **dict.fromkeys(APIS, "POST"),
     "/v1/models": "GET",
@@ -221,12 +229,12 @@ class Gateway:
             raise ApiError(403, f"this server answers only on this machine, not as {name!r}")
 
     def _is_authorized(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode()
-        return self._bearer is None or hmac.compare_digest(given, self._bearer)
+        given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        return self._bearer is None or hmac.compare_digest(given.encode(), self._bearer)
 
     def _require_key(self, request: Request) -> None:
         if not self._is_authorized(request):
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer …`"
+            message = "the API key is missing or wrong; send it as `Authorization: Bearer …` or `x-api-key`"
             raise ApiError(401, message, code="invalid_api_key")
 
     # -- health and metrics --------------------------------------------------------------------
