@@ -14,11 +14,12 @@ import random
 import time
 import traceback
 
+from graftwork.serve.api.call import ChatLimits
+from graftwork.serve.api.chat import parse_chat
 from graftwork.serve.captures import ServedExchange, make_capture
 from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.http_messages import ApiError, Request, Response
 from graftwork.serve.http_server import Connection, HttpLimits, Server
-from graftwork.serve.openai_api import ChatLimits, parse_chat
 
 LIMITS = HttpLimits(max_header_bytes=2048, max_body_bytes=4096, max_buffered_bytes=8192, max_headers=20)
 REQUESTS = [

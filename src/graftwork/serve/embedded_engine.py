@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
+from graftwork.serve.constrained import GrammarCompiler, GrammarConstraint, is_installed
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -31,47 +32,8 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.replies import GrowingReply, add_tools
 from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
-
-
-class TextStream:
-    """Feed it `push(text)`; it gives the new part. `stopped` is set once a stop string appeared."""
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._sent = 0
-        self._text = ""
-        self.stopped = False
-
-    def push(self, text: str) -> str:
-        """`text` is everything so far; it replaces what was pushed before."""
-        if self.stopped:
-            return ""
-        places = [place for place in (text.find(stop) for stop in self._stops) if place >= 0]
-        if places:
-            self.stopped = True
-            self._text = text[: min(places)]
-            return self._advance(len(self._text))
-        self._text = text
-        # A character of several tokens shows as U+FFFD until it is whole.
-        certain = len(text.rstrip("\ufffd"))
-        return self._advance(certain - self._held_back(text[:certain]))
-
-    def finish(self) -> str:
-        """The text that was held back."""
-        return self._advance(len(self._text))
-
-    def _held_back(self, text: str) -> int:
-        """How many last characters could be the beginning of a stop string."""
-        return max(
-            (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0
-        )
-
-    def _advance(self, to: int) -> str:
-        piece = self._text[self._sent : to]
-        self._sent = max(self._sent, to)
-        return piece
-
 
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _BEAT_SECONDS = 2.0
@@ -102,6 +64,7 @@ class EmbeddedBackend:
             rows=job.batch_size,
         )
         self._engine = EmbeddedEngine(source, template=self._template)
+        self._grammars = GrammarCompiler(self._template)
         self._models = [BASE, *job.adapters]
         self._max_positions = self._engine.max_positions
         self.loop = RequestLoop(
@@ -142,13 +105,18 @@ class EmbeddedBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        before = self._prompts.get(request.model)
-        prompt = await self._render(before.apply(request.messages) if before else request.messages)
+        if request.tools:
+            self._require_tools()
+        prompt = await self._render(request)
         room = self._max_positions - len(prompt)
         if room < 1:
             raise self._too_long(f"take {len(prompt)} tokens")
+        constraint = await self._compile(request)
         ticket = Ticket()
-        self.loop.submit(self._make_request(request, ticket, prompt, min(request.max_tokens, room)))
+        reply = GrowingReply(
+            ticket, request, self._template, prompt_tokens=len(prompt), constraint=constraint
+        )
+        self.loop.submit(self._make_request(request, reply, prompt, min(request.max_tokens, room)))
         pieces = ticket.pieces()
         try:
             async for piece in pieces:
@@ -157,89 +125,74 @@ class EmbeddedBackend:
             await pieces.aclose()
 
     def _make_request(
-        self, request: GenerateRequest, ticket: Ticket, prompt: list[int], most: int
+        self, request: GenerateRequest, reply: GrowingReply, prompt: list[int], most: int
     ) -> SubmittedRequest:
+        from graftwork.model.generate.constraint import TokenOptions
         from graftwork.model.generate.requests import GenerationRequest
         from graftwork.model.generate.sampling import Sampling
 
-        reply = _GrowingReply(ticket, request, self._template.decode, prompt_tokens=len(prompt))
         sampling = Sampling(
             max_new_tokens=most,
             temperature=request.temperature,
             top_p=max(request.top_p, _SMALLEST_TOP_P),
             seed=secrets.randbits(32) if request.seed is None else request.seed,
         )
+        ticket, options = reply.ticket, None
+        if reply.constraint is not None or request.logprobs is not None:
+            options = TokenOptions(reply.constraint, request.logprobs, reply.noted_logprobs)
         generation = GenerationRequest(
             prompt,
             sampling,
             adapter=None if request.model == BASE or request.model in self._prompts else request.model,
             on_token=reply.take,
             is_cancelled=lambda: ticket.cancelled,
+            options=options,
         )
         return SubmittedRequest(ticket, generation, finish=reply.finish)
 
-    async def _render(self, messages: tuple[Message, ...]) -> list[int]:
+    async def _compile(self, request: GenerateRequest) -> GrammarConstraint | None:
+        """What the answer must follow. Compiling runs in a thread, so that other streams go on."""
+        if request.json_schema is not None:
+            return await asyncio.to_thread(self._grammars.compile_schema, request.json_schema)
+        choice = request.tool_choice
+        if request.tools and (choice != "auto" or (request.strict_tools and is_installed())):
+            return await asyncio.to_thread(
+                self._grammars.compile_tools,
+                request.tools,
+                choice=choice,
+                parallel=request.parallel_tool_calls,
+            )
+        return None
+
+    def _require_tools(self) -> None:
+        if not self._template.writes_tool_calls:
+            message = (
+                "tools are not supported: the chat template of the base model has no form for tool calls"
+            )
+            raise ApiError(400, message, param="tools", code="unsupported_parameter")
+
+    async def _render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        characters = sum(len(message.content) for message in messages)
+        before = self._prompts.get(request.model)
+        messages = before.apply(request.messages) if before and request.prompt is None else request.messages
+        messages = add_tools(messages, request.tools) if request.tools else messages
+        characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._max_positions * self._template.longest_token:
             raise self._too_long(f"have {characters} characters")
         try:
             if characters > _LONG_PROMPT:
-                return await asyncio.to_thread(self._template.prompt, messages)
-            return self._template.prompt(messages)
+                return await asyncio.to_thread(self._encode, messages, request.prompt)
+            return self._encode(messages, request.prompt)
         except UserMistake as error:
-            raise ApiError(400, f"{error.what}: {error.fix}", param="messages") from error
+            param = "prompt" if request.prompt is not None else "messages"
+            raise ApiError(400, f"{error.what}: {error.fix}", param=param) from error
+
+    def _encode(self, messages: tuple[Message, ...], prompt: str | None) -> list[int]:
+        return self._template.prompt(messages) if prompt is None else self._template.encode_prompt(prompt)
 
     def _too_long(self, size: str) -> ApiError:
         message = f"the messages {size}; the model has room for {self._max_positions} tokens"
         return ApiError(400, message, param="messages", code="context_length_exceeded")
-
-
-class _GrowingReply:
-    """A reply as it grows: decodes, stops, emits what is certain."""
-
-    def __init__(
-        self,
-        ticket: Ticket,
-        request: GenerateRequest,
-        decode: Callable[[list[int]], str],
-        *,
-        prompt_tokens: int,
-    ) -> None:
-        self._ticket, self._request, self._decode = ticket, request, decode
-        self._prompt_tokens = prompt_tokens
-        self._flow = TextStream(request.stop)
-        self._tokens: list[int] = []
-        self._unsent = ""
-
-    def take(self, token: int) -> bool:
-        """One more token; False ends the reply."""
-        if self._ticket.cancelled:
-            return False
-        self._tokens.append(token)
-        if self._request.stream or self._request.stop:
-            self._unsent += self._flow.push(self._decode(self._tokens))
-            if self._flow.stopped:
-                self.finish("stop")
-                return False
-        if self._request.stream and self._unsent:
-            self._ticket.emit(ReplyPiece(text=self._unsent))
-            self._unsent = ""
-        return True
-
-    def finish(self, reason: str) -> None:
-        """Emit the last piece."""
-        if not self._flow.stopped:
-            self._unsent += self._flow.push(self._decode(self._tokens))
-        text = self._unsent + self._flow.finish()
-        self._ticket.emit(
-            ReplyPiece(
-                text=text,
-                finish_reason=reason,
-                prompt_tokens=self._prompt_tokens,
-                reply_tokens=len(self._tokens),
-            )
-        )
 
 
 def _require_template(job: EngineJob, actual: str) -> None:

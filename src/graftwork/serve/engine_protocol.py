@@ -11,30 +11,22 @@ import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Collection
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypedDict
 
 import orjson
 from pydantic import ValidationError
 
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
+from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
 from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
-from graftwork.serve.openai_api import ChatCall
 from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
 
 EngineState = Literal["starting", "ready", "frozen", "down", "stopped"]
-
-
-class PieceData(TypedDict):
-    """A piece of a reply as parsed JSON. The last one has a finish reason and the token counts."""
-
-    text: str
-    finish_reason: NotRequired[str | None]
-    prompt_tokens: NotRequired[int]
-    reply_tokens: NotRequired[int]
 
 
 class EngineStatus(TypedDict):
@@ -118,6 +110,17 @@ class GenerateRequest(Record):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
+    logprobs: int | None = None
+    """How many alternatives each token lists; None for no log-probabilities."""
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `required`, or the name of a tool as `=name`."""
+    parallel_tool_calls: bool = True
+    strict_tools: bool = False
+    json_schema: dict[str, Any] | None = None
+    """The JSON Schema that the answer must follow."""
+    prompt: str | None = None
+    """A text to continue without a template, instead of messages."""
 
 
 class LoadAdapter(Record):
@@ -127,13 +130,32 @@ class LoadAdapter(Record):
     """Adapters that aliases point at. An engine with limited room may unload others once they are idle."""
 
 
-class ReplyPiece(Record):
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
     """A piece of a reply on the engine's side. The last one has a finish reason and the token counts."""
 
     text: str
     finish_reason: str | None = None
     prompt_tokens: int = 0
     reply_tokens: int = 0
+    tool_calls: tuple[CallData, ...] = ()
+    logprobs: tuple[LogprobData, ...] | None = None
+    stop: str | None = None
+    """The stop string that ended the reply."""
+
+    def to_data(self) -> PieceData:
+        """The piece without what it does not have."""
+        data: PieceData = {"text": self.text}
+        if self.logprobs is not None:
+            data["logprobs"] = list(self.logprobs)
+        if self.finish_reason is not None:
+            data["finish_reason"] = self.finish_reason
+            data["prompt_tokens"], data["reply_tokens"] = self.prompt_tokens, self.reply_tokens
+            if self.tool_calls:
+                data["tool_calls"] = list(self.tool_calls)
+            if self.stop is not None:
+                data["stop"] = self.stop
+        return data
 
 
 class EngineBackend(Protocol):
@@ -180,8 +202,11 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
     pieces = backend.generate(request)
     if not request.stream:
         parts = [piece async for piece in pieces]
-        whole = parts[-1].model_copy(update={"text": "".join(piece.text for piece in parts)})
-        return json_response(whole.model_dump())
+        whole = parts[-1].to_data()
+        whole["text"] = "".join(piece.text for piece in parts)
+        if request.logprobs is not None:
+            whole["logprobs"] = [token for piece in parts for token in piece.logprobs or ()]
+        return json_response(whole)
     # Wait for the first piece before sending the head, so that a refusal gets its own status.
     first = await anext(pieces)
     headers = (("content-type", "application/x-ndjson"),)
@@ -200,8 +225,7 @@ async def _encode_pieces(
 
 
 def _encode(piece: ReplyPiece) -> bytes:
-    value = {"text": piece.text} if piece.finish_reason is None else piece.model_dump()
-    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(piece.to_data(), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def end_with_parent() -> None:

@@ -12,8 +12,23 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftwork.serve.api.call import (
+    NO_TOKENS,
+    AnswerHead,
+    ApiFormat,
+    ChatCall,
+    ChatLimits,
+    PieceData,
+    TokenUsage,
+    describe_reply,
+)
+from graftwork.serve.api.chat import CHAT, encode_models
+from graftwork.serve.api.completions import COMPLETIONS
+from graftwork.serve.api.messages import MESSAGES
+from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
-from graftwork.serve.engine_protocol import PieceData, ReplyStream, ServingEngine
+from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -22,30 +37,23 @@ from graftwork.serve.http_messages import (
     Request,
     Response,
     StreamResponse,
-    encode_error,
-    error_response,
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.metrics import Metrics
-from graftwork.serve.openai_api import (
-    DONE_EVENT,
-    AnswerHead,
-    ChatCall,
-    ChatLimits,
-    ChunkEncoder,
-    encode_completion,
-    encode_error_event,
-    encode_models,
-    parse_chat,
-)
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+APIS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
 _KNOWN = {
-    "/v1/chat/completions": "POST",
+    **dict.fromkeys(APIS, "POST"),
     "/v1/models": "GET",
     "/v1/feedback": "POST",
     "/v1/traces": "POST",
@@ -59,6 +67,7 @@ class RunningExchange:
     """What is known of one exchange while it runs."""
 
     call: ChatCall
+    api: ApiFormat
     head: AnswerHead
     capture_id: str
     session: str | None
@@ -68,33 +77,35 @@ class RunningExchange:
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
     texts: list[str] = field(default_factory=list)
+    endings: list[PieceData] = field(default_factory=list)
+    """The last pieces of the choices that ended."""
     first_token_at: float | None = None
     finish_reason: str | None = None
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
+    usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
 
     def headers(self, *, captured: bool) -> Headers:
         release = ("x-graft-release", self.head.release)
         return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
 
-    def note_end(self, piece: PieceData) -> None:
-        self.finish_reason = piece["finish_reason"]
-        self.prompt_tokens = piece["prompt_tokens"]
-        self.reply_tokens = piece["reply_tokens"]
-
-    def encode_piece(self, encoder: ChunkEncoder, piece: PieceData) -> bytes:
-        out = b""
-        if piece["text"]:
-            if self.first_token_at is None:
-                self.first_token_at = time.perf_counter()
+    def note(self, piece: PieceData) -> None:
+        """Keep what the capture and the metrics need. Of several choices the first one is captured."""
+        if self.first_token_at is None and piece["text"]:
+            self.first_token_at = time.perf_counter()
+        is_first = piece.get("index", 0) == 0
+        if is_first:
             self.texts.append(piece["text"])
-            out = encoder.text(piece["text"])
-        reason = piece.get("finish_reason")
-        if reason is not None:
-            self.note_end(piece)
-            out += encoder.ending(reason)
-        return out
+        if piece.get("finish_reason") is not None:
+            self.endings.append(piece)
+            self.usage = count_usage(self.call, self.endings)
+            if is_first:
+                self.finish_reason = piece["finish_reason"]
+                if calls := piece.get("tool_calls"):
+                    self.texts = [describe_reply("".join(self.texts), calls)]
+
+    @property
+    def ended(self) -> bool:
+        return len(self.endings) == self.call.choices
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
@@ -107,8 +118,8 @@ class RunningExchange:
             request=self.call.body,
             reply="".join(self.texts),
             finish_reason=self.finish_reason,
-            prompt_tokens=self.prompt_tokens,
-            reply_tokens=self.reply_tokens,
+            prompt_tokens=self.usage.prompt,
+            reply_tokens=self.usage.reply,
             first_token_ms=None if first is None else (first - self.started) * 1000,
             total_ms=elapsed * 1000,
             disconnected=self.disconnected,
@@ -116,14 +127,15 @@ class RunningExchange:
         )
 
 
-def begin_exchange(call: ChatCall, *, routes: Routes, session: str | None) -> RunningExchange:
+def begin_exchange(call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None) -> RunningExchange:
     unique = uuid.uuid4().hex
     now = time.time()
     # A request without a session id is a session of its own.
     release, assignment = choose_release(routes, call.model, session=session or unique)
-    head = AnswerHead(id=f"chatcmpl-{unique}", created=int(now), model=call.model, release=release)
+    head = AnswerHead(unique=unique, created=int(now), model=call.model, release=release)
     return RunningExchange(
         call=call,
+        api=api,
         head=head,
         capture_id=unique,
         session=session,
@@ -153,7 +165,10 @@ class Gateway:
         # Without a key, a web page could reach this server through a host name of its own: check the name.
         self._check_host = api_key is None and is_loopback(settings.host)
         self._limits = ChatLimits(
-            settings.default_model, settings.max_new_tokens, settings.max_new_tokens_limit
+            settings.default_model,
+            settings.max_new_tokens,
+            settings.max_new_tokens_limit,
+            settings.max_schema_bytes,
         )
         self.metrics = Metrics()
         self._feedback = None
@@ -186,8 +201,8 @@ class Gateway:
         route = (request.method, request.path)
         if route == ("GET", "/health"):
             return self._health(request)
-        if route == ("POST", "/v1/chat/completions"):
-            return await self._chat(request)
+        if request.method == "POST" and (api := APIS.get(request.path)) is not None:
+            return await self._generate(request, api)
         if route == ("GET", "/v1/models"):
             routes = self._routes()
             routes.require_loaded()
@@ -214,12 +229,12 @@ class Gateway:
             raise ApiError(403, f"this server answers only on this machine, not as {name!r}")
 
     def _is_authorized(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode()
-        return self._bearer is None or hmac.compare_digest(given, self._bearer)
+        given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        return self._bearer is None or hmac.compare_digest(given.encode(), self._bearer)
 
     def _require_key(self, request: Request) -> None:
         if not self._is_authorized(request):
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer …`"
+            message = "the API key is missing or wrong; send it as `Authorization: Bearer …` or `x-api-key`"
             raise ApiError(401, message, code="invalid_api_key")
 
     # -- health and metrics --------------------------------------------------------------------
@@ -273,14 +288,14 @@ class Gateway:
         }
         return self.metrics.render(gauges).encode()
 
-    # -- chat completions ----------------------------------------------------------------------
+    # -- completions ---------------------------------------------------------------------------
 
-    async def _chat(self, request: Request) -> Answer:
+    async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
         try:
-            call = self._admit(request)
+            call = self._admit(request, api)
             session = request.headers.get("x-session-id") or call.user or None
-            running = begin_exchange(call, routes=self._routes(), session=session)
+            running = begin_exchange(call, api=api, routes=self._routes(), session=session)
             label = running.head.release
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
@@ -290,7 +305,7 @@ class Gateway:
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)
-            return error_response(error)
+            return Response(error.status, api.encode_error(error), (JSON_TYPE, *error.headers))
         except asyncio.CancelledError:
             self.metrics.disconnects += 1
             if running is not None:
@@ -309,8 +324,8 @@ class Gateway:
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
                 if not call.stream:
-                    return self._answer_whole(await self._engine.complete(call, model=model), running)
-                stream = await self._engine.stream(call, model=model)
+                    return self._answer_whole(await self._complete(call, model), running)
+                stream = await self._stream(call, model)
             headers = (*_EVENT_STREAM, *running.headers(captured=self._captures is not None))
             streaming = True  # from here on, `_events` decrements the counter
             return StreamResponse(200, self._events(stream, running), headers)
@@ -321,6 +336,16 @@ class Gateway:
         finally:
             if not streaming:
                 self.metrics.in_flight -= 1
+
+    async def _complete(self, call: ChatCall, model: str) -> list[PieceData]:
+        if call.options is None:
+            return [await self._engine.complete(call, model=model)]
+        return await complete_choices(self._engine, call, model=model)
+
+    async def _stream(self, call: ChatCall, model: str) -> ReplyStream:
+        if call.options is None:
+            return await self._engine.stream(call, model=model)
+        return await stream_choices(self._engine, call, model=model)
 
     def _note_failure(self, running: RunningExchange) -> None:
         """In an experiment a missing answer counts for its arm: else a slow or broken release would win."""
@@ -342,23 +367,17 @@ class Gateway:
             raise ApiError(404, message, code="traces_off")
         return await self._traces.take(request)
 
-    def _admit(self, request: Request) -> ChatCall:
+    def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""
         _require_json(request)
         if self.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
-        return parse_chat(request.body, self._limits)
+        return api.parse(request.body, self._limits)
 
-    def _answer_whole(self, piece: PieceData, running: RunningExchange) -> Response:
-        running.texts.append(piece["text"])
-        running.note_end(piece)
-        body = encode_completion(
-            running.head,
-            text=piece["text"],
-            finish_reason=running.finish_reason or "stop",
-            prompt_tokens=running.prompt_tokens,
-            reply_tokens=running.reply_tokens,
-        )
+    def _answer_whole(self, choices: list[PieceData], running: RunningExchange) -> Response:
+        for place, piece in enumerate(choices):
+            running.note(piece if place == 0 else {**piece, "index": place})
+        body = running.api.encode(running.head, running.call, choices, running.usage)
         return Response(
             200,
             body,
@@ -368,23 +387,23 @@ class Gateway:
 
     async def _events(self, stream: ReplyStream, running: RunningExchange) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is counted and the stream closed."""
-        encoder = ChunkEncoder(running.head)
+        encoder = running.api.open_stream(running.head, running.call)
         self._streaming.add(running.capture_id)
         try:
             yield encoder.opening()
             try:
                 while (pieces := await self._next_pieces(stream)) is not None:
-                    yield b"".join([running.encode_piece(encoder, piece) for piece in pieces])
-                if running.finish_reason is None:
+                    for piece in pieces:
+                        running.note(piece)
+                    yield b"".join([encoder.piece(piece) for piece in pieces])
+                if not running.ended:
                     raise self._engine_down()
             except ApiError as error:
                 # The head is already sent: the error goes into the stream, where clients look for it.
                 running.finish_reason = "error"
-                yield encode_error_event(encode_error(error))
+                yield encoder.error(error)
                 return
-            if running.call.include_usage:
-                yield encoder.usage(running.prompt_tokens, running.reply_tokens)
-            yield DONE_EVENT
+            yield encoder.closing(running.usage)
         except (asyncio.CancelledError, GeneratorExit):
             running.disconnected = True
             self.metrics.disconnects += 1
@@ -418,8 +437,8 @@ class Gateway:
         elapsed = time.perf_counter() - running.started
         self.metrics.count_answer(
             running.head.release,
-            prompt_tokens=running.prompt_tokens,
-            reply_tokens=running.reply_tokens,
+            prompt_tokens=running.usage.prompt,
+            reply_tokens=running.usage.reply,
             seconds=elapsed,
         )
         if running.assignment is not None and running.finish_reason == "error":

@@ -24,8 +24,13 @@ from graftwork.inference.llamacpp import (
 from graftwork.model.gguf.cache import adapter_file, base_file
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError
-from graftwork.serve.embedded_engine import TextStream
-from graftwork.serve.engine_process import AdapterSet, PromptRenderer, RequestRoom, serve_backend
+from graftwork.serve.engine_process import (
+    AdapterSet,
+    PromptRenderer,
+    RequestRoom,
+    require_plain_chat,
+    serve_backend,
+)
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -36,6 +41,7 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import JSON_TYPE, ApiError
+from graftwork.serve.replies import TextStream
 
 
 class _RunningServer:
@@ -115,6 +121,7 @@ class LlamaCppBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
+        require_plain_chat(request, engine="llamacpp")
         prompt = await self._prompts.render(request.messages)
         tokens = min(request.max_tokens, self._prompts.room_after(prompt))
         adapter = None if request.model == BASE else request.model

@@ -224,6 +224,12 @@ class ServeSettings(Record):
         description="The longest answer that a request may ask for.",
     )
 
+    max_schema_bytes: int = Field(
+        default=64 * 1024,
+        ge=256,
+        description="The largest JSON Schema of `response_format`, and the largest `tools`, of a request.",
+    )
+
     alias_refresh_seconds: float = Field(
         default=1.0,
         gt=0,

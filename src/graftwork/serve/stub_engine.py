@@ -49,7 +49,8 @@ class StubEngine:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}")
         self.asked.append(request)
-        tokens = f"[{request.model}] {request.messages[-1].content}".split(" ")
+        question = request.prompt if request.prompt is not None else request.messages[-1].content
+        tokens = f"[{request.model}] {question}".split(" ")
         allowed = tokens[: request.max_tokens]
         ended = False
         try:

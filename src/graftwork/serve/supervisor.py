@@ -20,10 +20,10 @@ import orjson
 from graftwork.files.disk import append_to, write_atomic
 from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
-from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, PieceData
+from graftwork.serve.api.call import ChatCall, PieceData
+from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.openai_api import ChatCall
 from graftwork.serve.routing import RETRY
 
 log = logging.getLogger(__name__)

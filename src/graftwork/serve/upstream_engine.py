@@ -18,8 +18,13 @@ from graftwork.model.gguf.cache import adapter_content
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.serve.embedded_engine import TextStream
-from graftwork.serve.engine_process import AdapterSet, PromptRenderer, RequestRoom, serve_backend
+from graftwork.serve.engine_process import (
+    AdapterSet,
+    PromptRenderer,
+    RequestRoom,
+    require_plain_chat,
+    serve_backend,
+)
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -30,6 +35,7 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_client import ClientReply
 from graftwork.serve.http_messages import ApiError
+from graftwork.serve.replies import TextStream
 from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
 from graftwork.serve.upstream_dialects import DIALECTS, Dialect
 from graftwork.serve.upstream_server import UpstreamServer
@@ -122,6 +128,7 @@ class UpstreamBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
+        require_plain_chat(request, engine=self._job.engine.kind)
         prompt = await self._prompts.render(request.messages) if self._dialect.takes_tokens else []
         room = self._prompts.room_after(prompt) if self._dialect.takes_tokens else request.max_tokens
         with self._adapters.using(None if request.model == BASE else request.model) as adapter:

@@ -89,11 +89,12 @@ async def open_house(
     queue_size=64,
     feedback=None,
     read_traces=None,
+    backend=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
-        stub = StubEngine([RELEASE, OTHER])
+        stub = backend or StubEngine([RELEASE, OTHER])
         engine_server = Server(make_handler(stub))
         path = str(Path(folder) / "e.sock")
         await engine_server.listen_unix(path)

@@ -165,10 +165,10 @@ def test_a_sink_that_fails_never_breaks_an_answer(run):
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ({"n": 2}, "n=2"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 200}, "n must be"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 100_000}, "max_tokens"),
         ({"extra_body": {"best_of": 3}}, "best_of"),

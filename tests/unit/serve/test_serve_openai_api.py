@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
+from graftwork.serve.api.chat import ChunkEncoder, encode_completion, parse_chat
 from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.openai_api import (
-    AnswerHead,
-    ChatLimits,
-    ChunkEncoder,
-    encode_completion,
-    parse_chat,
-)
 
 LIMITS = ChatLimits()
 ASK = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
@@ -66,7 +61,10 @@ def test_what_the_gateway_sends_is_what_the_engine_reads():
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
         ),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]},
+            "messages[0].tool_calls[0]",
+        ),
         ({"model": 3}, "model"),
         ({"stream": "yes"}, "stream"),
         ({"temperature": "hot"}, "temperature"),
@@ -110,20 +108,22 @@ def test_whatever_is_sent_is_a_call_or_a_refusal(data):
     assert status == 400
 
 
-@given(st.text())
+@given(st.text(min_size=1))
 def test_any_text_survives_the_answer_and_the_stream(text):
-    head = AnswerHead(id='i"d', created=1, model='m"x', release="r")
-    whole = json.loads(
-        encode_completion(head, text=text, finish_reason="stop", prompt_tokens=1, reply_tokens=2)
-    )
+    head = AnswerHead(unique='i"d', created=1, model='m"x', release="r")
+    call = parse(stream=True, stream_options={"include_usage": True})
+    ending = {"text": text, "finish_reason": "stop", "prompt_tokens": 1, "reply_tokens": 2}
+    whole = json.loads(encode_completion(head, call, [ending], TokenUsage(1, 2)))
     assert whole["choices"][0]["message"]["content"] == text
-    encoder = ChunkEncoder(head)
-    for event in (encoder.opening(), encoder.text(text), encoder.ending("stop"), encoder.usage(1, 2)):
-        assert event.startswith(b"data: ")
-        assert event.endswith(b"\n\n")
-        assert event.count(b"\n") == 2
-        assert json.loads(event[6:])["model"] == 'm"x'
-    assert json.loads(encoder.text(text)[6:])["choices"][0]["delta"]["content"] == text
+    encoder = ChunkEncoder(head, call)
+    sent = encoder.opening() + encoder.piece(ending) + encoder.closing(TokenUsage(1, 2))
+    *events, done, rest = sent.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    assert len(events) == 4
+    for event in events:
+        assert b"\n" not in event
+        assert json.loads(event.removeprefix(b"data: "))["model"] == 'm"x'
+    assert json.loads(events[1][6:])["choices"][0]["delta"]["content"] == text
 
 
 def test_the_gateway_loads_no_torch_and_the_settings_no_parser():

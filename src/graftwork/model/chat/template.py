@@ -28,13 +28,16 @@ from graftwork.model.chat.renderer import (
     does_not_survive,
     not_a_plain_turn,
 )
+from graftwork.model.chat.token_bytes import token_to_bytes
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message
-from graftwork.text.tool_calls import write_calls
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from graftwork.model.chat.tool_form import ToolForm
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -125,6 +128,27 @@ class ChatTemplate:
         return self._turns.tool_form is not None
 
     @property
+    def tool_form(self) -> "ToolForm | None":
+        """How the template writes tool calls; None where it takes no tools, or they cannot be read back."""
+        return self._turns.tool_form
+
+    def write_call(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """A turn that is one tool call, as the template writes it; None if it cannot."""
+        tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        asked = (
+            Message(role="system", content=write_tools([tool])),
+            Message(role="user", content="x"),
+        )
+        reply = write_calls(TextAndCalls("", (ToolCall(name, arguments),)))
+        with suppress(CannotProve):
+            return self._turns.answer(asked, reply).body if self.writes_tool_calls else None
+        return None
+
+    @property
+    def tokenizer_json(self) -> str:
+        return self._tokenizer_json
+
+    @property
     def writes_reasoning(self) -> bool:
         """Whether the template knows reasoning in tags of its own."""
         return "think>" in self._source or "reasoning_content" in self._source
@@ -149,6 +173,20 @@ class ChatTemplate:
         """The tokens up to the place where the model begins to answer."""
         pieces = self._turns.ask(messages)
         return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The tokens of a text without a template; control tokens in it are control tokens."""
+        pieces = self._turns.control.split(text)
+        tokens = self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
+        begin = self._special.get(self._special_name("bos_token"))
+        if self._config.get("add_bos_token") is True and begin is not None and tokens[:1] != [begin]:
+            tokens.insert(0, begin)
+        return tokens
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; not every token is whole characters."""
+        byte_level = (self._definition.get("decoder") or {}).get("type") == "ByteLevel"
+        return token_to_bytes(self._tokenizer.id_to_token(token) or "", byte_level=byte_level)
 
     def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
         """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""

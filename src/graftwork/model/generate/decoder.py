@@ -6,7 +6,7 @@ known here, so that it never waits. What a row answers depends on its batch only
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from graftwork.model.adapters.peft import activate
 from graftwork.model.adapters.rows import AdapterRows, weights_of_adapter
 from graftwork.model.generate.cache import CacheShape, PassPlaces, SlotCache
+from graftwork.model.generate.constraint import apply_constraints, has_constraint, note_logprobs
 from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
@@ -232,7 +233,7 @@ class SlotDecoder:
         pieces = [(slot, request.prompt[begins[slot] :], begins[slot]) for slot, request in rows]
         logits = self._pass_prompts(pieces)
         requests: list[GenerationRequest | None] = [request for _, request in rows]
-        chosen = choose_tokens(logits, [request.sampling for _, request in rows], [0] * len(rows))
+        chosen = self._choose(logits, requests, [0] * len(rows))
         slots = torch.tensor([slot for slot, _ in rows], device=self._device)
         self._tokens[slots] = chosen
         self._positions[slots] = torch.tensor([len(request.prompt) for _, request in rows]).to(self._device)
@@ -286,14 +287,24 @@ class SlotDecoder:
         adapted = self._adapted
         key = ("token", rows, columns, adapted, self._scheduler.group)
         logits = self._recorder.run(key, lambda: self._advance(rows, columns, adapted))
-        samplings = [None if request is None else request.sampling for request in requests]
-        chosen = choose_tokens(logits, samplings, steps)
+        if has_constraint([None if request is None else request.options for request in requests]):
+            self._land(0)  # which token may come next depends on the one before
+        chosen = self._choose(logits, requests, steps)
         self._tokens[:rows].copy_(chosen)
         for request in requests:
             if request is not None:
                 request.launched += 1
         self._send(requests, chosen)
         return True
+
+    def _choose(
+        self, logits: Tensor, requests: Sequence[GenerationRequest | None], steps: list[int]
+    ) -> Tensor:
+        samplings = [None if request is None else request.sampling for request in requests]
+        options = [None if request is None else request.options for request in requests]
+        chosen = choose_tokens(apply_constraints(logits, options), samplings, steps)
+        note_logprobs(logits, chosen, options)
+        return chosen
 
     def _going(self, slot: int) -> GenerationRequest | None:
         rows = self._scheduler.rows

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from graftwork.model.generate.constraint import TokenOptions
 from graftwork.model.generate.sampling import RowSampling, Sampling
 
 
@@ -27,6 +28,7 @@ class GenerationRequest:
         adapter: str | None = None,
         on_token: Callable[[int], bool] | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
+        options: TokenOptions | None = None,
     ) -> None:
         self.prompt = prompt
         self.sampling = RowSampling(sampling, row=row)
@@ -39,6 +41,7 @@ class GenerationRequest:
         self.launched = 0
         """Tokens that are computed or being computed; a card runs ahead of what is known here."""
         self._on_token = on_token
+        self.options = options
 
     @property
     def length(self) -> int:
@@ -53,6 +56,8 @@ class GenerationRequest:
         """The next token; whether the answer ended now: at a stop token, the limit, or by its listener."""
         if self.done:
             return False
+        if self.options is not None and self.options.constraint is not None:
+            self.options.constraint.advance(token)
         if token in stop:
             self.end("stop")
             return True

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from graftwork.model.adapters.peft import activate
+from graftwork.model.generate.constraint import apply_constraints, note_logprobs
 from graftwork.model.generate.prefix import common_length
 from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import choose_tokens
@@ -99,7 +100,10 @@ class StaticDecoder:
         """Token by token; ended rows leave the batch, since they cost as much as others."""
         cache, mask, logits = read
         for step in count():
-            chosen = choose_tokens(logits, [row.sampling for row in rows], [step] * len(rows))
+            options = [row.options for row in rows]
+            allowed = apply_constraints(logits, options)
+            chosen = choose_tokens(allowed, [row.sampling for row in rows], [step] * len(rows))
+            note_logprobs(logits, chosen, options)
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 row.take(token, self._stop)
             keep = [place for place, row in enumerate(rows) if not row.done]

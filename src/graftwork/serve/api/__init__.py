@@ -1,0 +1,1 @@
+"""The APIs that clients speak: requests checked, answers written. No clock, network or model."""

@@ -1,0 +1,189 @@
+"""A checked request and the pieces of its answer, whatever API the client speaks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
+
+import orjson
+
+from graftwork.serve.http_messages import ApiError
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls
+
+MOST_CHOICES = 16
+"""Answers that one request may ask for: `n` times its prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLimits:
+    default_model: str = "champion"
+    max_tokens: int = 256
+    max_tokens_limit: int = 1024
+    max_schema_bytes: int = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What few requests ask for."""
+
+    n: int = 1
+    logprobs: int | None = None
+    """How many alternatives each token lists; None for no log-probabilities."""
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `required`, or the name of a tool as `=name`."""
+    parallel_tool_calls: bool = True
+    strict_tools: bool = False
+    """Whether arguments must follow their schema even if the model is free to answer with text."""
+    schema: dict[str, Any] | None = None
+    """The JSON Schema that the answer must follow."""
+    prompts: tuple[str, ...] = ()
+    """Texts to continue, without a chat template; empty for a chat."""
+
+    def encode_for_engine(self) -> dict[str, Any]:
+        return {
+            "logprobs": self.logprobs,
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "strict_tools": self.strict_tools,
+            "json_schema": self.schema,
+            "prompt": self.prompts[0] if self.prompts else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A checked request. `body` is a chat completion request, for captures and other servers."""
+
+    body: dict[str, Any]
+    model: str
+    messages: list[dict[str, str]]
+    """Role and content; tool calls are in the content, in tags."""
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    stop: list[str]
+    stream: bool
+    include_usage: bool
+    user: str | None
+    options: GenerationOptions | None = None
+
+    def encode_for_engine(self, engine_model: str) -> bytes:
+        value = {
+            "model": engine_model,
+            "messages": self.messages,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+            "stream": self.stream,
+        }
+        if self.options is not None:
+            value |= self.options.encode_for_engine()
+        return orjson.dumps(value)
+
+    @property
+    def choices(self) -> int:
+        options = self.options
+        return 1 if options is None else options.n * max(len(options.prompts), 1)
+
+    def fan_out(self) -> "list[ChatCall]":
+        """One call for each choice, in the order of their indices."""
+        options = self.options
+        if options is None or self.choices == 1:
+            return [self]
+        calls = []
+        for prompt in options.prompts or (None,):
+            single = replace(options, n=1, prompts=() if prompt is None else (prompt,))
+            for number in range(options.n):
+                seed = None if self.seed is None else _wrap(self.seed + number)
+                calls.append(replace(self, options=single, seed=seed))
+        return calls
+
+
+def _wrap(seed: int) -> int:
+    """Keep a seed within 64 bits."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+class CallData(TypedDict):
+    """A tool call. `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class AlternativeData(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobData(AlternativeData):
+    """A token of the reply with its log-probability and the likeliest tokens in its place."""
+
+    top_logprobs: list[AlternativeData]
+
+
+class PieceData(TypedDict):
+    """A piece of a reply as parsed JSON. The last one has a finish reason and the token counts."""
+
+    text: str
+    finish_reason: NotRequired[str | None]
+    prompt_tokens: NotRequired[int]
+    reply_tokens: NotRequired[int]
+    tool_calls: NotRequired[list[CallData]]
+    logprobs: NotRequired[list[LogprobData]]
+    stop: NotRequired[str | None]
+    """The stop string that ended the reply."""
+    index: NotRequired[int]
+    """Which of several choices it belongs to."""
+
+
+def describe_reply(text: str, calls: list[CallData]) -> str:
+    """Text and calls as the captures keep them: calls in tags."""
+    made = tuple(ToolCall(call["name"], orjson.loads(call["arguments"])) for call in calls)
+    return write_calls(TextAndCalls(text, made)) if made else text
+
+
+class TokenUsage(NamedTuple):
+    prompt: int
+    reply: int
+
+
+NO_TOKENS = TokenUsage(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every part of one answer repeats. `unique` is the part of its id without a prefix."""
+
+    unique: str
+    created: int
+    model: str
+    release: str
+
+
+class StreamEncoder(Protocol):
+    """Server-sent events of one answer."""
+
+    def opening(self) -> bytes: ...
+
+    def piece(self, piece: PieceData) -> bytes: ...
+
+    def closing(self, usage: TokenUsage) -> bytes: ...
+
+    def error(self, error: ApiError) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFormat:
+    """One API: how its requests are read and its answers written."""
+
+    parse: Callable[[bytes, ChatLimits], ChatCall]
+    encode: Callable[[AnswerHead, ChatCall, list[PieceData], TokenUsage], bytes]
+    """The whole answer; one piece for each choice."""
+    open_stream: Callable[[AnswerHead, ChatCall], StreamEncoder]
+    encode_error: Callable[[ApiError], bytes]

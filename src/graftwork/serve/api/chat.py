@@ -1,0 +1,310 @@
+"""OpenAI's chat completions: requests checked and answers written.
+
+In: the bytes of a request, or pieces of an answer. Out: a ChatCall, or the bytes of a response.
+What we cannot do is refused by name, never ignored. Requests without tools, choices or log-probabilities take
+a shorter way: this is the hot path.
+"""
+
+from typing import Any, cast
+
+import orjson
+
+from graftwork.records.interaction import Role
+from graftwork.serve.api.call import (
+    AnswerHead,
+    ApiFormat,
+    ChatCall,
+    ChatLimits,
+    GenerationOptions,
+    PieceData,
+    StreamEncoder,
+    TokenUsage,
+)
+from graftwork.serve.api.fields import load_object, take, take_integer, take_number, take_stop, take_text
+from graftwork.serve.api.options import FIELDS, parse_options
+from graftwork.serve.api.tools import Turns, call_id, encode_call
+from graftwork.serve.http_messages import ApiError, encode_error
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",  # OpenAI's newer name for the same turn
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+# Options that change nothing at these values; at any other value they are refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+_KNOWN = frozenset(
+    {
+        "model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens",
+        "temperature", "top_p", "seed", "stop", "user", "metadata",
+    }
+) | FIELDS  # fmt: skip
+
+
+def parse_chat(data: bytes, limits: ChatLimits) -> ChatCall:
+    """The request as a ChatCall. Raises ApiError with what is wrong."""
+    return parse_chat_body(load_object(data), limits)
+
+
+def parse_chat_body(raw: dict[str, Any], limits: ChatLimits) -> ChatCall:
+    body = {key: value for key, value in raw.items() if value is not None}
+    refuse_unsupported(body, _KNOWN, _NEUTRAL)
+    return make_call(
+        raw,
+        body,
+        messages=_parse_messages(body.get("messages")),
+        limits=limits,
+        options=None if FIELDS.isdisjoint(body) else parse_options(body, limits),
+    )
+
+
+def make_call(
+    raw: dict[str, Any],
+    body: dict[str, Any],
+    *,
+    messages: list[dict[str, str]],
+    limits: ChatLimits,
+    options: GenerationOptions | None,
+) -> ChatCall:
+    """The fields that chat and text completions have in common. `body` is `raw` without nulls."""
+    stream_options = take(body, "stream_options", dict, {})
+    if stream_options.keys() - {"include_usage", "include_obfuscation"}:
+        raise ApiError(400, "only stream_options.include_usage is supported", param="stream_options")
+    if not all(isinstance(value, bool) for value in stream_options.values()):
+        raise ApiError(400, "stream_options must map names to true or false", param="stream_options")
+    metadata = take(body, "metadata", dict, {})
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ApiError(400, "metadata must map names to strings", param="metadata")
+    return ChatCall(
+        body=raw,
+        model=take(body, "model", str, limits.default_model),
+        messages=messages,
+        max_tokens=_parse_max_tokens(body, limits),
+        # What was evaluated is greedy, so what is served is greedy unless the caller asks otherwise.
+        temperature=take_number(body, "temperature", default=0.0, low=0.0, high=2.0),
+        top_p=take_number(body, "top_p", default=1.0, low=0.0, high=1.0),
+        seed=take_integer(body, "seed", default=None, low=-(2**63), high=2**63 - 1),
+        stop=take_stop(body, "stop"),
+        stream=take(body, "stream", bool, False),
+        include_usage=stream_options.get("include_usage") is True,
+        user=take_text(body, "user"),
+        options=options,
+    )
+
+
+def refuse_unsupported(
+    body: dict[str, Any], known: frozenset[str], neutral: dict[str, tuple[Any, ...]]
+) -> None:
+    """`neutral` options change nothing at their listed values."""
+    for key, value in body.items():
+        if key in known:
+            continue
+        if key not in neutral:
+            message = f"the option {key!r} is not supported; leave it out"
+            raise ApiError(400, message, param=key, code="unsupported_parameter")
+        if not any(value == same and type(value) is type(same) for same in neutral[key]):
+            message = f"{key} is not supported at this value; leave {key!r} out"
+            raise ApiError(400, message, param=key, code="unsupported_parameter")
+
+
+def _parse_messages(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise ApiError(400, "messages must be a list with at least one message", param="messages")
+    turns = Turns()
+    return [_parse_message(message, f"messages[{i}]", turns) for i, message in enumerate(value)]
+
+
+def _parse_message(message: Any, where: str, turns: Turns) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ApiError(400, f"{where} must be an object with role and content", param=where)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(400, f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    plain = True
+    for key, value in message.items():
+        if key not in ("role", "content") and value is not None and value != []:
+            plain = False
+            if key not in _TURN_FIELDS.get(role, ()):
+                text = f"{where}.{key} is not supported: only role and content reach the model"
+                raise ApiError(400, text, param=f"{where}.{key}", code="unsupported_parameter")
+    if plain:
+        return {"role": _ROLES[role], "content": _parse_content(message.get("content"), f"{where}.content")}
+    if role == "tool":
+        if message.get("tool_call_id") is not None:
+            turns.check_result(message["tool_call_id"], f"{where}.tool_call_id")
+        return {"role": "tool", "content": _parse_content(message.get("content"), f"{where}.content")}
+    content = message.get("content")
+    text = "" if content is None else _parse_content(content, f"{where}.content")
+    return {
+        "role": "assistant",
+        "content": turns.write_calls(text, message["tool_calls"], f"{where}.tool_calls"),
+    }
+
+
+_TURN_FIELDS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+
+
+def _parse_content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise ApiError(400, f"{where} must be a string or a list of text parts", param=where)
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        known = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+        text = part["text"] if known else None
+        if not isinstance(text, str):
+            message = f'{where}[{i}] is not supported: only parts {{"type": "text", "text": …}} are'
+            raise ApiError(400, message, param=f"{where}[{i}]", code="unsupported_parameter")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _parse_max_tokens(body: dict[str, Any], limits: ChatLimits) -> int:
+    key = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    default = min(limits.max_tokens, limits.max_tokens_limit)
+    return cast(int, take_integer(body, key, default=default, low=1, high=limits.max_tokens_limit))
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def encode_completion(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:
+    return orjson.dumps(
+        {
+            "id": f"chatcmpl-{head.unique}",
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.release,
+            "choices": [_encode_choice(head, place, piece) for place, piece in enumerate(choices)],
+            "usage": encode_usage(usage),
+        }
+    )
+
+
+def _encode_choice(head: AnswerHead, place: int, piece: PieceData) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": piece["text"], "refusal": None}
+    reason = piece.get("finish_reason") or "stop"
+    if calls := piece.get("tool_calls"):
+        message["content"] = piece["text"] or None
+        message["tool_calls"] = [
+            encode_call(call, call_id(head.unique, place, number)) for number, call in enumerate(calls)
+        ]
+        reason = "tool_calls" if reason == "stop" else reason
+    listed = piece.get("logprobs")
+    logprobs = None if listed is None else {"content": listed, "refusal": None}
+    return {"index": place, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def encode_usage(usage: TokenUsage) -> dict[str, int]:
+    total = usage.prompt + usage.reply
+    return {"prompt_tokens": usage.prompt, "completion_tokens": usage.reply, "total_tokens": total}
+
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+class ChunkEncoder:
+    """Server-sent events of one plain answer. What repeats is encoded once: this is the hot path."""
+
+    def __init__(self, head: AnswerHead, call: ChatCall) -> None:
+        common = orjson.dumps(
+            {
+                "id": f"chatcmpl-{head.unique}",
+                "object": "chat.completion.chunk",
+                "created": head.created,
+                "model": head.model,
+                "system_fingerprint": head.release,
+            }
+        )
+        self._include_usage = call.include_usage
+        self._common = b"data: " + common[:-1]
+        self._before = self._common + b',"choices":[{"index":0,"delta":{"content":'
+
+    def opening(self) -> bytes:
+        return self._choice(b'{"role":"assistant","content":""}', None)
+
+    def piece(self, piece: PieceData) -> bytes:
+        text, reason = piece["text"], piece.get("finish_reason")
+        out = self._before + orjson.dumps(text) + b'},"finish_reason":null}]}\n\n' if text else b""
+        return out if reason is None else out + self._choice(b"{}", reason)
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        if not self._include_usage:
+            return DONE_EVENT
+        counts = orjson.dumps(encode_usage(usage))
+        return self._common + b',"choices":[],"usage":' + counts + b"}\n\n" + DONE_EVENT
+
+    def error(self, error: ApiError) -> bytes:
+        """An error inside a stream whose head is out already."""
+        return b"data: " + encode_error(error) + b"\n\n"
+
+    def _choice(self, delta: bytes, finish_reason: str | None) -> bytes:
+        reason = orjson.dumps(finish_reason)
+        return self._common + b',"choices":[{"index":0,"delta":%b,"finish_reason":%b}]}\n\n' % (delta, reason)
+
+
+class OptionChunkEncoder(ChunkEncoder):
+    """The same with several choices, tool calls and log-probabilities."""
+
+    def __init__(self, head: AnswerHead, call: ChatCall) -> None:
+        super().__init__(head, call)
+        self._unique = head.unique
+        self._choices = call.options.n if call.options is not None else 1
+
+    def opening(self) -> bytes:
+        opened = {"role": "assistant", "content": ""}
+        return b"".join([self._encode(place, opened) for place in range(self._choices)])
+
+    def piece(self, piece: PieceData) -> bytes:
+        place, out = piece.get("index", 0), b""
+        if piece["text"] or piece.get("logprobs"):
+            out = self._encode(place, {"content": piece["text"]}, logprobs=piece.get("logprobs"))
+        calls = piece.get("tool_calls") or []
+        for number, call in enumerate(calls):
+            whole = encode_call(call, call_id(self._unique, place, number))
+            named = {**whole, "function": {"name": call["name"], "arguments": ""}}
+            out += self._encode(place, {"tool_calls": [{"index": number, **named}]})
+            arguments = {"index": number, "function": {"arguments": call["arguments"]}}
+            out += self._encode(place, {"tool_calls": [arguments]})
+        reason = piece.get("finish_reason")
+        if reason is not None:
+            out += self._encode(place, {}, reason="tool_calls" if calls and reason == "stop" else reason)
+        return out
+
+    def _encode(
+        self, place: int, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": place, "delta": delta, "finish_reason": reason}
+        if logprobs:
+            choice["logprobs"] = {"content": logprobs, "refusal": None}
+        return self._common + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
+
+
+def open_chunks(head: AnswerHead, call: ChatCall) -> StreamEncoder:
+    return ChunkEncoder(head, call) if call.options is None else OptionChunkEncoder(head, call)
+
+
+def encode_models(names: dict[str, str]) -> bytes:
+    """`names` maps each name that can be asked for to the release that answers it."""
+    data = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "graftwork", "root": release}
+        for name, release in names.items()
+    ]
+    return orjson.dumps({"object": "list", "data": data})
+
+
+CHAT = ApiFormat(parse_chat, encode_completion, open_chunks, encode_error)

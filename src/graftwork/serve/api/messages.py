@@ -1,0 +1,282 @@
+"""Anthropic's messages, translated to chat completions and back, streaming included."""
+
+from typing import Any
+
+import orjson
+
+from graftwork.serve.api.call import (
+    AnswerHead,
+    ApiFormat,
+    CallData,
+    ChatCall,
+    ChatLimits,
+    PieceData,
+    TokenUsage,
+)
+from graftwork.serve.api.chat import parse_chat_body
+from graftwork.serve.api.fields import (
+    load_object,
+    take,
+    take_integer,
+    take_objects,
+    take_stop,
+    take_text,
+    unsupported,
+    wrong,
+)
+from graftwork.serve.api.tools import call_id, dump_arguments
+from graftwork.serve.http_messages import ApiError
+
+_KNOWN = {
+    "model", "messages", "system", "max_tokens", "temperature", "top_p", "stream", "stop_sequences", "tools",
+    "tool_choice", "metadata", "thinking", "service_tier",
+}  # fmt: skip
+_MOST_STOPS = 4
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+_KINDS |= {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
+
+
+def parse_messages(data: bytes, limits: ChatLimits) -> ChatCall:
+    body = {key: value for key, value in load_object(data).items() if value is not None}
+    for key in body.keys() - _KNOWN:
+        raise unsupported(key)
+    if take(body, "thinking", dict, {"type": "disabled"}).get("type") != "disabled":
+        raise unsupported("thinking", "is not supported; leave it out or disable it")
+    if take_text(body, "service_tier") not in (None, "auto", "standard_only"):
+        raise unsupported("service_tier")
+    if "max_tokens" not in body:
+        raise wrong("max_tokens", "is required")
+    chat: dict[str, Any] = {
+        "messages": [*_parse_system(body.get("system")), *_parse_turns(body)],
+        # Clients of this API ask for more than small models give: what exceeds our limit is cut.
+        "max_tokens": min(
+            take_integer(body, "max_tokens", default=1, low=1, high=2**31) or 1, limits.max_tokens_limit
+        ),
+        "stop": take_stop(body, "stop_sequences", most=_MOST_STOPS) or None,
+    }
+    chat |= {key: body[key] for key in ("model", "temperature", "top_p", "stream") if key in body}
+    metadata = take(body, "metadata", dict, {})
+    chat["user"] = take_text(metadata, "user_id")
+    if "tools" in body:
+        chat["tools"] = [_parse_tool(tool, i) for i, tool in enumerate(take_objects(body, "tools", "tools"))]
+    if "tool_choice" in body:
+        chat |= _parse_choice(take(body, "tool_choice", dict, {}))
+    return parse_chat_body({key: value for key, value in chat.items() if value is not None}, limits)
+
+
+def _parse_system(system: Any) -> list[dict[str, Any]]:
+    if system is None or system == "":
+        return []
+    text = system if isinstance(system, str) else "\n\n".join(_texts(system, "system"))
+    return [{"role": "system", "content": text}]
+
+
+def _texts(blocks: Any, where: str) -> list[str]:
+    """The texts of a list of text blocks."""
+    if not isinstance(blocks, list):
+        raise wrong(where, "must be a string or a list of blocks")
+    texts = []
+    for place, block in enumerate(blocks):
+        text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise unsupported(f"{where}[{place}]", "is not supported: only text blocks are")
+        texts.append(text)
+    return texts
+
+
+def _parse_turns(body: dict[str, Any]) -> list[dict[str, Any]]:
+    turns: list[dict[str, Any]] = []
+    for place, message in enumerate(take_objects(body, "messages", "messages")):
+        where = f"messages[{place}]"
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant"):
+            raise wrong(f"{where}.role", "must be user or assistant")
+        for key in message.keys() - {"role", "content"}:
+            raise unsupported(f"{where}.{key[:80]}")
+        if isinstance(content, str):
+            turns.append({"role": role, "content": content})
+        elif not isinstance(content, list) or not content:
+            raise wrong(f"{where}.content", "must be a string or a list of blocks")
+        elif role == "assistant":
+            turns.append(_parse_assistant(content, f"{where}.content"))
+        else:
+            turns += _parse_user(content, f"{where}.content")
+    return turns
+
+
+def _parse_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
+    calls: list[dict[str, Any]] = []
+    others: list[Any] = []
+    for place, block in enumerate(blocks):
+        if isinstance(block, dict) and block.get("type") == "tool_use":
+            if not isinstance(block.get("input"), dict):
+                raise wrong(f"{where}[{place}].input", "must be an object")
+            function = {"name": block.get("name"), "arguments": dump_arguments(block["input"])}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif calls:
+            raise unsupported(f"{where}[{place}]", "is not supported: text must come before tool_use blocks")
+        else:
+            others.append(block)
+    text = "".join(_texts(others, where))
+    return {"role": "assistant", "content": text, "tool_calls": calls} if calls else {
+        "role": "assistant", "content": text
+    }  # fmt: skip
+
+
+def _parse_user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
+    """Results of tools are turns of their own, before the text."""
+    results, others = [], []
+    for place, block in enumerate(blocks):
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            content = block.get("content") or ""
+            text = (
+                content if isinstance(content, str) else "".join(_texts(content, f"{where}[{place}].content"))
+            )
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        else:
+            others.append(block)
+    text = "".join(_texts(others, where))
+    return [*results, {"role": "user", "content": text}] if others else results
+
+
+def _parse_tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
+    where = f"tools[{place}]"
+    if tool.get("type", "custom") != "custom":
+        raise unsupported(f"{where}.type", "is not supported: only tools with an input_schema are")
+    for key in tool.keys() - {"type", "name", "description", "input_schema", "cache_control", "strict"}:
+        raise unsupported(f"{where}.{key[:80]}")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise wrong(f"{where}.input_schema", "must be a JSON Schema object")
+    function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+    function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _parse_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type")
+    made: dict[str, Any] = {}
+    if take(choice, "disable_parallel_tool_use", bool, False):
+        made["parallel_tool_calls"] = False
+    if kind == "tool":
+        return {**made, "tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    names = {"auto": "auto", "none": "none", "any": "required"}
+    if not isinstance(kind, str) or kind not in names:
+        raise wrong("tool_choice.type", "must be auto, any, tool or none")
+    return {**made, "tool_choice": names[kind]}
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def encode_message(head: AnswerHead, call: ChatCall, choices: list[PieceData], usage: TokenUsage) -> bytes:
+    (piece,) = choices
+    content: list[dict[str, Any]] = [{"type": "text", "text": piece["text"]}] if piece["text"] else []
+    for place, made in enumerate(piece.get("tool_calls") or []):
+        content.append({**_tool_block(head, place, made), "input": orjson.loads(made["arguments"])})
+    message = {**_message(head), "content": content, **_ending(piece)}
+    return orjson.dumps({**message, "usage": _usage(usage)})
+
+
+def _message(head: AnswerHead) -> dict[str, Any]:
+    return {
+        "id": f"msg_{head.unique}",
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _tool_block(head: AnswerHead, place: int, call: CallData) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id(head.unique, 0, place), "name": call["name"], "input": {}}
+
+
+def _ending(piece: PieceData) -> dict[str, Any]:
+    reason, stop = piece.get("finish_reason") or "stop", piece.get("stop")
+    if stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    if piece.get("tool_calls") and reason == "stop":
+        reason = "tool_calls"
+    return {"stop_reason": _REASONS.get(reason, reason), "stop_sequence": None}
+
+
+def _usage(usage: TokenUsage) -> dict[str, int]:
+    return {"input_tokens": usage.prompt, "output_tokens": usage.reply}
+
+
+def encode_message_error(error: ApiError) -> bytes:
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    inner = {"type": kind, "message": error.message}
+    if error.param is not None:
+        inner["param"] = error.param
+    return orjson.dumps({"type": "error", "error": inner})
+
+
+class MessageStream:
+    """Server-sent events of one message: text in the first block, each tool call in a block of its own."""
+
+    def __init__(self, head: AnswerHead, call: ChatCall) -> None:
+        self._head = head
+        self._blocks = 0
+        self._in_text = False
+        self._ending: dict[str, Any] = {}
+
+    def opening(self) -> bytes:
+        # The engine counts the tokens of the prompt with its last piece: `message_delta` has them.
+        message = {**_message(self._head), "usage": _usage(TokenUsage(0, 0))}
+        return _event("message_start", {"message": message})
+
+    def piece(self, piece: PieceData) -> bytes:
+        out = b""
+        if piece["text"]:
+            if not self._in_text:
+                self._in_text = True
+                out += self._start({"type": "text", "text": ""})
+            out += self._delta({"type": "text_delta", "text": piece["text"]})
+        if piece.get("finish_reason") is None:
+            return out
+        out += self._stop_text()
+        for place, call in enumerate(piece.get("tool_calls") or []):
+            out += self._start(_tool_block(self._head, place, call))
+            out += self._delta({"type": "input_json_delta", "partial_json": call["arguments"]})
+            out += self._stop()
+        self._ending = _ending(piece)
+        return out
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        delta = _event("message_delta", {"delta": self._ending, "usage": _usage(usage)})
+        return delta + _event("message_stop", {})
+
+    def error(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + encode_message_error(error) + b"\n\n"
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        return _event("content_block_start", {"index": self._blocks, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._blocks, "delta": delta})
+
+    def _stop(self) -> bytes:
+        self._blocks += 1
+        return _event("content_block_stop", {"index": self._blocks - 1})
+
+    def _stop_text(self) -> bytes:
+        if not self._in_text:
+            return b""
+        self._in_text = False
+        return self._stop()
+
+
+def _event(kind: str, value: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **value}))
+
+
+MESSAGES = ApiFormat(parse_messages, encode_message, MessageStream, encode_message_error)
