@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
     from graftwork.records.repair import RepairOutcome, RepairPlan
-    from graftwork.serve.settings import ServeSettings
+    from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
 
@@ -176,6 +176,17 @@ class Project:
         with self.open() as work:
             allowed = _allowed(work, "gate", update=update)
             return run_pipeline(work, upto="gate", may_do=allowed).get("gate", Verdict)
+
+    def gate_engine(
+        self, engine: "EngineSettings | None" = None, *, release: str | None = None, update: bool = False
+    ) -> Verdict:
+        """Decide whether an engine may serve the last adapter, or a release. It answers the cases."""
+        from graftwork.pipeline.engine_gate import gate_engine
+
+        with self.open() as work:
+            allowed = _allowed(work, "train" if release is None else "prepare", update=update)
+            chosen = engine or self.settings.serve.engine
+            return gate_engine(work, chosen, release=release, may_do=allowed)
 
     def gate_all(self, *, update: bool = False) -> "GatedAll":
         """Decide for every model, corrected for how many are judged at once."""

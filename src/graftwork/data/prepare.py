@@ -156,6 +156,13 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
     require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
     state.store(assignment, marked)
     warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
+    calling = int(corpus.column("calls_tools")[kept.places].sum())
+    # A renderer of another package need not know tools.
+    if calling and not getattr(job.base.renderer, "writes_tool_calls", False):
+        warnings.append(
+            f"{calling:,} rows call tools, and the template of {job.base.name} has no form of calls that can "
+            "be read back: they are trained as JSON in <tool_call> tags"
+        )
     corpus.forget()
     return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
 

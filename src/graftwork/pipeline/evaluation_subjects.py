@@ -12,6 +12,8 @@ from typing import Any
 
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.disk import folder_digest
+from graftwork.inference.llamacpp import LLAMACPP
+from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.base import fingerprint
@@ -46,7 +48,10 @@ def resolve_subject(
     if subject.kind == "endpoint":
         return _endpoint_subject(work, subject, asking)
     weights = _find_weights(work, subject, outcome)
-    identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None])
+    engine = name_engine(subject.engine) if subject.engine else ""
+    # The same weights through another engine are another subject.
+    asked_through = [[engine, subject.precision]] if engine else []
+    identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None, *asked_through])
     prompt = _find_prompt(subject, weights, asking)
     folder = weights.folder if weights and weights.prompt is None else None
     job = _job(
@@ -58,9 +63,12 @@ def resolve_subject(
         instruction=prompt.instruction,
         logged_system=subject.kind == "logged_prompt",
         adapter_folder=str(folder) if folder else None,
-        device=find_device(),
+        device="cpu" if subject.engine == LLAMACPP else find_device(),
         shards=asking.shards,
-        perplexity=work.settings.evaluate.perplexity,
+        # llama.cpp gives no probabilities of a given reply.
+        perplexity=work.settings.evaluate.perplexity and subject.engine != LLAMACPP,
+        engine=engine,
+        precision=subject.precision,
     )
     return Subject(
         subject.name, Path(job.folder), job, identity, release=weights.release if weights else None

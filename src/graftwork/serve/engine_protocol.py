@@ -10,7 +10,7 @@ LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the serve
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 import orjson
@@ -20,6 +20,7 @@ from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
 from graftwork.serve.openai_api import ChatCall
+from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
@@ -74,7 +75,9 @@ class ServingEngine(Protocol):
         """The reply in pieces, once the engine has accepted the request. Raises ApiError if it does not."""
         ...
 
-    async def load_adapter(self, name: str, folder: str) -> None: ...
+    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
+        """Load an adapter. Those in `keep` stay loaded whatever room it needs."""
+        ...
 
 
 class EngineJob(Record):
@@ -103,6 +106,7 @@ class EngineJob(Record):
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    engine: EngineSettings = EngineSettings()
 
 
 class GenerateRequest(Record):
@@ -119,6 +123,8 @@ class GenerateRequest(Record):
 class LoadAdapter(Record):
     name: str
     folder: str
+    keep: tuple[str, ...] = ()
+    """Adapters that aliases point at. An engine with limited room may unload others once they are idle."""
 
 
 class ReplyPiece(Record):
@@ -140,6 +146,16 @@ class EngineBackend(Protocol):
         ...
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
+
+
+ENGINE_MODULES: dict[EngineKind, str] = {
+    "embedded": "graftwork.serve.embedded_engine",
+    "llamacpp": "graftwork.serve.llamacpp_engine",
+    "vllm": "graftwork.serve.upstream_engine",
+    "sglang": "graftwork.serve.upstream_engine",
+    "endpoint": "graftwork.serve.upstream_engine",
+}
+"""The module that is run as the process of each engine."""
 
 
 def make_handler(backend: EngineBackend) -> Handler:
