@@ -301,14 +301,17 @@ def find_marked_tokens(text: str) -> Iterator[TextSpan]:
             done = span.end
 
 
+TEXT_GAP = "\n<\n"
+"""Stands between texts that are searched as one: no pattern matches across it."""
+
+
 def find_aws_secrets(text: str) -> Iterator[TextSpan]:
     """Find forty characters near the id of an access key. A commit hash has forty too, but no capitals."""
     done = 0
     for key in _ACCESS_KEY.finditer(text):
         begin, end = max(done, key.start() - _NEAR), min(len(text), key.end() + _NEAR)
-        # Texts that are searched together are separated by a character on a line of its own.
-        begin = max(begin, text.rfind("\n<\n", begin, key.start()))
-        other = text.find("\n<\n", key.end(), end)
+        begin = max(begin, text.rfind(TEXT_GAP, begin, key.start()))
+        other = text.find(TEXT_GAP, key.end(), end)
         for found in _SECRET_KEY.finditer(text, begin, other if other >= 0 else end):
             if _is_mixed(found.group()):
                 yield TextSpan(*found.span())
@@ -331,7 +334,7 @@ def find_named_secrets(text: str) -> Iterator[TextSpan]:
     """Find generated values shortly after `secret`, `password`, `token` and the like, in prose or tables."""
     for found in _GENERATED.finditer(text):
         if looks_generated(found["value"]):
-            before = text[max(0, found.start() - _CONTEXT) : found.start()]
+            before = text[max(0, found.start() - _CONTEXT) : found.start()].rpartition(TEXT_GAP)[2]
             if _CONTEXT_NAME.search(before):
                 yield TextSpan(*found.span("value"))
 

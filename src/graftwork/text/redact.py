@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from graftwork.records.base import NotSecret, Record, Secret, secret_of
-from graftwork.text.detectors import find_secret_keys, has_access_key, looks_random
+from graftwork.text.detectors import TEXT_GAP, find_secret_keys, has_access_key, looks_random
 from graftwork.text.messages import hide
 from graftwork.text.patterns import (
     PATTERNS,
@@ -36,8 +36,6 @@ SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
 _PLACEHOLDER = re.compile(r"<REDACTED:([a-z_]{1,24}):([1-9][0-9]{0,8})>")
 # Removing a value can expose another next to it; more rounds only matter for hostile text.
 _ROUNDS = 4
-# No pattern matches across this, so that many texts can be searched as one.
-_GAP = "\n<\n"
 
 
 _SECRET_KEYS = Pattern("aws_secret_key", locate=find_secret_keys)
@@ -119,7 +117,7 @@ def redact(text: str) -> Redacted:
 
 def hold_private(texts: Iterable[str]) -> bool:
     """Whether `redact` would change any of the texts, checked in one pass."""
-    joined = _GAP.join(texts)
+    joined = TEXT_GAP.join(texts)
     return any(True for pattern in find_likely(joined) for _ in pattern.find(joined))
 
 

@@ -213,7 +213,7 @@ def test_a_lineage_goes_down_to_the_log_and_back_to_the_parents(place):
 
 
 def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
-    place.configure(base="gone/model")
+    place.configure(base="./gone/model")
     first, second = place.make(), place.make()
     for release in (first, second):
         place.ask("promote", release)
