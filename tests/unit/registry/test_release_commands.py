@@ -223,7 +223,7 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
         open_store(work).lease() as held,
         pytest.raises(UserMistake, match="no base model") as reported,
     ):
-        engine_job(work, held)
+        engine_job(work, held, work.settings.serve)
     assert reported.value.why
     assert reported.value.fix
     assert reported.value.where.endswith("gone/model")
