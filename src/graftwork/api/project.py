@@ -22,6 +22,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
+    from graftwork.data.settings import RepairSettings
     from graftwork.pipeline.calibration_run import CalibratedJudge
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
     from graftwork.records.costs import Savings
-    from graftwork.serve.settings import ServeSettings
+    from graftwork.records.drift import PromptDrift
+    from graftwork.records.repair import RepairOutcome, RepairPlan
+    from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
 
@@ -72,6 +75,24 @@ class Project:
         if files:
             return audit_with_settings(self.folder, files, reporter=self.reporter, row_format=row_format)
         return audit_project(self.folder, reporter=self.reporter)
+
+    def plan_repair(
+        self, settings: "RepairSettings | None" = None, *, out: Path | None = None
+    ) -> "RepairPlan":
+        """List the rows that a teacher would answer again, with tokens and cost. Asks nothing."""
+        from graftwork.pipeline.repair import RepairJob, default_out, plan_project_repair
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return plan_project_repair(work, job)
+
+    def repair(self, settings: "RepairSettings | None" = None, *, out: Path | None = None) -> "RepairOutcome":
+        """Let a teacher answer rows that would be dropped; write the accepted ones to a log of their own."""
+        from graftwork.pipeline.repair import RepairJob, default_out, repair_project
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return repair_project(work, job)
 
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
@@ -156,6 +177,17 @@ class Project:
             allowed = _allowed(work, "gate", update=update)
             return run_pipeline(work, upto="gate", may_do=allowed).get("gate", Verdict)
 
+    def gate_engine(
+        self, engine: "EngineSettings | None" = None, *, release: str | None = None, update: bool = False
+    ) -> Verdict:
+        """Decide whether an engine may serve the last adapter, or a release. It answers the cases."""
+        from graftwork.pipeline.engine_gate import gate_engine
+
+        with self.open() as work:
+            allowed = _allowed(work, "train" if release is None else "prepare", update=update)
+            chosen = engine or self.settings.serve.engine
+            return gate_engine(work, chosen, release=release, may_do=allowed)
+
     def gate_all(self, *, update: bool = False) -> "GatedAll":
         """Decide for every model, corrected for how many are judged at once."""
         from graftwork.pipeline.evaluation_commands import gate_all
@@ -216,6 +248,13 @@ class Project:
 
         with self.open() as work:
             return project_status(work)
+
+    def drift(self) -> "PromptDrift":
+        """Measure how far live captures have moved from the training data, and whether to train again."""
+        from graftwork.pipeline.drift import measure_drift
+
+        with self.open() as work:
+            return measure_drift(work)
 
     def serve(
         self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None

@@ -149,7 +149,7 @@ def captures(
             sessions=session,
         )
         export = CaptureExport(work, settings, feedback=chosen)
-        write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
+        write_atomic(out, "".join(capture.to_line() + "\n" for capture in export), private=True)
     if json:
         print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
         return

@@ -33,11 +33,25 @@ Session = Annotated[
 ]
 
 
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="Judge the adapter as served by this engine (llamacpp, vllm), set up as in serve.engine.",
+        metavar="KIND",
+    ),
+]
+ReleaseName = Annotated[
+    str | None, typer.Option("--release", help="With --engine: judge this release or alias instead.")
+]
+
+
 def gate(
     project: Folder = None,
     model: Model = None,
     everything: AllModels = False,
     session: Session = False,
+    engine: Engine = None,
+    release: ReleaseName = None,
     update: Update = False,
     junit: Junit = None,
     json: Json = False,
@@ -48,10 +62,17 @@ def gate(
     step and exits with code 3. Use `--update` to run the step first.
 
     Example:  graft gate --junit gate.xml && echo "ship it"
+    Example:  graft gate --engine llamacpp --release champion
     """
     if everything and (model is not None or session):
         raise typer.BadParameter("--all cannot be combined with --model or --session")
-    if session:
+    if engine is not None:
+        if everything or session:
+            raise typer.BadParameter("--engine cannot be combined with --all or --session")
+        _gate_engine(project, model, junit, engine=engine, release=release, update=update, as_json=json)
+    elif release is not None:
+        raise typer.BadParameter("--release needs --engine")
+    elif session:
         if junit is not None:
             raise typer.BadParameter("--session gives no verdict: it cannot be combined with --junit")
         _gate_session(project, model, update=update, as_json=json)
@@ -69,6 +90,30 @@ def _gate_one(
     with reporting(project, model) as found:
         verdict = found.gate(update=update)
     _write(junit, {model or "main": verdict})
+    if as_json:
+        print_json(verdict)
+    else:
+        _print(verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+def _gate_engine(
+    project: Path | None,
+    model: str | None,
+    junit: Path | None,
+    *,
+    engine: str,
+    release: str | None,
+    update: bool,
+    as_json: bool,
+) -> None:
+    from graftwork.cli.output import print_json
+    from graftwork.cli.serve import revise_engine
+
+    with reporting(project, model) as found:
+        chosen = revise_engine(found.settings.serve, engine).engine
+        verdict = found.gate_engine(chosen, release=release, update=update)
+    _write(junit, {f"{model or 'main'} on {engine}": verdict})
     if as_json:
         print_json(verdict)
     else:

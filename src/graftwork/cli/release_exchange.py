@@ -1,5 +1,6 @@
 """`graft release push`, `pull`, `export`, `import`, `sign` and `keygen`: releases outside the project."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,20 +174,50 @@ BaseTarget = Annotated[
 ]
 
 
+class ReleaseFormat(StrEnum):
+    """As what a release can be exported."""
+
+    tar = "tar"
+    ollama = "ollama"
+    vllm = "vllm"
+
+
+Format = Annotated[
+    ReleaseFormat,
+    typer.Option(
+        help="tar: the release itself. ollama: a merged GGUF file with a Modelfile. vllm: a folder with "
+        "base, adapter and command line.",
+    ),
+]
+Precision = Annotated[
+    str, typer.Option(help="With --format ollama: f32, f16, bf16, q8_0, q5_1 or q4_1.", metavar="TYPE")
+]
+
+
 def export(
     name: Name = "champion",
     to: Target = None,
     base: BaseTarget = None,
+    format: Format = ReleaseFormat.tar,
+    precision: Precision = "q8_0",
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Export a release as a tar file. The same release always gives the same bytes.
+    """Export a release as a tar file, or for Ollama or vLLM. The same release always gives the same bytes.
 
     Every byte is verified on export and on import. `--base` also writes the weights that the adapter was
     trained and evaluated on; for the embedded base these are not the official weights.
 
     Example:  graft release export champion --to champion.tar --base champion-base
+    Example:  graft release export champion --format ollama --to champion-ollama
     """
+    if format is not ReleaseFormat.tar:
+        if base is not None or to is None:
+            raise typer.BadParameter(
+                f"--format {format.value} needs --to FOLDER, and cannot be combined with --base"
+            )
+        _export_for_program(name, to, format, precision, project=project, as_json=json)
+        return
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.release_transfer import export_base, export_release
 
@@ -207,6 +238,33 @@ def export(
             stdout.print(
                 f"its base is in {base} ({size:,} bytes)", highlight=False, markup=False, soft_wrap=True
             )
+
+
+def _export_for_program(
+    name: str, to: Path, format: ReleaseFormat, precision: str, *, project: Path | None, as_json: bool
+) -> None:
+    from typing import get_args
+
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.release_formats import export_for_program
+    from graftwork.records.release import GgufPrecision
+
+    chosen = next((known for known in get_args(GgufPrecision) if known == precision), None)
+    if chosen is None:
+        raise typer.BadParameter(f"--precision takes one of {', '.join(get_args(GgufPrecision))}")
+    with opened_with_progress(project) as work:
+        done = export_for_program(
+            work, name, format="ollama" if format is ReleaseFormat.ollama else "vllm", to=to, precision=chosen
+        )
+    if as_json:
+        print_json(done)
+        return
+    text = [
+        f"{done.release_id[:12]} is in {done.folder}",
+        done.command,
+        *(f"! {note}" for note in done.notes),
+    ]
+    stdout.print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
 
 
 Source = Annotated[

@@ -22,9 +22,16 @@ Experiment = Annotated[
 ]
 
 
+Engine = Annotated[
+    str | None,
+    typer.Option(help="Engine: embedded, llamacpp, vllm, sglang or endpoint.", metavar="KIND"),
+]
+
+
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 for any free port.")] = None,
+    engine: Engine = None,
     challenger: Challenger = None,
     share: Share = None,
     experiment: Experiment = None,
@@ -38,6 +45,7 @@ def serve(
 
     Example:  graft serve --port 8080
     Example:  graft serve --challenger challenger --share 0.1
+    Example:  graft serve --engine llamacpp
     """
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
@@ -51,6 +59,8 @@ def serve(
         kept = before.split.model_dump() if before.split is not None else {}
         changes["split"] = {**kept, **experiment_options}
     settings = _revise(before, changes)
+    if engine is not None:
+        settings = revise_engine(settings, engine)
 
     def ready(url: str) -> None:
         with opened.open() as work:
@@ -71,6 +81,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
+    """The settings with another kind of engine, its own settings kept."""
+    return _revise(settings, {"engine": {**settings.engine.model_dump(), "kind": kind}})
+
+
 def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSettings":
     from pydantic import ValidationError
 
@@ -81,7 +96,7 @@ def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSetting
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_input=False)[0]
         option = str(first["loc"][-1]) if first["loc"] else "split"
-        option = "challenger" if option == "split" else option
+        option = {"split": "challenger", "kind": "engine"}.get(option, option)
         raise UserMistake(
             f"--{option} has an invalid value",
             why=str(first["msg"]),

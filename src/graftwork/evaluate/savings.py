@@ -166,7 +166,8 @@ def _figure(kinds: Sequence[Sequence[float]], scale: float, unit: str, confidenc
 
 def _say(savings: Savings, *, known: bool) -> str:
     logged, hosting, saved = savings.logged_usd_per_month, savings.hosting, savings.saved_usd_per_month
-    who = savings.models[0] if savings.models else "the logged model"
+    # Calls that the log ascribes to nobody in the price table were priced as another model.
+    who = savings.prices[0].model if savings.prices else savings.models[0]
     calls = f"{savings.calls_per_month.value:,.0f} calls"
     if savings.unpriced >= 1:
         return (
@@ -193,11 +194,7 @@ def _say(savings: Savings, *, known: bool) -> str:
 def _range(figure: Figure) -> str:
     if figure.low == figure.high:
         return show_dollars(figure.value)
-    return f"{show_dollars(figure.value)} ({_signed(figure.low)} to {_signed(figure.high)})"
-
-
-def _signed(amount: float) -> str:
-    return show_dollars(amount) if amount >= 0 else f"−{show_dollars(-amount)}"
+    return f"{show_dollars(figure.value)} ({show_dollars(figure.low)} to {show_dollars(figure.high)})"
 
 
 def _note(savings: Savings) -> list[str]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,10 +24,10 @@ from graftwork.grading.metrics import (
     find_extension,
 )
 from graftwork.process.sandbox.settings import SandboxSettings
-from graftwork.records.base import NotSecret, Record
+from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.text.redact import VariableName
+from graftwork.text.redact import EndpointUrl, VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
@@ -39,9 +38,7 @@ RUBRIC = (
 class JudgeSettings(Record):
     """A judge: another model that compares answers. The key is never written anywhere."""
 
-    url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
-        description="URL of the endpoint, up to /v1: https://host/v1."
-    )
+    url: EndpointUrl = Field(description="URL of the endpoint, up to /v1: https://host/v1.")
     model: str = Field(min_length=1, description="Name of the model at the endpoint.")
     key_variable: VariableName | None = Field(
         None,
@@ -75,16 +72,6 @@ class JudgeSettings(Record):
     min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
     price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
     price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address begins with http:// or https://")
-        if parts.username or parts.password or parts.query:
-            raise ValueError("an address with a key in it would be written everywhere: use key_variable")
-        return url.rstrip("/").removesuffix("/chat/completions")
 
     @model_validator(mode="after")
     def _cost_has_prices(self) -> Self:

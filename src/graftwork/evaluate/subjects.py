@@ -10,28 +10,37 @@ not know whether it exists.
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
+    model:NAME                           what the last training of another model of the project left
     release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
                                          and `,concurrency=16` asks so many questions at a time
+    engine:NAME, engine:NAME/PRECISION   the adapter through another engine: llamacpp, vllm
+    engine:NAME@SUBJECT                  another subject through it, such as engine:llamacpp@champion
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from graftwork.evaluate.cases import cases_to_time
 from graftwork.inference.embedded import EMBEDDED
-from graftwork.inference.selection import agree_on_engine, is_vllm
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.inference.selection import PRECISIONS, VLLM, agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.prompt import PromptVariant
+from graftwork.records.release import GgufPrecision
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "prompt", "logged_prompt", "adapter", "folder", "run", "release", "log", "endpoint"]
+Kind = Literal[
+    "base", "prompt", "logged_prompt", "adapter", "folder", "run", "model", "release", "log", "endpoint"
+]
+ENGINES: dict[str, tuple[str, ...]] = {LLAMACPP: get_args(GgufPrecision), VLLM: PRECISIONS}
+"""Engines that a subject can name, and the precisions of each."""
 PROMPTED = "base+prompt"
 LOGGED_PROMPT = "base+logged_prompt"
 PLAIN: dict[str, Kind] = {
@@ -52,6 +61,9 @@ class NamedSubject(NamedTuple):
     kind: Kind
     which: str = ""
     endpoint: Endpoint | None = None
+    engine: str = ""
+    """The engine to ask, where it is not the one that all subjects share."""
+    precision: str = ""
 
 
 def parse_subject(text: str) -> NamedSubject:
@@ -63,16 +75,39 @@ def parse_subject(text: str) -> NamedSubject:
     if name.startswith(("http://", "https://")):
         return _parse_endpoint(name)
     before, colon, which = name.partition(":")
-    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
+    if before == "engine" and which:
+        return _parse_engine(name, which)
+    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
         why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
-        "release:ID, champion, log, or URL#model",
+        "model:NAME, release:ID, champion, log, engine:NAME or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )
+
+
+def _parse_engine(name: str, which: str) -> NamedSubject:
+    chosen, _, asked = which.partition("@")
+    engine, _, precision = chosen.partition("/")
+    subject = parse_subject(asked or "adapter")
+    known = ENGINES.get(engine, ())
+    if (
+        not known
+        or (precision and precision not in known)
+        or subject.kind in ("log", "endpoint")
+        or subject.engine
+    ):
+        raise UserMistake(
+            f"{name!r} names no engine",
+            why=f"engines are {', '.join(ENGINES)}; llamacpp takes {', '.join(ENGINES[LLAMACPP])}",
+            fix="write engine:llamacpp, engine:llamacpp/q4_1 or engine:llamacpp@champion",
+            where="--subject",
+        )
+    default = DEFAULT_PRECISION if engine == LLAMACPP else ""
+    return subject._replace(name=name, engine=engine, precision=precision or default)
 
 
 def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
@@ -198,13 +233,15 @@ class Lineup:
 def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
     """Gives each subject back with the engine that all models among these are asked with.
 
-    Answers of two engines differ a little with the same weights: a comparison of base and adapter would
-    take that for what training did. Answers of another engine are not reused.
+    A subject that names its engine keeps it. Answers of two engines differ a little with the same weights:
+    a comparison of base and adapter would take that for what training did. Answers of another engine are
+    not reused.
     """
-    engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
+    jobs = [subject.job for subject in subjects if subject.job is not None and not subject.job.engine]
+    engine = agree_on_engine(jobs)
 
     def settled(subject: Subject) -> Subject:
-        if subject.job is None or subject.job.endpoint is not None:
+        if subject.job is None or subject.job.endpoint is not None or subject.job.engine:
             return subject
         return replace(subject, job=subject.job.model_copy(update={"engine": engine}))
 
@@ -243,6 +280,6 @@ def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
         if subject.job is not None
         and not subject.is_endpoint
         and subject.job.latency_cases
-        and not is_vllm(subject.job)
+        and not is_alone(subject.job)
     ]
     return found if len(found) > 1 else []

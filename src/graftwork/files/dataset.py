@@ -17,7 +17,7 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CaptureOrigin, Message, Origin
+from graftwork.records.interaction import CORRECTED_FIELDS, AnswerOrigin, CaptureOrigin, Message, Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,17 +85,23 @@ def iterate_drops(folder: Path) -> Iterator[Drop]:
         )
 
 
-OPTIONAL: dict[str, type[Record]] = {"capture": CaptureOrigin, "usage": CallUsage}
+OPTIONAL: dict[str, type[Record]] = {"capture": CaptureOrigin, "answered": AnswerOrigin, "usage": CallUsage}
 """Columns that a shard has only where one of its rows has a value, as JSON."""
 
 
 def encode_optional(values: Mapping[str, Sequence[Record | None]]) -> dict[str, list[str | None]]:
     """The optional columns that hold anything."""
     return {
-        name: [None if value is None else value.model_dump_json() for value in values[name]]
+        name: [None if value is None else _encode_record(value) for value in values[name]]
         for name in OPTIONAL
         if any(value is not None for value in values[name])
     }
+
+
+def _encode_record(record: Record) -> str:
+    """Shards with captures that were not corrected keep their bytes."""
+    unknown = {name for name in CORRECTED_FIELDS if getattr(record, name, "") is None}
+    return record.model_dump_json(exclude=unknown)
 
 
 def row_schema(*, optional: Sequence[str] = ()) -> "pa.Schema":

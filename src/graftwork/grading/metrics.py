@@ -510,6 +510,8 @@ def show(metric: str, value: float) -> str:
 
 def show_dollars(amount: float) -> str:
     """$1,234, $12.30 or $0.00042: cents where there are some, else two digits that matter."""
+    if amount < 0:
+        return f"−{show_dollars(-amount)}"
     if abs(amount) >= 100:
         return f"${amount:,.0f}"
     return f"${amount:.2f}" if abs(amount) >= 0.1 or amount == 0 else f"${amount:.2g}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine
 from graftwork.inference.engine import EngineSource, MeasuringEngine
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
 from graftwork.inference.vllm_engine import (
     SWITCH,
     TRIED,
@@ -73,6 +74,20 @@ def answered_by(job: EvalJob) -> list[str | int] | None:
     return [job.engine, job.precision, *([REVISION] if embedded else [])]
 
 
+def name_engine(kind: str) -> str:
+    """The engine of this kind with the version that is installed here, as jobs and verdicts name it."""
+    if kind == LLAMACPP:
+        return f"{LLAMACPP} {engine_version()}"
+    if kind == VLLM:
+        return f"{VLLM} {vllm_version()}"
+    return kind
+
+
+def is_alone(job: EvalJob) -> bool:
+    """Whether the job's engine cannot share a process with those of other subjects."""
+    return job.engine.partition(" ")[0] in (VLLM, LLAMACPP)
+
+
 def is_vllm(job: EvalJob) -> bool:
     return job.engine.partition(" ")[0] == VLLM
 
@@ -114,6 +129,8 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
         return EmbeddedEngine(source)
     if kind == VLLM:
         return VllmEngine(source, called=name)
+    if kind == LLAMACPP:
+        return LlamaCppEngine(source)
     return _open_extension(kind, source)
 
 
@@ -132,6 +149,8 @@ def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
 
 def _precision(job: EvalJob) -> str:
     """As the model is served: float32 on the processor; on a card bfloat16 where it has hardware for it."""
+    if job.engine.partition(" ")[0] == LLAMACPP:
+        return DEFAULT_PRECISION
     if not job.device.startswith("cuda"):
         return "float32"
     import torch

@@ -292,6 +292,7 @@ FAULTS = {
     "empty": "as empty or a stand-in",
     "placeholder": "as empty or a stand-in",
     "negative_feedback": "for negative feedback",
+    "rejected_in_review": "as rejected by a reviewer",
 }
 
 

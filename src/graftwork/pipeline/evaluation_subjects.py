@@ -12,6 +12,8 @@ from typing import Any
 
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.disk import folder_digest
+from graftwork.inference.llamacpp import LLAMACPP
+from graftwork.inference.selection import name_engine
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.base import fingerprint
@@ -46,7 +48,10 @@ def resolve_subject(
     if subject.kind == "endpoint":
         return _endpoint_subject(work, subject, asking)
     weights = _find_weights(work, subject, outcome)
-    identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None])
+    engine = name_engine(subject.engine) if subject.engine else ""
+    # The same weights through another engine are another subject.
+    asked_through = [[engine, subject.precision]] if engine else []
+    identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None, *asked_through])
     prompt = _find_prompt(subject, weights, asking)
     folder = weights.folder if weights and weights.prompt is None else None
     job = _job(
@@ -58,9 +63,12 @@ def resolve_subject(
         instruction=prompt.instruction,
         logged_system=subject.kind == "logged_prompt",
         adapter_folder=str(folder) if folder else None,
-        device=find_device(),
+        device="cpu" if subject.engine == LLAMACPP else find_device(),
         shards=asking.shards,
-        perplexity=work.settings.evaluate.perplexity,
+        # llama.cpp gives no probabilities of a given reply.
+        perplexity=work.settings.evaluate.perplexity and subject.engine != LLAMACPP,
+        engine=engine,
+        precision=subject.precision,
     )
     return Subject(
         subject.name, Path(job.folder), job, identity, release=weights.release if weights else None
@@ -122,6 +130,8 @@ def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcom
         return _Weights(folder, folder_digest(folder))
     if subject.kind == "run":
         return _of_run(work, subject.which)
+    if subject.kind == "model":
+        return _of_model(work, subject.which)
     return _of_release(work, subject.which)
 
 
@@ -137,6 +147,38 @@ def _of_run(work: OpenProject, run_id: str) -> _Weights:
     done = TrainOutcome.model_validate(entry.outcome)
     _require_adapter(Path(done.adapter_folder))
     return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def _of_model(work: OpenProject, name: str) -> _Weights:
+    done = find_trained(work, name)
+    if done is None:
+        raise UserMistake(
+            f"the model {name!r} is not trained",
+            why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
+            fix=f"`graft train --model {name}` trains it",
+            where="--subject",
+        )
+    return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
+    """What the last training of a model of this project left; None where it is gone or never was."""
+    settings = work.project.settings
+    if name not in settings.all_models:
+        return None
+    entry = work.ledger.get("train" if name == settings.main_model else f"train@{name}")
+    done = TrainOutcome.model_validate(entry.output) if entry is not None else None
+    return done if done is not None and Path(done.adapter_folder).is_dir() else None
+
+
+def find_without_repaired(work: OpenProject) -> str | None:
+    """The model that is trained as this one is, but without the rows that a teacher answered."""
+    models = work.project.settings.models
+    own = models.get(work.model)
+    if own is None or not own.repaired:
+        return None
+    alike = own.model_copy(update={"repaired": False})
+    return next((name for name, model in models.items() if model == alike), None)
 
 
 def _of_release(work: OpenProject, name: str) -> _Weights:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
 from graftwork.model.base import BaseFolder, find_base, verify_base
-from graftwork.model.gguf import convert, find_converter, read_back
+from graftwork.model.gguf.converter import convert, find_converter, read_back
 from graftwork.pipeline.open_project import OpenProject, report_downloads
 from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.costmodel.distributed import passing_setup
 from graftwork.costmodel.plain_memory import plain_peak
-from graftwork.costmodel.time import StepRates
+from graftwork.costmodel.rates import StepRates
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import write_atomic
 from graftwork.model.base import EMBEDDED, find_base, models_folder

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
+from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
+from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
@@ -60,7 +61,7 @@ def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | Non
     )
 
 
-def engine_job(work: OpenProject, lease: Lease) -> EngineJob:
+def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template.
@@ -72,10 +73,11 @@ def engine_job(work: OpenProject, lease: Lease) -> EngineJob:
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
         if release.id in own:
             _require_base(work, release, template)
-        if _fits_base(work, release, template):
-            live.append(release)
-        else:
+            require_engine_gate(work, release, settings)
+        if not _fits_base(work, release, template):
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
+        elif _may_serve(work, release, settings):
+            live.append(release)
     lease.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
@@ -98,7 +100,7 @@ def serve_here(
     from graftwork.serve.run import ServedProject, run, serve
 
     with open_store(work).lease() as lease:
-        job = engine_job(work, lease)
+        job = engine_job(work, lease, settings)
         sink = StoreSink(work) if settings.capture else None
         run(
             serve(
@@ -106,7 +108,7 @@ def serve_here(
                 engine_job=job,
                 project=ServedProject(
                     resolve_aliases=work.releases.aliases,
-                    find_adapter=_AdapterFinder(work, lease, job.template_fingerprint),
+                    find_adapter=_AdapterFinder(work, lease, job.template_fingerprint, settings),
                     captures=sink,
                     feedback=sink,
                     read_traces=read_traces,
@@ -136,7 +138,7 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
         with open_store(work).lease() as lease:
             await serve(
                 settings,
-                engine_job=engine_job(work, lease),
+                engine_job=engine_job(work, lease, settings),
                 project=ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work)),
                 on_ready=answer,
                 stop=stop,
@@ -170,8 +172,10 @@ class _AdapterFinder:
     error: the store may be free and the release repaired later, so the caller tries again.
     """
 
-    def __init__(self, work: OpenProject, lease: Lease, template: str | None) -> None:
-        self._work, self._lease, self._template = work, lease, template
+    def __init__(
+        self, work: OpenProject, lease: Lease, template: str | None, settings: ServeSettings
+    ) -> None:
+        self._work, self._lease, self._template, self._settings = work, lease, template, settings
         self._elsewhere: set[str] = set()
 
     def __call__(self, release_id: str) -> str | None:
@@ -181,12 +185,25 @@ class _AdapterFinder:
         if not _fits_base(self._work, release, self._template):
             self._elsewhere.add(release_id)
             return None
+        require_engine_gate(self._work, release, self._settings)
         self._lease.add(release_id)
         return str(open_store(self._work).get(release_id))
 
 
 def _fits_base(work: OpenProject, release: Release, template: str | None) -> bool:
     return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
+
+
+def _may_serve(work: OpenProject, release: Release, settings: ServeSettings) -> bool:
+    """Whether the engine may serve the release of another model; what it may not is reported and left out."""
+    if settings.engine.kind == "endpoint":
+        return False
+    try:
+        require_engine_gate(work, release, settings)
+    except AnswerIsNo as refusal:
+        work.reporter.info(f"{refusal.what}: {refusal.why}")
+        return False
+    return True
 
 
 def _require_base(work: OpenProject, release: Release, template: str) -> None:

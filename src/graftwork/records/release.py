@@ -117,6 +117,8 @@ class Garbage(Record):
 
 
 ExportFormat = Literal["merged", "gguf", "adapter"]
+GgufPrecision = Literal["f32", "bf16", "f16", "q8_0", "q5_1", "q4_1"]
+"""The types that the matrices of a GGUF file can have."""
 
 
 class ExportJob(Record):

@@ -229,7 +229,8 @@ def _redact_text(text: str, redactor: Redactor) -> str:
 PAUSES = (0.02, 0.08, 0.3, 0.6)
 """Seconds between tries to find the capture."""
 _ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
-_KEYS = ("capture", "score", "comment", "user", "correction")
+_KEYS = ("capture", "score", "comment", "user", "correction", "corrected", "reviewer")
+_SYNONYMS = {"corrected": "correction", "reviewer": "user"}
 _MOST_BYTES = 64 * 1024
 _LONGEST_COMMENT = 8000
 _LONGEST_USER = 512
@@ -302,6 +303,10 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
         if key not in _KEYS:
             message = f"the key {key[:80]!r} is not known; known are: {', '.join(_KEYS)}"
             raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
+    for key, known in _SYNONYMS.items():
+        if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
+            raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
+        body[known] = body.get(known) or body.pop(key, None)
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
     correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)

@@ -10,7 +10,7 @@ LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the serve
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -21,6 +21,7 @@ from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
 from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
+from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
@@ -66,7 +67,9 @@ class ServingEngine(Protocol):
         """The reply in pieces, once the engine has accepted the request. Raises ApiError if it does not."""
         ...
 
-    async def load_adapter(self, name: str, folder: str) -> None: ...
+    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
+        """Load an adapter. Those in `keep` stay loaded whatever room it needs."""
+        ...
 
 
 class EngineJob(Record):
@@ -95,6 +98,7 @@ class EngineJob(Record):
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    engine: EngineSettings = EngineSettings()
 
 
 class GenerateRequest(Record):
@@ -118,10 +122,25 @@ class GenerateRequest(Record):
     prompt: str | None = None
     """A text to continue without a template, instead of messages."""
 
+    def require_plain(self, engine: str) -> None:
+        """Refuse what an engine cannot do by the name of its field. Raises ApiError."""
+        used = {
+            "tools": bool(self.tools),
+            "response_format": self.json_schema is not None,
+            "logprobs": self.logprobs is not None,
+            "prompt": self.prompt is not None,
+        }
+        for name, is_used in used.items():
+            if is_used:
+                message = f"{name} is not supported by this server's engine ({engine})"
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
+
 
 class LoadAdapter(Record):
     name: str
     folder: str
+    keep: tuple[str, ...] = ()
+    """Adapters that aliases point at. An engine with limited room may unload others once they are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,16 @@ class EngineBackend(Protocol):
         ...
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
+
+
+ENGINE_MODULES: dict[EngineKind, str] = {
+    "embedded": "graftwork.serve.embedded_engine",
+    "llamacpp": "graftwork.serve.llamacpp_engine",
+    "vllm": "graftwork.serve.upstream_engine",
+    "sglang": "graftwork.serve.upstream_engine",
+    "endpoint": "graftwork.serve.upstream_engine",
+}
+"""The module that is run as the process of each engine."""
 
 
 def make_handler(backend: EngineBackend) -> Handler:

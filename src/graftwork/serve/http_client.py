@@ -17,18 +17,23 @@ _BUFFER_BYTES = 64 * 1024
 class Client:
     """Ask the server at `path` (a unix socket), or at 127.0.0.1 and `port`."""
 
-    def __init__(self, *, path: str | None = None, port: int = 0, keep: int = 64) -> None:
+    def __init__(
+        self, *, path: str | None = None, port: int = 0, keep: int = 64, host: str = "localhost"
+    ) -> None:
+        self._host = host
         self._path = path
         self._port = port
         self._keep = keep
-        self._idle: list[_Link] = []
+        self._idle: list[Link] = []
 
     async def send(
         self, method: str, target: str, *, body: bytes = b"", headers: Headers = ()
     ) -> "ClientReply":
         """Send one request; returns when the head of the reply is there. Raises OSError."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        head = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n{lines}content-length: {len(body)}\r\n\r\n"
+        head = (
+            f"{method} {target} HTTP/1.1\r\nhost: {self._host}\r\n{lines}content-length: {len(body)}\r\n\r\n"
+        )
         data = head.encode("latin-1") + body
         while self._idle:
             link = self._idle.pop()
@@ -53,15 +58,15 @@ class Client:
             link.close()
         self._idle.clear()
 
-    async def _connect(self) -> "_Link":
+    async def _connect(self) -> "Link":
         loop = asyncio.get_running_loop()
         if self._path is not None:
-            _, link = await loop.create_unix_connection(_Link, self._path)
+            _, link = await loop.create_unix_connection(Link, self._path)
         else:
-            _, link = await loop.create_connection(_Link, "127.0.0.1", self._port)
+            _, link = await loop.create_connection(Link, "127.0.0.1", self._port)
         return link
 
-    async def _exchange(self, link: "_Link", data: bytes) -> "ClientReply":
+    async def _exchange(self, link: "Link", data: bytes) -> "ClientReply":
         try:
             link.start(data)
             await link.head_ready()
@@ -70,7 +75,7 @@ class Client:
             raise
         return ClientReply(self, link)
 
-    def give_back(self, link: "_Link") -> None:
+    def give_back(self, link: "Link") -> None:
         if link.usable and len(self._idle) < self._keep:
             self._idle.append(link)
         else:
@@ -84,9 +89,9 @@ class StaleConnection(ConnectionError):
 class ClientReply:
     """A reply whose head has arrived. Read it to the end, or close it."""
 
-    def __init__(self, client: Client, link: "_Link") -> None:
+    def __init__(self, client: Client, link: "Link") -> None:
         self._client = client
-        self._link: _Link | None = link
+        self._link: Link | None = link
         self.status = link.status
         self.headers = link.headers
 
@@ -124,7 +129,7 @@ class ClientReply:
             self._link = None
 
 
-class _Link(asyncio.Protocol):
+class Link(asyncio.Protocol):
     """One connection; httptools calls the `on_…` methods while it parses the reply."""
 
     def __init__(self) -> None:

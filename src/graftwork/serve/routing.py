@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -221,7 +221,8 @@ class AliasWatcher:
         self._retries = {release: retry for release, retry in self._retries.items() if release in missing}
         for release in sorted(missing):
             if release not in self._retries or self._clock() >= self._retries[release].at:
-                await self._load(release)
+                # Requests follow the old routes until the new ones are in place: both are kept.
+                await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
         releases = frozenset(self._engine.models) - {BASE}
         new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
         if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
@@ -237,14 +238,14 @@ class AliasWatcher:
                 # The database may be busy or unreachable for a while; the current routes stay valid.
                 log.exception("aliases: cannot read them; keeping the last known ones")
 
-    async def _load(self, release: str) -> None:
+    async def _load(self, release: str, *, keep: Collection[str]) -> None:
         """Load the release, or schedule a retry: the other aliases do not wait for it."""
         if self._engine.state != "ready":
             return
         try:
             folder = await asyncio.to_thread(self._find, release)
             if folder is not None:
-                await self._engine.load_adapter(release, folder)
+                await self._engine.load_adapter(release, folder, keep=keep)
         except (GraftError, OSError) as error:
             before = self._retries.get(release)
             pause = FIRST_PAUSE

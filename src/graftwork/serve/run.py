@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from graftwork.files.disk import make_folder
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
-from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
@@ -42,13 +42,15 @@ async def serve(
     project: ServedProject,
     on_ready: Callable[[str], None] = lambda _url: None,
     stop: asyncio.Event | None = None,
-    engine_module: str = "graftwork.serve.embedded_engine",
+    engine_module: str | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
     make_folder(Path(engine_job.folder))
-    engine = EngineSupervisor(_apply_limits(engine_job, settings), module=engine_module)
+    engine = EngineSupervisor(
+        _apply_limits(engine_job, settings), module=engine_module or ENGINE_MODULES[settings.engine.kind]
+    )
     watcher = AliasWatcher(
         engine,
         resolve_aliases=project.resolve_aliases,
@@ -99,6 +101,7 @@ def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
             "batch_wait_ms": settings.batch_wait_ms,
             "queue_limit": settings.queue_limit,
             "threads": settings.threads,
+            "engine": settings.engine,
         }
     )
 

@@ -2,12 +2,13 @@
 
 import ipaddress
 import os
-from typing import Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
 from graftwork.text.redact import VariableName
 
@@ -47,6 +48,67 @@ class SplitSettings(Record):
         return self
 
 
+EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
+
+
+class EngineSettings(Record):
+    """What computes the answers."""
+
+    kind: EngineKind = Field(
+        default="embedded",
+        description="`embedded`: the weights as they were evaluated, with torch. `llamacpp`: the fastest on "
+        "a processor. `vllm`, `sglang`: a server of that kind, started here or at `url`. `endpoint`: any "
+        "OpenAI-compatible API; it serves `base` only.",
+    )
+
+    precision: GgufPrecision = Field(
+        default="q8_0",
+        description="llamacpp: the type of the base's matrices. Each one is an engine of its own for "
+        "the gate.",
+    )
+
+    context: int = Field(
+        default=8192,
+        ge=128,
+        description="llamacpp: tokens of keys and values that all running requests share.",
+    )
+
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^@\s]+$",
+        description="vllm, sglang, endpoint: where the server is, up to and including `/v1`. None starts one "
+        "here.",
+    )
+
+    model: str | None = Field(
+        default=None,
+        description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
+        "server.",
+    )
+
+    key_env: VariableName | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the server's key.",
+    )
+
+    arguments: tuple[str, ...] = Field(
+        default=(),
+        description="vllm, sglang: further arguments of the command that starts the server here.",
+    )
+
+    max_adapters: int = Field(
+        default=4,
+        ge=1,
+        description="vllm, sglang: adapters that the server holds at once.",
+    )
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.kind == "endpoint" and (self.url is None or self.model is None):
+            raise ValueError("an endpoint needs `url` and `model`")
+        return self
+
+
 class ServeSettings(Record):
     """The endpoint, its limits, and what it keeps of what it serves."""
 
@@ -65,6 +127,17 @@ class ServeSettings(Record):
     default_model: str = Field(
         default="champion",
         description="The model that answers a request which names none: an alias, `base` or a release.",
+    )
+
+    engine: EngineSettings = Field(
+        default=EngineSettings(),
+        description="The engine, by its kind alone (`engine: llamacpp`) or with its settings.",
+    )
+
+    require_gate_for_engine: bool = Field(
+        default=True,
+        description="Serve a release with another engine than the embedded one only if the gate has passed "
+        "for the release on that engine: `graft gate --engine llamacpp`.",
     )
 
     capture: bool = Field(
@@ -174,6 +247,11 @@ class ServeSettings(Record):
         description="An experiment on live traffic: a share of the sessions goes to a challenger. None: no "
         "experiment.",
     )
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _by_kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,17 +136,19 @@ class EngineSupervisor:
         await self._await_ready()
         self._watch = asyncio.get_running_loop().create_task(self._keep_running())
 
-    async def load_adapter(self, name: str, folder: str) -> None:
+    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
         """Load the adapter now, and after every restart."""
         if self.client is None:
             raise WorkerFailed("the engine is not ready", why=self.reason, fix="wait for it")
-        body = LoadAdapter(name=name, folder=folder).to_json().encode()
+        body = LoadAdapter(name=name, folder=folder, keep=tuple(sorted(keep))).to_json().encode()
         status, answer = await self.client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
         if status != 200:
             message = orjson.loads(answer)["error"]["message"]
             raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
         self.models = orjson.loads(answer)["models"]
-        self.job = self.job.model_copy(update={"adapters": {**self.job.adapters, name: folder}})
+        loaded = {**self.job.adapters, name: folder}
+        kept = {release: path for release, path in loaded.items() if release in self.models}
+        self.job = self.job.model_copy(update={"adapters": kept})
 
     async def stop(self, *, seconds: float = 10.0) -> None:
         """Terminate the engine, and kill it if it does not end in time."""

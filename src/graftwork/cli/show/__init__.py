@@ -8,6 +8,7 @@ from graftwork.records.base import Record
 
 MODULES = {
     "data": ("Audit", "PreparedData"),
+    "repair": ("RepairPlan", "RepairOutcome"),
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),

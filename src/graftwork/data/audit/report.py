@@ -38,6 +38,7 @@ from graftwork.data.audit.row_findings import (
     find_overlong,
     find_placeholder_prompts,
     find_private_data,
+    find_taught,
     find_unconfirmed_captures,
     find_unreadable,
 )
@@ -170,6 +171,7 @@ RULES = (
     find_split_leaks,
     find_imbalance,
     find_unconfirmed_captures,
+    find_taught,
     find_left_out,
     find_retried,
 )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graftwork.data.audit.findings import PROMPT_FINGERPRINT
-from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, RETRIED, AuditContext
+from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, RETRIED, REVIEWED, AuditContext
 from graftwork.data.corpus.row_features import (
     FeatureTask,
     digest_file,
@@ -184,6 +184,7 @@ def build_corpus(
     ]
     corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
     corpus.withdraw(_find_disputed_captures(corpus))
+    corpus.withdraw(_find_replaced(corpus))
     corpus.withdraw(_find_retried_calls(corpus))
     corpus.rewards.update(_join_scores(corpus))
     return corpus
@@ -231,6 +232,27 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
     again &= corpus.column("unconfirmed") != 0
     reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
     return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
+
+
+def _find_replaced(corpus: Corpus) -> dict[int, str]:
+    """Find rows that another row replaces: a teacher or a reviewer answered the same prompt again.
+
+    A line may have several rows: only the one with the same user turns is replaced. A replacement that was
+    dropped replaces nothing, unless a reviewer rejected the row.
+    """
+    replaces = corpus.column("replaces")
+    if not replaces.any():
+        return {}
+    faults = corpus.labels("fault")
+    rejected = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == REVIEWED])
+    valid = (replaces != 0) & (corpus.column("passed").astype(bool) | rejected)
+    # Not the whole prompt: the system prompt may have been replaced since.
+    turns = corpus.column("turn")
+    pairs = set(zip(replaces[valid].tolist(), turns[valid].tolist(), strict=True))
+    lines = corpus.column("line_key")
+    places = np.flatnonzero(np.isin(lines, replaces[valid]) & corpus.column("passed").astype(bool))
+    found = [place for place in places.tolist() if (int(lines[place]), int(turns[place])) in pairs]
+    return dict.fromkeys(found, "replaced: another row of the logs answers it again or rejects it")
 
 
 class _LogReader:

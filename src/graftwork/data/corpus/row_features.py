@@ -31,6 +31,7 @@ from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
+from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
 FEATURES_FORM = 8
@@ -53,6 +54,8 @@ LATER_SETTINGS = frozenset(
         "pack_tokens",
         "train_on",
         "seed",
+        "repair",
+        "drift",
     }
 )
 """Settings that do not affect row features."""
@@ -183,6 +186,7 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
         # Before redaction, which may rename them: scores are joined by them.
         "trace": pa.array([row.trace for row in rows], pa.uint64()),
         "call": pa.array([row.call for row in rows], pa.uint64()),
+        "calls_tools": pa.array([_calls_tools(row) for row in kept], pa.bool_()),
         # Of the row as it was logged: redaction may take a time for a number of somebody's.
         "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
         "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
@@ -196,6 +200,11 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
     for name, (values, offsets) in fingerprints.ragged.items():
         columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
     return pa.table(columns)
+
+
+def _calls_tools(row: Interaction) -> bool:
+    earlier = (turn.content for turn in row.messages if turn.role == "assistant")
+    return OPEN in row.reply or any(OPEN in content for content in earlier)
 
 
 def _encode(table: "pa.Table", apart: BlockRemarks, *, records: int) -> bytes:

@@ -23,7 +23,14 @@ from graftwork.data.ingest.read import SkippedPart
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin, RewardLevel
+from graftwork.records.interaction import (
+    AnswerOrigin,
+    CaptureOrigin,
+    Interaction,
+    Message,
+    Origin,
+    RewardLevel,
+)
 
 CACHE_BYTES = 160 << 20
 
@@ -289,6 +296,10 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
     if "capture" in values:
         values["capture"] = CaptureOrigin.model_construct(**values["capture"])
+    if "turn_weights" in values:
+        values["turn_weights"] = tuple(values["turn_weights"])
+    if "answered" in values:
+        values["answered"] = AnswerOrigin.model_construct(**values["answered"])
     # Validated when it was written: validating again would dominate the time.
     return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
 

@@ -59,6 +59,12 @@ def _single(
 
 # Tried in this order: a format comes before those that its rows would also fit.
 FORMATS: dict[FormatName, _BuiltInFormat] = {
+    "repaired": _single(
+        "messages and reply with who answered them again",
+        "answered",
+        logs.fits_repaired,
+        logs.read_repaired,
+    ),
     "otlp": _BuiltInFormat(
         "a line of OTLP JSON (resourceSpans or resourceLogs)",
         frozenset(("resourceSpans", "resourceLogs", "batches", "context")),
@@ -170,6 +176,9 @@ def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettin
 
 
 def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+    if "answered" in row and logs.fits_repaired(row):
+        # Our own rows among the logs of a project, whatever form the others have.
+        return [logs.read_repaired(row, origin)]
     if settings.format:
         form = load_format(settings.format)
         if not form.fits(row):

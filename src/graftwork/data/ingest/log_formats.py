@@ -1,5 +1,5 @@
-"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures, multi-agent
-executions, agent sessions.
+"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures and repaired
+rows, multi-agent executions, agent sessions.
 
 In: a parsed row that fits. Out: its interactions. An error in place of a response becomes an empty reply
 with the status `failed`. The result file of a batch has no questions: join it with its requests by
@@ -36,12 +36,14 @@ from graftwork.data.ingest.fields import (
     says_error,
     take_count,
     take_duration,
+    take_extra,
     take_fact,
     take_facts,
     take_figure,
     take_list,
     take_object,
     take_optional_text,
+    take_stage,
     take_status,
     take_text,
     take_usage,
@@ -54,7 +56,14 @@ from graftwork.data.ingest.turns import (
     to_messages,
     write_reply,
 )
-from graftwork.records.interaction import Capture, CaptureOrigin, Interaction, Message, Origin
+from graftwork.records.interaction import (
+    AnswerOrigin,
+    Capture,
+    CaptureOrigin,
+    Interaction,
+    Message,
+    Origin,
+)
 
 
 def fits_openai_log(row: dict[str, Any]) -> bool:
@@ -147,8 +156,40 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
             at=capture.at,
             feedback=capture.feedback,
             corrected=capture.correction is not None,
+            corrected_by=capture.corrected_by,
+            corrected_at=capture.corrected_at,
         ),
         extra={"timestamp": capture.at},
+    )
+
+
+def fits_repaired(row: dict[str, Any]) -> bool:
+    answered = row.get("answered")
+    return isinstance(answered, dict) and "by" in answered and "reply" in row
+
+
+def read_repaired(row: dict[str, Any], origin: Origin) -> Interaction:
+    """Read a row that a teacher or a reviewer answered again."""
+    try:
+        answered = AnswerOrigin.model_validate(row["answered"])
+        int(answered.replaces or "0", 16)
+    except ValueError:
+        raise BadRow("`answered` does not say who answered the row, when and for which line") from None
+    turns = take_turns(row.get("messages"), "messages")
+    require_user(turns, "messages")
+    return Interaction(
+        id=take_fact(row.get("id")) or str(origin),
+        origin=origin,
+        messages=to_messages(turns),
+        reply=take_text(row["reply"], "reply"),
+        rejected=take_optional_text(row.get("rejected"), "rejected"),
+        group=take_fact(row.get("group")),
+        domain=take_fact(row.get("domain")),
+        session=take_fact(row.get("session")),
+        stage=take_stage(row.get("stage")),
+        model=answered.name if answered.by == "teacher" else None,
+        answered=answered,
+        extra=take_extra(take_object(row.get("extra"), "extra")),
     )
 
 

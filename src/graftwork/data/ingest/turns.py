@@ -47,17 +47,24 @@ _REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
+TurnWeights = tuple[float | None, ...]
+
+
 class LogTurn(NamedTuple):
+    """`weight` is what the log states for an assistant turn: 0 is not trained on."""
+
     role: Role
     content: str
     reasoning: str = ""
+    weight: float | None = None
 
 
 class PromptAndReply(NamedTuple):
-    """A conversation up to the reply, and the reply."""
+    """A conversation up to the reply, the reply, and the weights of the assistant turns where stated."""
 
     messages: tuple[Message, ...]
     reply: str
+    weights: TurnWeights | None = None
 
 
 def take_turns(value: Any, key: str) -> list[LogTurn]:
@@ -109,20 +116,32 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
 
 
 def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
-    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped."""
+    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped.
+
+    A turn with the weight 0 is context, and never the reply.
+    """
     *before, last = cut_after_reply(turns, key)
     require_user(before, key)
-    return PromptAndReply(to_messages(before, tools=tools), write_reply(last))
+    weights = tuple(turn.weight for turn in (*before, last) if turn.role == "assistant")
+    stated = weights if any(weight is not None for weight in weights) else None
+    return PromptAndReply(to_messages(before, tools=tools), write_reply(last), stated)
 
 
 def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
-    """Return the turns up to the assistant's last one."""
+    """Return the turns up to the assistant's last one that does not have the weight 0."""
     end = len(turns)
-    while end and turns[end - 1].role != "assistant":
+    while end and (turns[end - 1].role != "assistant" or turns[end - 1].weight == 0):
         end -= 1
-    if not end:
-        raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
-    return turns[:end]
+    if end:
+        return turns[:end]
+    if any(turn.role == "assistant" for turn in turns):
+        raise BadRow(f"every reply in `{key}` has the weight 0: nothing is left to train on")
+    raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
+
+
+def take_weight(value: Any) -> float | None:
+    """Read the weight of an assistant turn: 0 or 1 as in OpenAI's format; None for what is no number."""
+    return None if not isinstance(value, bool | int | float) else float(value > 0)
 
 
 def write_reply(turn: LogTurn) -> str:
@@ -207,7 +226,8 @@ def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
     else:
         turn = LogTurn("assistant", take_text(content, f"{key}.content"))
     reasoning = turn.reasoning or _take_reasoning(value, key)
-    return LogTurn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
+    text = _join(turn.content, calls)
+    return LogTurn("assistant", text, reasoning.strip("\n"), take_weight(value.get("weight")))
 
 
 def _take_calls(value: dict[str, Any], key: str) -> list[str]:

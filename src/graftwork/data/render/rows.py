@@ -26,6 +26,8 @@ from graftwork.records.interaction import Interaction, Message
 from graftwork.text.redact import publish_text
 
 Count = Callable[[Sequence[Message], str], int]
+Weights = Sequence[float | None]
+"""The weight of each assistant turn, the reply last; None is not stated."""
 
 
 class AnswerPart(NamedTuple):
@@ -42,7 +44,14 @@ class Fitted(NamedTuple):
     reason: str = ""
 
 
-def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
+def fit_row(
+    messages: Sequence[Message],
+    reply: str,
+    *,
+    count: Count,
+    settings: DataSettings,
+    weights: Weights | None = None,
+) -> Fitted:
     """Return the row if it fits, otherwise what `data.overlong` makes of it."""
     whole = AnswerPart(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
@@ -53,7 +62,8 @@ def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: 
         return Fitted([], too_long)
     if settings.overlong == "truncate":
         return _truncate(whole, count=count, most=most, too_long=too_long)
-    return _split_by_turn(whole, count=count, most=most, too_long=too_long)
+    answers = list_answers(*whole, weights=weights)
+    return _split_by_turn(answers, count=count, most=most, too_long=too_long)
 
 
 def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
@@ -64,20 +74,28 @@ def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> F
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def list_answers(messages: Sequence[Message], reply: str) -> list[AnswerPart]:
-    """Return a row for each assistant turn after the first question, with all turns before it."""
+def list_answers(
+    messages: Sequence[Message], reply: str, *, weights: Weights | None = None, only_marked: bool = False
+) -> list[AnswerPart]:
+    """Return a row for each assistant turn after the first question, with all turns before it.
+
+    Turns with the weight 0 are left out; with `only_marked`, also those without a weight.
+    """
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
+    stated = iter(weights or ())
+    weight_of = {at: next(stated, None) for at, turn in enumerate(turns) if turn.role == "assistant"}
     return [
-        AnswerPart(turns[:at], turn.content)
-        for at, turn in enumerate(turns)
-        if at > asked and turn.role == "assistant" and turn.content.strip()
+        AnswerPart(turns[:at], turns[at].content)
+        for at, weight in weight_of.items()
+        if at > asked
+        and turns[at].content.strip()
+        and (bool(weight) if only_marked else weight is None or weight > 0)
     ]
 
 
-def _split_by_turn(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
+def _split_by_turn(answers: Sequence[AnswerPart], *, count: Count, most: int, too_long: str) -> Fitted:
     """Return a row for each answer, with as many earlier turns as fit."""
-    answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
     rows = [row for row in fitting if row is not None]
     if not rows:
@@ -333,6 +351,9 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     return RenderedBlock(shards, refused, shortened)
 
 
+NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data.train_on is `marked`"
+
+
 class _RenderRequest(NamedTuple):
     """A conversation to render; `part` counts the answers of one row."""
 
@@ -355,7 +376,8 @@ def _render(
     batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
     results = iter(renderer.render_batch(batch))
     ready: list[_RenderedPart] = []
-    refused: dict[int, str] = {}
+    asked = {request.position for request in requests}
+    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in asked}
     for request, size in zip(requests, sizes, strict=True):
         rendered = next(results) if size <= most else None
         row = rows[request.position]
@@ -366,8 +388,14 @@ def _render(
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
             ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            only_last = settings.train_on == "every" or _is_one_call(row)
-            parts = _shorten(request, renderer=renderer, settings=settings, only_last=only_last)
+            only_last = settings.train_on != "last" or _is_one_call(row)
+            parts = _shorten(
+                request,
+                renderer=renderer,
+                settings=settings,
+                only_last=only_last,
+                weights=row.turn_weights,
+            )
             ready += [
                 _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
             ]
@@ -388,7 +416,10 @@ def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
     if settings.train_on == "every" and not _is_one_call(row):
-        answers = [*list_answers(messages, row.reply)] or answers
+        answers = [*list_answers(messages, row.reply, weights=row.turn_weights)] or answers
+    elif settings.train_on == "marked":
+        weights = row.turn_weights
+        answers = [*list_answers(messages, row.reply, weights=weights, only_marked=True)] if weights else []
     for part, (before, reply) in enumerate(answers):
         yield _RenderRequest(position, part, before, reply)
 
@@ -399,7 +430,12 @@ def _is_one_call(row: Interaction) -> bool:
 
 
 def _shorten(
-    request: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+    request: _RenderRequest,
+    *,
+    renderer: Renderer,
+    settings: DataSettings,
+    only_last: bool,
+    weights: Weights | None,
 ) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
     if settings.overlong == "drop":
         return []
@@ -409,7 +445,9 @@ def _shorten(
         is_long = size > settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
         return size if is_long else renderer.count_tokens(messages, reply)
 
-    shorter = fit_row(request.messages, request.reply, count=count, settings=settings).rows
+    # A part of a conversation has other turns than its row; only its last answer is taken.
+    stated = None if only_last else weights
+    shorter = fit_row(request.messages, request.reply, count=count, settings=settings, weights=stated).rows
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
@@ -478,7 +516,11 @@ def _to_table(
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
     optional = encode_optional(
-        {"capture": [entry.row.capture for entry in chosen], "usage": [_usage_of(entry) for entry in chosen]}
+        {
+            "capture": [entry.row.capture for entry in chosen],
+            "answered": [entry.row.answered for entry in chosen],
+            "usage": [_usage_of(entry) for entry in chosen],
+        }
     )
     columns |= optional
     schema = row_schema(optional=tuple(optional))

@@ -58,7 +58,7 @@ class JudgeCalibration(Record):
     """Sessions, or questions asked again, that the labels come of."""
     agreement: Figure
     kappa: Figure | None
-    """None where people gave all answers the same label: agreement by chance cannot be computed."""
+    """None where people gave all answers the same label: all agreement may be chance."""
     both_good: int = 0
     judge_only: int = 0
     """Called good by the judge and not by people …"""

@@ -94,6 +94,20 @@ class ChatTemplate:
         return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
 
     @property
+    def source(self) -> str:
+        """The template as Jinja source."""
+        return self._source
+
+    @property
+    def end_of_turn(self) -> str:
+        """The control token that ends a turn, as text."""
+        return self._end_of_turn
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        """What `prompt` encodes, with the control tokens spelled out."""
+        return "".join(self._turns.ask(messages))
+
+    @property
     def template_fingerprint(self) -> str:
         special = {k: self._special_name(k) for k in ("bos_token", "eos_token")}
         switches = [self._turns.switches] if self._turns.switches else []

@@ -145,7 +145,7 @@ PREPARE = PipelineStep(
     makes=PreparedData,
     depends_on=lambda work, _made: [
         work.settings.data.to_manifest(),
-        {name: model.model_dump(mode="json") for name, model in work.settings.all_models.items()},
+        {name: model.to_manifest() for name, model in work.settings.all_models.items()},
         work.model,
         log_hashes(work),
         work.base.revision,

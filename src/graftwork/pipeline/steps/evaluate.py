@@ -36,7 +36,12 @@ from graftwork.pipeline.evaluation import (
     remark_on_log,
     report_on,
 )
-from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
+from graftwork.pipeline.evaluation_subjects import (
+    find_champion,
+    find_trained,
+    find_without_repaired,
+    resolve_subject,
+)
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.prompting import (
@@ -109,13 +114,28 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
             work.reporter.info(f"not compared with the champion: {trouble.what}")
     named = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
     further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
+    without = _list_without_repaired(work)
+    further = [subject for subject in further if subject not in without]
     return Lineup(
         baseline=resolved(parse_subject(BASE)),
         candidate=resolved(parse_subject(ADAPTER)),
         champion=champion,
-        others=tuple(resolved(subject) for subject in further if subject.kind not in REFERENCES),
-        references=tuple(resolved(subject) for subject in further if subject.kind in REFERENCES),
+        others=tuple(resolved(subject) for subject in further if subject.kind not in (*REFERENCES, "model")),
+        references=tuple(
+            resolved(subject) for subject in (*without, *further) if subject.kind in (*REFERENCES, "model")
+        ),
     )
+
+
+def _list_without_repaired(work: OpenProject) -> tuple[NamedSubject, ...]:
+    """The adapter that was trained without repaired rows: what the repair was good for is the difference."""
+    name = find_without_repaired(work)
+    if name is None:
+        return ()
+    if find_trained(work, name) is None:
+        work.reporter.info(f"not compared with {name}: `graft train --model {name}` trains it first")
+        return ()
+    return (parse_subject(f"model:{name}"),)
 
 
 def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
@@ -185,7 +205,10 @@ def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     asked = settings.model_dump(mode="json", exclude=_at_their_defaults(settings))
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
-    return {**asked, "own": own} if own else asked
+    asked = {**asked, "own": own} if own else asked
+    without = find_without_repaired(work)
+    trained = find_trained(work, without) if without is not None else None
+    return {**asked, "without_repaired": trained.adapter_hash} if trained is not None else asked
 
 
 NEWER_SETTINGS = ("costs", "prompt")

@@ -26,6 +26,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
+from graftwork.serve.settings import EngineSettings
 from graftwork.text.redact import publishable
 
 
@@ -122,7 +123,9 @@ class TryOut(Record):
 def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     release = made.get("release", Release)
     cases = _telling(made.get("evaluate", Evaluated))
-    settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
+    local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
+    # As it was evaluated: the gate has not judged it on another engine yet.
+    settings = work.settings.serve.model_copy(update={**local, "engine": EngineSettings()})
     with serve_in_background(work, settings) as url:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]

@@ -6,7 +6,9 @@ from typing import Any
 from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.pipeline.costs import savings_of
+from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated, put_page
+from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -45,6 +47,8 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         seconds=_seconds(work, made),
         savings=savings_of(work, made.get("audit", Audit), made.get("prepare", PreparedData).dataset),
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
+        without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
+        drift=measure_drift(work),
     )
     write_atomic(work.project.report, render_report(page))
     return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))

@@ -1,0 +1,1 @@
+"""GGUF files: a base and its LoRA adapters as llama.cpp reads them."""

@@ -1,0 +1,53 @@
+"""An HTTP client for a server at any URL, with TLS where the URL asks for it.
+
+In: a base URL and an optional key. Out: replies as of `http_client`. The key goes into a header only.
+"""
+
+import asyncio
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from graftwork.serve.http_client import Client, ClientReply, Link
+from graftwork.serve.http_messages import JSON_TYPE, ApiError, Headers
+
+
+class UpstreamClient(Client):
+    """Targets are relative to the URL's path: `/chat/completions` of `https://host/v1`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        parts = urlsplit(url.rstrip("/"))
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._name = parts.hostname or "localhost"
+        self._at = parts.port or (443 if self._tls else 80)
+        self._path_prefix = parts.path
+        self._key: Headers = (("authorization", f"Bearer {key}"),) if key else ()
+        super().__init__(host=parts.netloc)
+
+    async def _connect(self) -> Link:
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(Link, self._name, self._at, ssl=self._tls)
+        return link
+
+    async def post(self, target: str, body: dict[str, Any], *, from_root: bool = False) -> ClientReply:
+        """`from_root` leaves out the path of the URL."""
+        path = target if from_root else f"{self._path_prefix}{target}"
+        return await self.send("POST", path, body=orjson.dumps(body), headers=(JSON_TYPE, *self._key))
+
+    async def get(self, target: str, *, from_root: bool = False) -> ClientReply:
+        path = target if from_root else f"{self._path_prefix}{target}"
+        return await self.send("GET", path, headers=self._key)
+
+
+def explain_refusal(status: int, body: bytes) -> ApiError:
+    """A server's refusal as the gateway passes it on: its message, without our key or address."""
+    try:
+        found = orjson.loads(body)
+        error = found.get("error", found)
+        message = str(error.get("message") or error.get("detail") or error)[:500]
+    except (orjson.JSONDecodeError, AttributeError):
+        message = f"the engine's server answered with status {status}"
+    passed_on = status if status in (400, 404, 422, 429, 503) else 502
+    return ApiError(passed_on, message, code="engine_error")

@@ -1,0 +1,245 @@
+"""An engine process in front of another server: vLLM, SGLang, or any OpenAI-compatible endpoint.
+
+vLLM and SGLang get tokens of our own template, so they read what training wrote, and adapters under names
+made of their content, since both keep caches by name. They are started here on a loopback port, or found at
+a URL. An endpoint gets the messages and serves `base` only. Run as `python -m graftwork.serve.upstream_engine
+JOB.json`.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from graftwork.model.gguf.cache import adapter_content
+from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.serve.engine_process import AdapterSet, PromptRenderer, RequestRoom, serve_backend
+from graftwork.serve.engine_protocol import (
+    BASE,
+    EngineJob,
+    GenerateRequest,
+    LoadAdapter,
+    ReplyPiece,
+    end_with_parent,
+)
+from graftwork.serve.http_client import ClientReply
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.replies import TextStream
+from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
+from graftwork.serve.upstream_dialects import DIALECTS, Dialect
+from graftwork.serve.upstream_server import UpstreamServer
+
+_POLL_SECONDS = 0.2
+_START_SECONDS = 900.0
+_UNLIMITED = 2**31
+
+
+class UpstreamBackend:
+    """An EngineBackend over a server that speaks HTTP."""
+
+    def __init__(self, job: EngineJob, client: UpstreamClient, server: UpstreamServer | None = None) -> None:
+        from graftwork.inference.llamacpp import max_positions
+
+        self._job, self._client, self._server = job, client, server
+        self._dialect: Dialect = DIALECTS[job.engine.kind]
+        self._prompts = PromptRenderer(job, positions=max_positions(Path(job.base_folder)))
+        self._adapters: AdapterSet[str] = AdapterSet(most=job.engine.max_adapters)
+        self._folders: dict[str, str] = {}
+        self._loading = asyncio.Lock()
+        self._room = RequestRoom(requests=_UNLIMITED, tokens=_UNLIMITED, queue_limit=job.queue_limit)
+        self._base_name = job.engine.model or ""
+
+    async def start(self) -> None:
+        """Wait for the server, find the name of its base and load the adapters of the job."""
+        if not self._base_name:
+            self._base_name = await self._find_base()
+        for name, folder in self._job.adapters.items():
+            await self.load_adapter(LoadAdapter(name=name, folder=folder, keep=tuple(self._job.adapters)))
+
+    async def _find_base(self) -> str:
+        until = asyncio.get_running_loop().time() + _START_SECONDS
+        while True:
+            try:
+                reply = await self._client.get("/models")
+                if reply.status == 200:
+                    return str(orjson.loads(await reply.read())["data"][0]["id"])
+                reply.close()
+            except (OSError, orjson.JSONDecodeError, LookupError):
+                pass
+            if self._server is not None and self._server.ended:
+                raise self._server.explain_end()
+            if asyncio.get_running_loop().time() > until:
+                raise EnvironmentLacks(
+                    f"the {self._job.engine.kind} server does not answer",
+                    why=f"/models gave no answer for {_START_SECONDS:.0f} s",
+                    fix="start it, or check serve.engine.url (it ends with /v1)",
+                    where="serve.engine.url",
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "models": [BASE, *self._adapters.names],
+            "pid": os.getpid(),
+            "waiting": self._room.waiting,
+            "answered": self._room.answered,
+            "template_fingerprint": self._prompts.fingerprint,
+        }
+
+    async def load_adapter(self, request: LoadAdapter) -> None:
+        if self._dialect.load_path is None:
+            raise ApiError(400, "an endpoint serves no adapters: its model answers as `base`")
+        async with self._loading:
+            if request.name in self._adapters.names:
+                return
+            content = await asyncio.to_thread(adapter_content, Path(request.folder))
+            name = f"graft-{content[:24]}"
+            await self._load(name, request.folder)
+            self._adapters.add(request.name, name)
+            self._folders[name] = request.folder
+            for unused in self._adapters.take_surplus(keep={*request.keep, request.name}):
+                await self._tell(self._dialect.unload_path, {"lora_name": unused})
+                self._folders.pop(unused, None)
+
+    async def _load(self, name: str, folder: str) -> None:
+        body = {"lora_name": name, "lora_path": str(Path(folder).resolve())}
+        refusal = await self._tell(self._dialect.load_path, body)
+        # Loaded before this process started: the name is the content, so it is the same adapter.
+        if refusal is not None and "already" not in refusal.message:
+            raise ApiError(400, f"the adapter could not be loaded: {refusal.message}")
+
+    async def _tell(self, path: str | None, body: dict[str, Any]) -> ApiError | None:
+        assert path is not None
+        reply = await self._client.post(path, body, from_root=self._dialect.loads_at_root)
+        answer = await reply.read()
+        return None if reply.status == 200 else explain_refusal(reply.status, answer)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
+        if request.model not in (BASE, *self._adapters.names):
+            raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
+        request.require_plain("another server")
+        prompt = await self._prompts.render(request.messages) if self._dialect.takes_tokens else []
+        room = self._prompts.room_after(prompt) if self._dialect.takes_tokens else request.max_tokens
+        with self._adapters.using(None if request.model == BASE else request.model) as adapter:
+            async with self._room.take(1):
+                fitted = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
+                reply = await self._ask(fitted, prompt, adapter)
+                try:
+                    async for piece in _read(reply, request, self._dialect, len(prompt)):
+                        yield piece
+                finally:
+                    # The server stops computing when the connection closes.
+                    reply.close()
+
+    async def _ask(self, request: GenerateRequest, prompt: list[int], adapter: str | None) -> ClientReply:
+        model = self._dialect.name_model(self._base_name, adapter)
+        body = self._dialect.encode(request, model=model, prompt=prompt, end=self._prompts.template.eos)
+        reply = await self._client.post(self._dialect.path, body)
+        if reply.status in (400, 404) and adapter is not None:
+            refusal = explain_refusal(reply.status, await reply.read())
+            if adapter not in refusal.message:
+                raise refusal
+            # The server was restarted and has forgotten its adapters.
+            await self._load(adapter, self._folders[adapter])
+            reply = await self._client.post(self._dialect.path, body)
+        if reply.status != 200:
+            raise explain_refusal(reply.status, await reply.read())
+        return reply
+
+    async def close(self) -> None:
+        self._client.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+
+async def _read(
+    reply: ClientReply, request: GenerateRequest, dialect: Dialect, prompt_tokens: int
+) -> AsyncGenerator[ReplyPiece, None]:
+    flow, text, unsent, finish, usage = TextStream(request.stop), "", "", "", dict[str, Any]()
+    pieces = 0
+    async for event in _events(reply):
+        if "error" in event:
+            raise explain_refusal(502, orjson.dumps(event))
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            new = dialect.text_of(choice)
+            pieces += bool(new)
+            text += new
+            finish = choice.get("finish_reason") or finish
+        unsent += flow.push(text)
+        if flow.stopped:
+            finish = "stop"
+            break
+        if request.stream and unsent:
+            yield ReplyPiece(text=unsent)
+            unsent = ""
+    if not finish:
+        raise ApiError(502, "the engine's server ended its answer too early", code="engine_error")
+    yield ReplyPiece(
+        text=unsent + flow.finish(),
+        finish_reason="length" if finish == "length" else "stop",
+        prompt_tokens=int(usage.get("prompt_tokens") or prompt_tokens),
+        reply_tokens=int(usage.get("completion_tokens") or pieces),
+        stop=flow.stopped,
+    )
+
+
+async def _events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:
+    rest = b""
+    while (chunk := await reply.next_chunk()) is not None:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                try:
+                    event = orjson.loads(data)
+                except orjson.JSONDecodeError as error:
+                    message = "the engine's server sent something else than events"
+                    raise ApiError(502, message, code="engine_error") from error
+                yield event
+
+
+async def _start(job: EngineJob) -> UpstreamBackend:
+    engine, server = job.engine, None
+    key = os.environ.get(engine.key_env, "").strip() if engine.key_env else None
+    if engine.key_env and not key:
+        raise EnvironmentLacks(
+            f"the environment variable {engine.key_env} is empty or not set",
+            why="it should hold the key of the engine's server",
+            fix=f"export {engine.key_env}=… before `graft serve`",
+            where="serve.engine.key_env",
+        )
+    url = engine.url
+    if url is None:
+        server = UpstreamServer(job)
+        url = server.url
+    backend = UpstreamBackend(job, UpstreamClient(url, key=key), server)
+    try:
+        await backend.start()
+    except BaseException:
+        await backend.close()
+        raise
+    return backend
+
+
+async def _start_reporting(job: EngineJob, _heart: Heart) -> UpstreamBackend:
+    try:
+        return await _start(job)
+    except ApiError as error:
+        raise EnvironmentLacks(
+            f"the {job.engine.kind} server refuses us", why=error.message, where=job.engine.url or "its log"
+        ) from error
+
+
+def work(job: EngineJob) -> None:
+    end_with_parent()
+    asyncio.run(serve_backend(job, lambda heart: _start_reporting(job, heart)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_worker(EngineJob, lambda job: Path(job.folder), work))
