@@ -478,7 +478,7 @@ def _explained(name: HubName) -> Iterator[None]:
         )
         raise EnvironmentLacks(
             f"{name} could not be fetched: {message}",
-            why="the Hub did not answer, or the connection broke",
+            why="the Hub did not answer, or the connection broke (write a folder as ./folder)",
             fix="run the same command again: it continues where it stopped",
             where=redact_variables(
                 os.environ.get(ENDPOINT) or "huggingface.co", environment=os.environ, variables=(TOKEN,)

@@ -15,7 +15,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.units import MIB
-from graftwork.serve.engine_protocol import EngineBackend, EngineJob, make_handler
+from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRequest, make_handler
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
 
@@ -25,6 +25,20 @@ _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
 
 A = TypeVar("A")
+
+
+def require_plain_chat(request: GenerateRequest, *, engine: str) -> None:
+    """Refuse by name what only the embedded engine computes."""
+    unsupported = {
+        "tools": bool(request.tools),
+        "response_format": request.json_schema is not None,
+        "logprobs": request.logprobs is not None,
+        "prompt": request.prompt is not None,
+    }
+    for param, asked in unsupported.items():
+        if asked:
+            message = f"{param} is not supported by the {engine} engine; the embedded engine supports it"
+            raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 class PromptRenderer:

@@ -122,19 +122,6 @@ class GenerateRequest(Record):
     prompt: str | None = None
     """A text to continue without a template, instead of messages."""
 
-    def require_plain(self, engine: str) -> None:
-        """Refuse what an engine cannot do by the name of its field. Raises ApiError."""
-        used = {
-            "tools": bool(self.tools),
-            "response_format": self.json_schema is not None,
-            "logprobs": self.logprobs is not None,
-            "prompt": self.prompt is not None,
-        }
-        for name, is_used in used.items():
-            if is_used:
-                message = f"{name} is not supported by this server's engine ({engine})"
-                raise ApiError(400, message, param=name, code="unsupported_parameter")
-
 
 class LoadAdapter(Record):
     name: str

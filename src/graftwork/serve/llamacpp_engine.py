@@ -24,7 +24,13 @@ from graftwork.inference.llamacpp import (
 from graftwork.model.gguf.cache import adapter_file, base_file
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError
-from graftwork.serve.engine_process import AdapterSet, PromptRenderer, RequestRoom, serve_backend
+from graftwork.serve.engine_process import (
+    AdapterSet,
+    PromptRenderer,
+    RequestRoom,
+    require_plain_chat,
+    serve_backend,
+)
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -115,7 +121,7 @@ class LlamaCppBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        request.require_plain("llama.cpp")
+        require_plain_chat(request, engine="llamacpp")
         prompt = await self._prompts.render(request.messages)
         tokens = min(request.max_tokens, self._prompts.room_after(prompt))
         adapter = None if request.model == BASE else request.model

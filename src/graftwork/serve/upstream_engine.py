@@ -18,7 +18,13 @@ from graftwork.model.gguf.cache import adapter_content
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.serve.engine_process import AdapterSet, PromptRenderer, RequestRoom, serve_backend
+from graftwork.serve.engine_process import (
+    AdapterSet,
+    PromptRenderer,
+    RequestRoom,
+    require_plain_chat,
+    serve_backend,
+)
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -122,7 +128,7 @@ class UpstreamBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        request.require_plain("another server")
+        require_plain_chat(request, engine=self._job.engine.kind)
         prompt = await self._prompts.render(request.messages) if self._dialect.takes_tokens else []
         room = self._prompts.room_after(prompt) if self._dialect.takes_tokens else request.max_tokens
         with self._adapters.using(None if request.model == BASE else request.model) as adapter:

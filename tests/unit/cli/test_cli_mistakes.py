@@ -110,10 +110,10 @@ def test_an_empty_project_file_is_reported_as_empty(graft, project):
 
 
 def test_a_missing_model_is_reported_with_what_would_do(graft, project):
-    (project / "graft.yaml").write_text(PROJECT + "base: models/none\n")
+    (project / "graft.yaml").write_text(PROJECT + "base: ./models/none\n")
     code, out, _ = graft("data", "prepare", "-C", project, "--json")
     assert code == 2
-    assert "there is no base model 'models/none'" in error_of(out)["what"]
+    assert "there is no base model './models/none'" in error_of(out)["what"]
 
 
 def test_an_argument_that_is_unknown_is_the_users_mistake(graft):

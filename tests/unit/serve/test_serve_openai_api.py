@@ -53,21 +53,6 @@ def test_what_the_gateway_sends_is_what_the_engine_reads():
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-    ],
-)
-def test_an_engine_without_an_option_refuses_it_by_name(more, param):
-    request = GenerateRequest.from_json(parse(**more).encode_for_engine("base"))
-    with pytest.raises(ApiError, match=f"{param} is not supported") as refused:
-        request.require_plain("llama.cpp")
-    assert refused.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
