@@ -1,4 +1,4 @@
-"""Breaks HTTP requests and chat bodies at random: no error but our own, and the same meaning however cut.
+"""Breaks HTTP requests and bodies at random: no error but our own, and the same meaning however cut.
 
     python tests/fuzz/fuzz_http.py [--seconds N] [--seed S]
 
@@ -15,9 +15,9 @@ import time
 import traceback
 
 from graftwork.serve.api.call import ChatLimits
-from graftwork.serve.api.chat import parse_chat
 from graftwork.serve.captures import ServedExchange, make_capture
 from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.gateway import APIS
 from graftwork.serve.http_messages import ApiError, Request, Response
 from graftwork.serve.http_server import Connection, HttpLimits, Server
 
@@ -49,6 +49,54 @@ CHATS = [
         "top_p": 0.9, "seed": 7, "stop": ["a", "b"], "user": "u", "metadata": {"k": "v"}, "n": 1, "tools": [],
     },
 ]  # fmt: skip
+FUNCTION = {"name": "find", "description": "d", "parameters": {"type": "object", "properties": {"a": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
+USE = {"type": "tool_use", "id": "c", "name": "find", "input": {}}
+SCHEMA = {"type": "object"}
+BODIES = {
+    "/v1/chat/completions": [
+        *CHATS,
+        {
+            "messages": [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c", "content": "r"},
+            ],
+            "tools": [{"type": "function", "function": FUNCTION}], "parallel_tool_calls": False,
+            "tool_choice": {"type": "function", "function": {"name": "find"}}, "n": 2, "seed": 2**63 - 1,
+            "logprobs": True, "top_logprobs": 2,
+        },
+        {
+            "messages": [{"role": "user", "content": "hello"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+        },
+    ],
+    "/v1/completions": [{"prompt": ["hello", "b"], "n": 2, "logprobs": 3, "stop": "a", "max_tokens": 3}],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+                {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "r"},
+            ],
+            "instructions": "i", "tools": [{"type": "function", **FUNCTION}],
+            "tool_choice": {"type": "function", "name": "find"}, "stream": True,
+        },
+        {"input": "hello", "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}},
+    ],
+    "/v1/messages": [
+        {
+            "max_tokens": 9, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["a"],
+            "messages": [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": [{"type": "text", "text": "t"}, USE]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]},
+            ],
+            "tools": [{"name": "find", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"},
+            "metadata": {"user_id": "u"},
+        },
+    ],
+}  # fmt: skip
 VALUES = [
     None, True, False, 0, -1, 1e308, 2**70, "", "a" * 3000, "\ud800", "\0", [], {}, [[]], [None], {"": {}},
     "text", "user", {"type": "text"}, [{"type": "text", "text": None}], float("inf"), "ﷺ" * 50,
@@ -179,18 +227,21 @@ def mutate_json(value: object, rng: random.Random) -> object:
     return value
 
 
-def try_chat(rng: random.Random) -> None:
-    body = json.dumps(mutate_json(rng.choice(CHATS), rng)).encode()
+def try_body(rng: random.Random) -> None:
+    path = rng.choice(list(BODIES))
+    body = json.dumps(mutate_json(rng.choice(BODIES[path]), rng)).encode()
     if rng.random() < 0.3:
         body = mutate(body, rng)
     if rng.random() < 0.05:
         depth = rng.choice([100, 1000, 100_000])
         body = body.replace(b'"hello"', b"[" * depth + b"]" * depth)
     try:
-        call = parse_chat(body, ChatLimits())
-    except ApiError:
+        call = APIS[path].parse(body, ChatLimits())
+    except ApiError as error:
+        json.loads(APIS[path].encode_error(error))
         return
-    GenerateRequest.from_json(call.encode_for_engine("r"))
+    for single in call.fan_out():
+        GenerateRequest.from_json(single.encode_for_engine("r"))
     exchange = ServedExchange("i", 0.0, None, call.model, "r", call.body, "reply", "stop", 1, 1, None, 1.0)
     make_capture(exchange).to_json()
 
@@ -206,7 +257,7 @@ def main() -> int:
         seed = first + rounds
         rng = random.Random(seed)
         try:
-            (try_http if rng.random() < 0.5 else try_chat)(rng)
+            (try_http if rng.random() < 0.5 else try_body)(rng)
         except Exception:
             failed += 1
             print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)

@@ -213,6 +213,9 @@ class Gateway:
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
             return await self._take_traces(request)
+        if request.path == "/v1/embeddings":
+            message = "embeddings are not supported: no engine behind this server computes them"
+            raise ApiError(404, message, code="unsupported_endpoint")
         if request.path in _KNOWN:
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
@@ -326,7 +329,7 @@ class Gateway:
                 if not call.stream:
                     return self._answer_whole(await self._complete(call, model), running)
                 stream = await self._stream(call, model)
-            headers = (*_EVENT_STREAM, *running.headers(captured=self._captures is not None))
+            headers = (*_EVENT_STREAM, *running.headers(captured=self._is_captured(running)))
             streaming = True  # from here on, `_events` decrements the counter
             return StreamResponse(200, self._events(stream, running), headers)
         except TimeoutError as error:
@@ -347,11 +350,14 @@ class Gateway:
             return await self._engine.stream(call, model=model)
         return await stream_choices(self._engine, call, model=model)
 
+    def _is_captured(self, running: RunningExchange) -> bool:
+        return self._captures is not None and running.api.is_captured
+
     def _note_failure(self, running: RunningExchange) -> None:
         """In an experiment a missing answer counts for its arm: else a slow or broken release would win."""
         if running.asked and running.assignment is not None:
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
-            if self._captures is not None:
+            if self._captures is not None and running.api.is_captured:
                 self._captures.offer(running.to_exchange(time.perf_counter() - running.started))
 
     async def _take_feedback(self, request: Request) -> Answer:
@@ -381,7 +387,7 @@ class Gateway:
         return Response(
             200,
             body,
-            (JSON_TYPE, *running.headers(captured=self._captures is not None)),
+            (JSON_TYPE, *running.headers(captured=self._is_captured(running))),
             after=lambda: self._finish(running),
         )
 
@@ -443,7 +449,7 @@ class Gateway:
         )
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
-        if self._captures is not None:
+        if self._captures is not None and running.api.is_captured:
             self._captures.offer(running.to_exchange(elapsed))
 
 

@@ -161,6 +161,7 @@ async def _read(reply: ClientReply, request: GenerateRequest) -> AsyncGenerator[
                 finish_reason=reason,
                 prompt_tokens=event["tokens_evaluated"],
                 reply_tokens=spoken,
+                stop=flow.stopped,
             )
             return
         if request.stream and unsent:

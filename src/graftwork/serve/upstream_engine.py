@@ -191,6 +191,7 @@ async def _read(
         finish_reason="length" if finish == "length" else "stop",
         prompt_tokens=int(usage.get("prompt_tokens") or prompt_tokens),
         reply_tokens=int(usage.get("completion_tokens") or pieces),
+        stop=flow.stopped,
     )
 
 

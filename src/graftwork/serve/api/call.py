@@ -187,3 +187,5 @@ class ApiFormat:
     """The whole answer; one piece for each choice."""
     open_stream: Callable[[AnswerHead, ChatCall], StreamEncoder]
     encode_error: Callable[[ApiError], bytes]
+    is_captured: bool = True
+    """Whether exchanges become captures: what is no conversation cannot become data for training."""

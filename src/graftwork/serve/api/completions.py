@@ -128,4 +128,6 @@ class CompletionStream:
         return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-COMPLETIONS = ApiFormat(parse_completion, encode_completion, CompletionStream, encode_error)
+COMPLETIONS = ApiFormat(
+    parse_completion, encode_completion, CompletionStream, encode_error, is_captured=False
+)
