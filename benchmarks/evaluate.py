@@ -23,13 +23,14 @@ import torch
 
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.runner import CaseRunner
-from graftwork.evaluate.cases import insert_example
+from graftwork.evaluate.cases import asked_messages
 from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import DecodingSettings
 from graftwork.inference.selection import settle, source_of
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message, Origin
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Case, EvalJob
 
 LOG = Path(__file__).parents[1] / "examples" / "cited_answers" / "logs" / "interactions.jsonl"
@@ -69,7 +70,7 @@ def serve_vllm(job: EvalJob, cases: list[Case], pipe: Connection) -> None:
 
     begun = time.perf_counter()
     model = VllmEngine(source_of(job))
-    prompt = model.render(insert_example(cases[0].messages, example=job.worked_example))
+    prompt = model.render(asked_messages(job, cases[0]))
     model.answer([prompt], DecodingSettings(job.max_new_tokens))
     pipe.send(time.perf_counter() - begun)
     while folder := pipe.recv():
@@ -114,7 +115,7 @@ def main() -> None:
         )
         # Two copies: our generator chooses another attention, which the peer shall not profit from.
         ours, peer = EmbeddedEngine(source_of(settle(job))), load_base(Path(base.folder))
-        asked = [ours.render(insert_example(c.messages, example=example)).tokens for c in cases]
+        asked = [ours.render(PromptVariant(examples=example).apply(c.messages)).tokens for c in cases]
         ours.answer([ours.render(cases[0].messages)], DecodingSettings(given.new_tokens))
         ask_one_by_one(peer, asked[:1], 4)
         times: dict[str, list[float]] = {"ours": [], "one by one": [], "second time": []}

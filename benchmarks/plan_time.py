@@ -20,7 +20,7 @@ from typing import Any
 
 from plan_time_settings import RANK, SETTINGS, Setting, shape_of, trainable_of, tuning_of
 
-from graftwork.costmodel.time import RowStatistics, TrainedPart
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ PROBED = {"7b": 30.0}
 
 def predict(setting: Setting, tuning: Any, rates: Any) -> dict[str, float]:
     """Seconds of one step by parts, and their sum."""
-    from graftwork.costmodel.time import card_step
+    from graftwork.costmodel.card_time import card_step
 
     shape = shape_of(setting.shape)
     step = card_step(
@@ -119,7 +119,7 @@ def _environment() -> dict[str, str]:
 def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     """Probe, predict, measure; a line as soon as it is there."""
     from graftwork.costmodel.probed_rates import rates_of_probe
-    from graftwork.costmodel.time import rates_of
+    from graftwork.costmodel.rates import rates_of
     from graftwork.model.shape import layer_parameters
     from graftwork.plan.catalog.hardware import find_gpu
     from graftwork.records.fit import ProbeFacts

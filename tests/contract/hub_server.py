@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ class SmallHub:
         self.asked: list[str] = []
         self.broken: str | None = None
         self.unauthorized = 0
+        self.public = False
+        self.gated: set[str] = set()
+        self.cuts: list[int] = []
+        """After how many bytes of a large file the connection breaks; each only once."""
+        self.corrupt: set[str] = set()
+        self.ranges: list[str] = []
         self.url = ""
 
     def head(self, repository: str) -> str:
@@ -53,6 +60,14 @@ def goes_to_lfs(name: str) -> bool:
 
 def git_hash(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def describe(name: str, data: bytes) -> dict[str, object]:
+    if not goes_to_lfs(name):
+        return {"size": len(data), "blobId": git_hash(data)}
+    sha256 = hashlib.sha256(data).hexdigest()
+    lfs = {"sha256": sha256, "size": len(data), "pointerSize": 130}
+    return {"size": len(data), "blobId": git_hash(sha256.encode()), "lfs": lfs}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -89,7 +104,11 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.asked.append(path)
         if self.hub.broken and re.search(self.hub.broken, path):
             return self._say({"error": "broken"}, status=400)
-        if not path.startswith("/lfs/") and self.headers.get("authorization") != f"Bearer {TOKEN}":
+        named = re.match(r"/(?:api/models/)?([\w.-]+/[\w.-]+)", path)
+        if named and named[1] in self.hub.gated:
+            return self._say({"error": "gated"}, status=403, X_Error_Code="GatedRepo")
+        allowed = self.hub.public or self.headers.get("authorization") == f"Bearer {TOKEN}"
+        if not path.startswith("/lfs/") and not allowed:
             self.hub.unauthorized += 1
             return self._say({"error": "Invalid credentials"}, status=401)
         for method, pattern, answer in ROUTES:
@@ -110,10 +129,14 @@ class Handler(BaseHTTPRequestHandler):
         self._say({"url": f"{self.hub.url}/{name}", "name": name}, status=409 if there else 200)
 
     def info(self, _body: bytes, repository: str, revision: str = "main") -> None:
-        if repository not in self.hub.repositories or not self.hub.find(repository, revision):
+        if repository not in self.hub.repositories:
             return self._say({"error": "Not found"}, status=404, X_Error_Code="RepoNotFound")
+        if not self.hub.find(repository, revision):
+            return self._say({"error": "Not found"}, status=404, X_Error_Code="RevisionNotFound")
         sha = self.hub.find(repository, revision)
-        return self._say({"id": repository, "sha": sha, "siblings": [], "tags": [], "private": True})
+        files = self.hub.repositories[repository][sha]
+        siblings = [{"rfilename": name, **describe(name, data)} for name, data in files.items()]
+        return self._say({"id": repository, "sha": sha, "siblings": siblings, "tags": [], "private": True})
 
     def preupload(self, body: bytes, repository: str, _revision: str) -> None:
         there = self.hub.repositories[repository][self.hub.head(repository)]
@@ -207,7 +230,30 @@ class Handler(BaseHTTPRequestHandler):
             return self._say({"error": "Entry not found"}, status=404, X_Error_Code="EntryNotFound")
         data = files[name]
         etag = hashlib.sha256(data).hexdigest() if goes_to_lfs(name) else git_hash(data)
-        return self._say(data=data, X_Repo_Commit=commit, ETag=f'"{etag}"')
+        headers = {"X_Repo_Commit": commit, "ETag": f'"{etag}"', "Accept_Ranges": "bytes"}
+        if name in self.hub.corrupt:
+            data = bytes(byte ^ 1 for byte in data)
+        start = 0
+        asked = self.headers.get("range")
+        if asked and self.command == "GET":
+            self.hub.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        if self.command == "GET" and goes_to_lfs(name) and self.hub.cuts:
+            return self._break(data[start:], self.hub.cuts.pop(0), headers)
+        return self._say(data=data[start:], status=206 if start else 200, **headers)
+
+    def _break(self, data: bytes, after: int, headers: dict[str, str]) -> None:
+        """Send a part of a file, then close the connection."""
+        self.send_response(206 if "Content_Range" in headers else 200)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[:after])
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
 
     def fine(self, _body: bytes) -> None:
         self._say({"errors": [], "warnings": []})

@@ -104,7 +104,7 @@ def test_a_yaml_bomb_takes_no_memory(tmp_path):
         from graftwork.records.errors import UserMistake
         """,
     )
-    assert measured.output == "this stands for more than 100,000 values\n" * 2
+    assert measured.output == "this expands to more than 100,000 values\n" * 2
     assert measured.grown < 16, measured
 
 

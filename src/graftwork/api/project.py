@@ -22,6 +22,8 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
+    from graftwork.data.settings import RepairSettings
+    from graftwork.pipeline.calibration_run import CalibratedJudge
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.preflight import Preflight
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.costs import Savings
+    from graftwork.records.drift import PromptDrift
+    from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -60,13 +65,34 @@ class Project:
         """The same project, working on another of its models."""
         return replace(self, model=model)
 
-    def audit(self, files: Sequence[str] = ()) -> "Audit":
-        """Find rows that would spoil training: in the project's logs, or in other files by its settings."""
+    def audit(self, files: Sequence[str] = (), *, row_format: str | None = None) -> "Audit":
+        """Find rows that would spoil training: in the project's logs, or in other files by its settings.
+
+        `row_format` forces the format of other files; that of the project's logs is in graft.yaml.
+        """
         from graftwork.api.audits import audit_project, audit_with_settings
 
         if files:
-            return audit_with_settings(self.folder, files, reporter=self.reporter)
+            return audit_with_settings(self.folder, files, reporter=self.reporter, row_format=row_format)
         return audit_project(self.folder, reporter=self.reporter)
+
+    def plan_repair(
+        self, settings: "RepairSettings | None" = None, *, out: Path | None = None
+    ) -> "RepairPlan":
+        """List the rows that a teacher would answer again, with tokens and cost. Asks nothing."""
+        from graftwork.pipeline.repair import RepairJob, default_out, plan_project_repair
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return plan_project_repair(work, job)
+
+    def repair(self, settings: "RepairSettings | None" = None, *, out: Path | None = None) -> "RepairOutcome":
+        """Let a teacher answer rows that would be dropped; write the accepted ones to a log of their own."""
+        from graftwork.pipeline.repair import RepairJob, default_out, repair_project
+
+        with self.open() as work:
+            job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
+            return repair_project(work, job)
 
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
@@ -124,6 +150,25 @@ class Project:
         with self.open() as work:
             return evaluate_asked(work, asked)
 
+    def savings(self) -> "Savings | None":
+        """What the model saves a month at the logged volume; None where the log has no calls of it."""
+        from graftwork.pipeline.costs import savings_of
+        from graftwork.pipeline.steps.data import PreparedData
+        from graftwork.pipeline.table import run_pipeline
+        from graftwork.records.audit import Audit
+
+        with self.open() as work:
+            audit = run_pipeline(work, upto="audit").get("audit", Audit)
+            prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
+            return savings_of(work, audit, prepared.dataset)
+
+    def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
+        """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
+        from graftwork.pipeline.calibration_run import calibrate_judge
+
+        with self.open() as work:
+            return calibrate_judge(work, limit=limit)
+
     def gate(self, *, update: bool = False) -> Verdict:
         """Decide by the rules in graft.yaml. Raises `Stale` if an input is out of date, unless `update`."""
         from graftwork.pipeline.table import run_pipeline
@@ -173,6 +218,14 @@ class Project:
             fix="`graft gate` shows each rule and what would help",
         )
 
+    def release_prompt(self) -> Release:
+        """Publish the prompted base, without an adapter, and promote it. Raises `AnswerIsNo` if the gate does
+        not say deploy to it."""
+        from graftwork.pipeline.prompt_release import release_prompt
+
+        with self.open() as work:
+            return release_prompt(work)
+
     def releases(self, query: ReleaseQuery | None = None) -> tuple[ReleaseEntry, ...]:
         """List the releases, newest first."""
         with self.open() as work:
@@ -195,6 +248,13 @@ class Project:
 
         with self.open() as work:
             return project_status(work)
+
+    def drift(self) -> "PromptDrift":
+        """Measure how far live captures have moved from the training data, and whether to train again."""
+        from graftwork.pipeline.drift import measure_drift
+
+        with self.open() as work:
+            return measure_drift(work)
 
     def serve(
         self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None

@@ -39,6 +39,10 @@ def audit(
         Path | None,
         typer.Option("--html", help="Write an HTML page. Inside a project the default is audit.html."),
     ] = None,
+    row_format: Annotated[
+        str | None,
+        typer.Option("--format", help="Force the format of FILES, such as otlp. Default: recognized."),
+    ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -53,7 +57,9 @@ def audit(
     from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
-    found, page = _audit(files or [], project)
+    if row_format is not None and not files:
+        raise typer.BadParameter("--format requires FILES; set data.format in graft.yaml for the logs")
+    found, page = _audit(files or [], project, row_format)
     page = html or page
     if page:
         write_atomic(page, make_audit_page(found), durable=False)
@@ -63,7 +69,7 @@ def audit(
     raise typer.Exit(0 if found.fit_to_train else EXIT_ANSWER_IS_NO)
 
 
-def _audit(files: list[str], project: Path | None) -> "tuple[Audit, Path | None]":
+def _audit(files: list[str], project: Path | None, row_format: str | None) -> "tuple[Audit, Path | None]":
     """The audit, and the page of the project where its own logs are audited."""
     from graftwork.api.audits import audit_files
     from graftwork.cli.output import stderr
@@ -74,13 +80,13 @@ def _audit(files: list[str], project: Path | None) -> "tuple[Audit, Path | None]
     root = project or find_project()
     if files and root is None:
         with RichReporter() as reporter:
-            return audit_files(files, reporter=reporter), None
+            return audit_files(files, row_format=row_format, reporter=reporter), None
     with reporting(project if not files else root) as found:
         if files:
             print_line(
                 stderr, f"[dim]using the data settings of {quote(found.folder.file)}[/]", soft_wrap=True
             )
-            return found.audit(files), None
+            return found.audit(files, row_format=row_format), None
         return found.audit(), found.folder.audit_page
 
 
@@ -143,7 +149,7 @@ def captures(
             sessions=session,
         )
         export = CaptureExport(work, settings, feedback=chosen)
-        write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
+        write_atomic(out, "".join(capture.to_line() + "\n" for capture in export), private=True)
     if json:
         print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
         return

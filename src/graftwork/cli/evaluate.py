@@ -1,4 +1,4 @@
-"""`graft eval`, `graft eval import` and `graft eval export`: measure subjects on held-out cases."""
+"""`graft eval` and its commands: measure subjects on held-out cases, and what they cost."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -120,3 +120,60 @@ def export_results(
         return
     for path in exported.files:
         print_line(stdout, quote(path), soft_wrap=True)
+
+
+@app.command("savings")
+def savings(project: Folder = None, model: Model = None, json: Json = False) -> None:
+    """Show what the logged model costs a month, what hosting the small one costs, and the difference.
+
+    The cost is the log's own, or its tokens at the prices of `graft plan catalog api_prices`.
+
+    Example:  graft eval savings --json | jq .saved_usd_per_month
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.evaluation import show_savings
+    from graftwork.records.errors import AnswerIsNo
+
+    with reporting(project, model) as found:
+        saved = found.savings()
+    if saved is None:
+        raise AnswerIsNo(
+            "the logs hold no call of this model's roles",
+            why="what is not called saves nothing",
+            fix="name other roles under `models:`, or bring the logs of these",
+        )
+    if json:
+        print_json(saved)
+    else:
+        show_savings(stdout, saved)
+
+
+@app.command("calibrate")
+def calibrate(
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Maximum number of labels per mode.")
+    ] = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Compare the judge with people's labels: agreement and Cohen's kappa, with intervals over sessions.
+
+    Labels are rewards and preference pairs of the logs, and feedback and corrections of captures. A judge
+    counts in the gate only after this, and only if its kappa is at least evaluate.judge.min_kappa for sure.
+    Exit code 1: it does not count.
+
+    Example:  graft eval calibrate --json | jq '.modes[].kappa'
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.evaluation import show_calibration
+    from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+    with reporting(project, model) as found:
+        judged = found.calibrate(limit=limit)
+    if json:
+        print_json(judged)
+    else:
+        show_calibration(stdout, judged)
+    if not judged.sufficient:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -14,7 +14,20 @@ from typing import NoReturn
 
 import typer
 
-from graftwork.cli import data, evaluate, gate, plan, project, release, run, serve, train
+from graftwork.cli import (
+    data,
+    data_repair,
+    data_review,
+    evaluate,
+    gate,
+    model,
+    plan,
+    project,
+    release,
+    run,
+    serve,
+    train,
+)
 from graftwork.cli.output import print_error
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
@@ -31,7 +44,10 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("init")(project.init)
+data_repair.add_to(data.app)
+data_review.add_to(data.app)
 app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 app.add_typer(evaluate.app, name="eval")

@@ -232,7 +232,7 @@ Catalog = Annotated[
 def catalog(
     kind: Annotated[
         str | None,
-        typer.Argument(help="models, gpus, cpus, prices, quoted or places. Default: all."),
+        typer.Argument(help="models, gpus, cpus, prices, quoted, places or api_prices. Default: all."),
     ] = None,
     catalog: Catalog = None,
     json: Json = False,

@@ -207,13 +207,26 @@ def list_(
         show_entries(stdout, shown, more=bool(more))
 
 
-def make(model: Model = None, project: Folder = None, json: Json = False) -> None:
+def make(
+    prompt: Annotated[
+        bool,
+        typer.Option(
+            "--prompt",
+            help="Release the prompted base instead: worked examples before each request, no adapter.",
+        ),
+    ] = False,
+    model: Model = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
     """Release a model: run the steps that are out of date, gate the adapter, move the alias.
+
+    With --prompt nothing is trained: the base with worked examples is measured, gated and released.
 
     Example:  graft release make --model tagger
     """
     with reporting(project, model) as found:
-        release = found.release()
+        release = found.release_prompt() if prompt else found.release()
     print_record(release, as_json=json)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.runs import Event
     from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus
+    from graftwork.records.drift import PromptDrift
     from graftwork.store.runs import RunEntry
 
 
@@ -122,8 +123,34 @@ def status(project: Folder = None, json: Json = False) -> None:
         highlight=False,
     )
     _print_endpoint(found.endpoint)
+    _print_drift(found.drift)
     if found.working:
         stdout.print("[cyan]another process is working on this project[/]", highlight=False)
+
+
+def _print_drift(drift: "PromptDrift") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote
+
+    if drift.all is None:
+        if drift.dataset:
+            print_line(stdout, f"drift: not measured, {quote(drift.why_not)}")
+        return
+    found = drift.all
+    print_line(
+        stdout,
+        f"drift: {found.unlike:,} of {found.prompts:,} live prompts ({found.share:.0%}, {found.low:.0%} to "
+        f"{found.high:.0%}) are unlike any training prompt; {drift.expected:.0%} would be without drift",
+    )
+    for group in drift.by_group:
+        if group.low > drift.expected:
+            print_line(
+                stdout,
+                f"  nearest to {quote(group.group)}: {group.unlike:,} of {group.prompts:,} "
+                f"({group.share:.0%}, {group.low:.0%} to {group.high:.0%})",
+            )
+    colour = "yellow" if drift.due else "dim"
+    print_line(stdout, f"  [{colour}]{quote(drift.reason)}[/]")
 
 
 STATES = {

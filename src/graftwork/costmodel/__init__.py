@@ -10,7 +10,8 @@ There is one memory model for each kind of step:
 - a family without a step recipe: `trace/` follows the step itself on the `meta` device (needs torch).
 - a processor: `processor.training_memory`.
 
-Time: `time.py` (rates of a card, own and plain step), `probed_rates.py` (from a probe), `distributed.py`
-(links and offloading), `processor.py`. `card_tuning.py` chooses how the own step spends a card's memory;
-`stream.py` records allocations by what they are for.
+Time: `rates.py` (what a card reaches), `card_time.py` (graft's own step), `plain_time.py` (transformers and
+PEFT), `packing.py` (rows to passes), `run_time.py` (a run without its steps), `probed_rates.py` (of a probe),
+`distributed.py` (links and offloading), `processor.py`. `card_tuning.py` chooses how the own step spends a
+card's memory; `stream.py` records allocations by what they are for.
 """

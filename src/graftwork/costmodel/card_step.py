@@ -22,6 +22,7 @@ from graftwork.costmodel.card_tensors import (
     free_all,
     sizes_of,
 )
+from graftwork.costmodel.packing import round_places
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 
@@ -280,13 +281,6 @@ def step_recipe(
     sizes = sizes_of(shape, tuning, trainable=trainable, adapted=adapted, even=even)
     wanted = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
     return StepRecipe(shape, tuning, sizes, adapted, trainable, wanted)
-
-
-def round_places(count: int, *, head_tokens: int) -> int:
-    """As batches are filled up: full chunks of the head, or one whose size is a power of two."""
-    if count >= head_tokens:
-        return -(-count // head_tokens) * head_tokens
-    return min(max(1 << max(count - 1, 0).bit_length(), 64), head_tokens)
 
 
 def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:

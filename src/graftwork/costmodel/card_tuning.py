@@ -31,7 +31,8 @@ from graftwork.costmodel.card_step import (
     step_recipe,
     take_pass,
 )
-from graftwork.costmodel.time import StepRates, TrainedPart, card_seconds_a_token
+from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
+from graftwork.costmodel.rates import StepRates
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 

@@ -7,7 +7,8 @@ default buckets; FSDP2 is torch's, sharded by block.
 
 from typing import NamedTuple
 
-from graftwork.costmodel.time import StepRates, link_seconds, plain_step
+from graftwork.costmodel.plain_time import plain_step
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Machine
@@ -234,8 +235,8 @@ def plain_step_parts(
     """Seconds of an optimizer step: the passes, what is sent between cards and to the host, the update."""
     # With autocast, products are computed in 16 bits whatever the weights are stored in.
     worked = setup.model_copy(update={"dtype": run.half}) if setup.autocast else setup
-    once = plain_step(run.shape, setup, rates=run.rates).once_a_step
-    a_pass = plain_step(run.shape, worked, rates=run.rates).parts
+    once = plain_step(run.shape, setup, rates=run.rates, architecture=run.architecture).once_a_step
+    a_pass = plain_step(run.shape, worked, rates=run.rates, architecture=run.architecture).parts
     computing = sum(a_pass.values()) * passes
     base = run.base_bytes(worked)
     sent = _sending_seconds(run, worked, shared, base=base, passes=passes)
@@ -272,6 +273,13 @@ def _sending_seconds(
     sharded = run.trainable * width if setup.method == "full" else base
     gathered = link_seconds(sharded, cards=shared.cards, gb_s=gb_s) / 2
     return (2 * gathered + whole / 2) * passes
+
+
+def link_seconds(bytes: float, *, cards: int, gb_s: float) -> float:
+    """A ring all-reduce: every card sends and receives 2 (n - 1) / n of the bytes, one way at `gb_s`."""
+    if cards < 2:
+        return 0.0
+    return 2 * (cards - 1) / cards * bytes / (gb_s * 1e9)
 
 
 def link_rate(machine: Machine) -> float:

@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.costmodel.time import (
+from graftwork.costmodel.card_time import OPTIMIZER_BYTES, Blocks, block_seconds, head_seconds
+from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
     CONSUMER,
     FIXED_A_LAYER,
     FIXED_SECONDS,
     LAUNCH_SECONDS,
-    OPTIMIZER_BYTES,
-    Blocks,
     StepRates,
-    block_seconds,
-    head_seconds,
 )
 from graftwork.records.base import Figure
 from graftwork.records.fit import ProbedStep, ProbeFacts
@@ -141,12 +138,13 @@ def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRate
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = [step for step in steps if step.tokens == tokens]
-        assert all(step.tuning for step in same)
         left = [
             step.seconds - blocks.factor * _blocks(shape, step, rates) - blocks.fixed * step.layers
             for step in same
         ]
-        head = head_seconds(shape, same[0].tuning, rates=rates)  # type: ignore[arg-type]
+        first = same[0]
+        assert first.tuning is not None
+        head = head_seconds(shape, first.tuning, rates=rates, trained_share=first.trained_share)
         points.append((head, sum(left) / len(left)))
     return _line(points, fixed=FIXED_SECONDS)
 

@@ -243,6 +243,15 @@ OWN_EFFICIENCY = 0.67
 """The same of the step that is written for processors (measured: 0.67 in training, 0.71 in frozen blocks)."""
 
 
+PEAK_SHARE = 0.6
+"""Of the peak by clock and width, what large products reach over all cores (derived)."""
+SERIAL_SHARE, OWN_SERIAL_SHARE = 0.1, 0.02
+"""What each core beyond those of the measurements adds to a step that it shares: many operations are small,
+and all cores wait at the end of each. Fitted to one published run of transformers (Qwen3-8B with LoRA on the
+48 cores of an EPYC 9454P: 35.8 minutes for a step of 20k tokens); that of graft's own step is a guess."""
+MEASURED_CORES = 2
+
+
 def training_flops(shape: ModelShape, work: Workload) -> float:
     """Operations of the whole run."""
     return sum(flops_by_part(shape, work).values())
@@ -307,9 +316,14 @@ def _scores(shape: ModelShape, work: Workload) -> float:
     return 4.0 * mean_length * shape.heads * shape.head_dim
 
 
-def seconds_a_token(shape: ModelShape, work: Workload, *, gflops: float) -> dict[str, float]:
+def seconds_a_token(
+    shape: ModelShape, work: Workload, *, gflops: float, cores: int = MEASURED_CORES
+) -> dict[str, float]:
     """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
-    efficiency = EFFICIENCY if work.processor is None else OWN_EFFICIENCY
+    plain = work.processor is None
+    efficiency = EFFICIENCY if plain else OWN_EFFICIENCY
+    serial = SERIAL_SHARE if plain else OWN_SERIAL_SHARE
+    efficiency /= 1 + serial * max(cores - MEASURED_CORES, 0)
     rate = gflops * 1e9 * efficiency * sum(work.lengths) * work.epochs
     return {name: flops / rate for name, flops in flops_by_part(shape, work).items()}
 

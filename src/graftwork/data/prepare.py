@@ -19,7 +19,7 @@ import orjson
 from graftwork.data.audit.report import (
     audit_corpus,
 )
-from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.audit.row_checks import TAUGHT, AuditContext
 from graftwork.data.corpus.build import Progress, build_corpus
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
@@ -54,7 +54,6 @@ from graftwork.files.dataset import DROPS
 from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
-from graftwork.text.redact import publishable
 
 FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
@@ -157,6 +156,13 @@ def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
     require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
     state.store(assignment, marked)
     warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
+    calling = int(corpus.column("calls_tools")[kept.places].sum())
+    # A renderer of another package need not know tools.
+    if calling and not getattr(job.base.renderer, "writes_tool_calls", False):
+        warnings.append(
+            f"{calling:,} rows call tools, and the template of {job.base.name} has no form of calls that can "
+            "be read back: they are trained as JSON in <tool_call> tags"
+        )
     corpus.forget()
     return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
 
@@ -198,7 +204,7 @@ def _write(
         for subset in kept.subsets:
             placed = [shard for block in rendering for shard in block.placed(subset.name, assignment)]
             _require_rows(placed, job, model=subset.name, after=head.kept_after, unconfirmed=unconfirmed)
-            settings = {**head.settings, "model": publishable(job.models[subset.name])}
+            settings = {**head.settings, "model": job.models[subset.name].to_manifest()}
             own = head.model_copy(update={"model": subset.name, "settings": settings})
             length = job.context.settings.pack_tokens or job.context.settings.max_tokens
             made.append(
@@ -227,6 +233,7 @@ def _choose(
         # By content: the position of a group's first row varies, what it asks does not.
         group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
+        taught=corpus.column("unconfirmed")[places] == TAUGHT,
     )
     return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 

@@ -7,9 +7,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from graftwork.process.extensions import extension_names
 from graftwork.records.base import Record
-from graftwork.text.redact import publishable
+from graftwork.text.redact import EndpointUrl, VariableName, publishable
 
 FormatName = Literal[
+    "repaired",
+    "otlp",
+    "mlflow",
+    "langsmith",
+    "langfuse",
+    "litellm",
+    "helicone",
+    "openai_stored",
+    "claude_code",
+    "codex",
     "captured",
     "execution",
     "openai_log",
@@ -107,6 +117,81 @@ class CaptureSettings(Record):
         return self
 
 
+class TeacherSettings(Record):
+    """A model that answers rows again. The key is never written anywhere."""
+
+    url: EndpointUrl = Field(description="An OpenAI-compatible endpoint, up to /v1: https://host/v1.")
+    model: str = Field(min_length=1, description="The model to ask there.")
+    key_variable: VariableName | None = Field(
+        None, description="The environment variable that holds the key; no key is sent without it."
+    )
+    max_tokens: int = Field(1024, ge=16, description="The longest answer. A longer one is refused.")
+    temperature: float = Field(
+        0.0, ge=0, le=2, description="Of the first sample; further samples are drawn at 0.7 or above."
+    )
+    timeout_seconds: float = Field(120.0, gt=0, description="The longest time for one request.")
+    attempts: int = Field(5, ge=1, le=20, description="Attempts at a request that fails.")
+    concurrency: int = Field(4, ge=1, le=64, description="Requests at the same time.")
+    requests_per_minute: float | None = Field(None, gt=0, description="The most requests, retries included.")
+    price_in: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
+    price_out: float | None = Field(None, ge=0, description="Dollars for a million answered tokens.")
+    max_cost: float | None = Field(
+        None, gt=0, description="Dollars for all answers together, earlier runs included; needs prices."
+    )
+    max_total_tokens: int | None = Field(
+        None, gt=0, description="Tokens for all answers together, earlier runs included."
+    )
+
+    @model_validator(mode="after")
+    def _cost_has_prices(self) -> Self:
+        if self.max_cost is not None and (self.price_in is None or self.price_out is None):
+            raise ValueError("max_cost needs price_in and price_out: the cost is not known otherwise")
+        return self
+
+
+RepairableFault = Literal["truncated", "failed_status", "claims_success_but_fails", "placeholder", "empty"]
+
+
+class RepairSettings(Record):
+    """Which rows `graft data repair` lets a teacher answer again, and which answers are accepted."""
+
+    teacher: TeacherSettings | None = Field(None, description="The model that answers.")
+    faults: tuple[RepairableFault, ...] = Field(
+        get_args(RepairableFault), description="The faults of rows that are answered again."
+    )
+    samples: int = Field(1, ge=1, le=9, description="Answers to each prompt; see `agreement`.")
+    agreement: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="With several samples: the answer that agrees best with the others is accepted if its "
+        "mean similarity to them is at least this.",
+    )
+    judge_at_least: float | None = Field(
+        None,
+        ge=1,
+        le=5,
+        description="The lowest mark of the judge under evaluate.judge; none is asked without it.",
+    )
+    augment: tuple[str, ...] = Field((), description="Roles that get new rows from prompts of other roles.")
+    augment_to: int = Field(10, ge=1, description="Usable rows that such a role should have.")
+    augment_share: float = Field(
+        0.2, ge=0, le=0.5, description="The largest share of added rows in all usable rows."
+    )
+
+
+class DriftSettings(Record):
+    """When live prompts have moved so far from the training data that a retraining is due."""
+
+    retrain_above: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="A retraining is due when the share of live prompts that are unlike any training prompt "
+        "is above this, at 95 % confidence.",
+    )
+
+
 class DataSettings(Record):
     """Which rows are kept, what is done to them and how they are split."""
 
@@ -124,8 +209,10 @@ class DataSettings(Record):
         None, description="The system prompt of every row that has none under `system_prompts`."
     )
     system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
-    logged_system_prompt: Literal["replace", "keep_behind"] = Field(
-        "replace", description="What happens to the logged system prompt if another is given."
+    logged_system_prompt: Literal["replace", "keep_behind", "drop"] = Field(
+        "replace",
+        description="What happens to the logged system prompt: if another is given, that replaces it or goes "
+        "before it; `drop` leaves it out in any case, so that it is trained away. Tool definitions stay.",
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."
@@ -169,9 +256,10 @@ class DataSettings(Record):
     )
     validation: float = Field(0.1, ge=0, lt=1, description="The share of question groups for validation.")
     test: float = Field(0.2, ge=0, lt=1, description="The share of question groups held out for evaluation.")
-    train_on: Literal["last", "every"] = Field(
+    train_on: Literal["last", "every", "marked"] = Field(
         "last",
-        description="The replies of a conversation that are trained on: the last, or each in its own row.",
+        description="The replies of a conversation that are trained on: the last, each in its own row, or "
+        "each that the log marks with `weight: 1`. A reply with `weight: 0` is never trained on.",
     )
     max_tokens: int = Field(1024, ge=8, description="The most tokens of a row; see `overlong`.")
     overlong: Literal["drop", "split_by_turn", "truncate"] = Field(
@@ -185,6 +273,13 @@ class DataSettings(Record):
     captures: CaptureSettings = Field(
         default_factory=CaptureSettings,
         description="Which rows of captured exchanges are used; `graft data captures` uses the same filter.",
+    )
+    repair: RepairSettings = Field(
+        default_factory=RepairSettings,
+        description="How `graft data repair` lets a teacher answer rows again that would be dropped.",
+    )
+    drift: DriftSettings = Field(
+        default_factory=DriftSettings, description="When `graft status` says that a retraining is due."
     )
 
     @model_validator(mode="after")
@@ -205,8 +300,10 @@ class DataSettings(Record):
         """The settings as a dataset's manifest states them.
 
         Left out where nothing is set: datasets of logs without captures keep the names that they had.
+        What is repaired is a log of its own: how it was made does not change the dataset.
         """
         stated = publishable(self)
+        del stated["repair"], stated["drift"]
         if self.captures == CaptureSettings():
             del stated["captures"]
         return stated
@@ -237,3 +334,13 @@ class ModelSettings(Record):
         lt=1,
         description="The share of its training questions set apart for reinforcement learning.",
     )
+    repaired: bool = Field(
+        True, description="Train on rows that a teacher answered; `false` makes a model to compare with."
+    )
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The settings as a dataset's manifest states them; `repaired` only where it leaves rows out."""
+        stated = publishable(self)
+        if self.repaired:
+            del stated["repaired"]
+        return stated

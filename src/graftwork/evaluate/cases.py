@@ -21,7 +21,8 @@ from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
-from graftwork.records.report import Case
+from graftwork.records.prompt import PromptVariant, replace_system
+from graftwork.records.report import Case, EvalJob
 from graftwork.text.similarity import normalise
 
 
@@ -39,6 +40,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             duration_ms=row.duration_ms,
             rejected=row.rejected,
             reward=row.reward,
+            usage=row.usage,
         )
         for row in rows
     ]
@@ -73,12 +75,12 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
     return (*shown, Message(role="assistant", content=chosen.reply))
 
 
-def insert_example(messages: Sequence[Message], *, example: Sequence[Message]) -> tuple[Message, ...]:
-    """The worked example, right behind the opening system turns."""
-    opening = 0
-    while opening < len(messages) and messages[opening].role == "system":
-        opening += 1
-    return (*messages[:opening], *example, *messages[opening:])
+def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
+    """What the subject of a job is asked: the case with the job's prompt and worked examples."""
+    messages = case.messages
+    if job.logged_system and case.logged_system is not None:
+        messages = replace_system(messages, case.logged_system)
+    return PromptVariant(instruction=job.instruction, examples=job.worked_example).apply(messages)
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
@@ -126,7 +128,14 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_atomic(path, "".join(case.model_dump_json() + "\n" for case in cases))
+    write_atomic(path, "".join(_write_case(case) + "\n" for case in cases))
+
+
+def _write_case(case: Case) -> str:
+    # Files of cases without usage keep the bytes by which their answers are found again.
+    return case.model_dump_json(
+        exclude={name for name in ("usage", "logged_system") if getattr(case, name) is None}
+    )
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -14,18 +14,20 @@ from typing import Literal
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateRule, GateSettings
+from graftwork.evaluate.gate.settings import FIGURES, REQUESTS, TIMED, GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.bounded import non_inferior
 from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval
+from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
 from graftwork.grading.answers import parse_object
 from graftwork.grading.grade import explain_vacuous, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import (
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
+    LATENCY_P95,
     LOWER_IS_BETTER,
     TASK_SUCCESS,
     TRUNCATED,
@@ -366,7 +368,7 @@ _NOTHING_TELLS_RIGHT = Problem(
 
 
 def _say_fix(metric: str, needed: int | None, *, cases: int) -> str:
-    if metric in TIMED:
+    if metric in REQUESTS:
         return f"set evaluate.latency_cases to {needed}" if needed else "raise evaluate.latency_cases"
     enough = f" (about {needed} of them)" if needed and needed > cases else ""
     return f"hold out more rows{enough}: data.test, evaluate.max_cases; or ask for less"
@@ -387,12 +389,11 @@ def _verdict(
 ) -> Verdict:
     """What the gate would say of an adapter that gets everything right (or wrong) that the base does not."""
     candidate = _subject("adapter", cases, evaluate, gate, trials=trials, right=good)
-    others = [
-        _subject(name, cases, evaluate, gate, trials=trials, right=not good) for name in ("base", "log")
+    base, *others = [
+        _subject(name, cases, evaluate, gate, trials=trials, right=not good)
+        for name in ("base", LOG, PROMPTED, LOGGED_PROMPT)
     ]
-    report: Report = make_report(
-        cases, baseline=others[0], candidate=candidate, settings=evaluate, others=(others[1],)
-    )
+    report: Report = make_report(cases, baseline=base, candidate=candidate, settings=evaluate, others=others)
     return decide(report, gate, around=Surroundings(no_champion=True))
 
 
@@ -446,6 +447,9 @@ def _figures(
         value = 1e-9 if small else 1e9
         low, high = value, value
         n = evaluate.max_cases or 1000
+        if name == LATENCY_P95:
+            value, n = timed[0] if timed else value, len(timed)
+            low, high = value, value
         if name in TIMED:
             value, n = timed[0] if timed else value, len(timed)
             low, high = quantile_interval(list(timed), quantile=0.5, confidence=evaluate.confidence)

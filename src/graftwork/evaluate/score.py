@@ -11,7 +11,17 @@ from statistics import median
 
 from graftwork.evaluate.cases import clusters_of
 from graftwork.evaluate.comparison import cluster_cases
-from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.costs import (
+    AnswerPrice,
+    costs_of_answers,
+    costs_of_log,
+    measure_cost,
+    measure_slowest,
+    measure_tokens,
+    tokens_of_answers,
+    tokens_of_log,
+)
+from graftwork.evaluate.settings import EvaluateSettings, choose_success
 from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
@@ -144,6 +154,7 @@ def score(
     generation: Generation,
     settings: EvaluateSettings,
     context: GradeContext | None = None,
+    price: AnswerPrice | None = None,
 ) -> SubjectReport:
     """Grade every answer by every metric and check of the settings.
 
@@ -173,7 +184,42 @@ def score(
     cut = {case.id: average([float(a.finish_reason == "length") for a in by_case[case.id]]) for case in cases}
     metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
     metrics |= measure(by_case, generation=generation, confidence=confidence, sessions=sessions)
+    costed = _measure_costs(
+        cases, by_case, generation=generation, price=price, settings=settings, graded=metrics
+    )
+    metrics |= {metric.name: metric for metric in costed if metric is not None}
     return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
+
+
+def _measure_costs(
+    cases: Sequence[Case],
+    by_case: Mapping[str, Sequence[Answer]],
+    *,
+    generation: Generation,
+    price: AnswerPrice | None,
+    settings: EvaluateSettings,
+    graded: Mapping[str, Metric],
+) -> list[Metric | None]:
+    """Of the log as it states them. Its answers count as successes where they are the references."""
+    is_log = generation.subject == LOG
+    confidence, sessions = settings.confidence, sessions_of(cases)
+    seconds = list(generation.single_latency_seconds)
+    if is_log:
+        seconds = [case.duration_ms / 1000 for case in cases if case.duration_ms is not None]
+    success = graded.get(choose_success(settings))
+    successes: Mapping[str, float | None] = success.scores if success is not None else {}
+    if is_log and success is None:
+        successes = dict.fromkeys((case.id for case in cases), 1.0)
+    costs = costs_of_log(cases) if is_log else costs_of_answers(by_case, generation=generation, price=price)
+    return [
+        measure_slowest(seconds, confidence=confidence),
+        measure_tokens(
+            tokens_of_log(cases) if is_log else tokens_of_answers(by_case),
+            confidence=confidence,
+            sessions=sessions,
+        ),
+        measure_cost(costs, successes=successes, confidence=confidence, sessions=sessions),
+    ]
 
 
 def make_metric(

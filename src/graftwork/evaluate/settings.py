@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,10 +24,10 @@ from graftwork.grading.metrics import (
     find_extension,
 )
 from graftwork.process.sandbox.settings import SandboxSettings
-from graftwork.records.base import NotSecret, Record
+from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.text.redact import VariableName
+from graftwork.text.redact import EndpointUrl, VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
@@ -39,9 +38,7 @@ RUBRIC = (
 class JudgeSettings(Record):
     """A judge: another model that compares answers. The key is never written anywhere."""
 
-    url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
-        description="URL of the endpoint, up to /v1: https://host/v1."
-    )
+    url: EndpointUrl = Field(description="URL of the endpoint, up to /v1: https://host/v1.")
     model: str = Field(min_length=1, description="Name of the model at the endpoint.")
     key_variable: VariableName | None = Field(
         None,
@@ -65,18 +62,16 @@ class JudgeSettings(Record):
     max_cost: float | None = Field(
         None, gt=0, description="Send no more requests after this cost; requires prices."
     )
+    min_kappa: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Cohen's kappa with people's labels that the judge must have for sure, by the lower end "
+        "of its interval, before its verdict counts in the gate; see `graft eval calibrate`.",
+    )
+    min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
     price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
     price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address begins with http:// or https://")
-        if parts.username or parts.password or parts.query:
-            raise ValueError("an address with a key in it would be written everywhere: use key_variable")
-        return url.rstrip("/").removesuffix("/chat/completions")
 
     @model_validator(mode="after")
     def _cost_has_prices(self) -> Self:
@@ -112,6 +107,57 @@ class SamplingSettings(Record):
     """Where the drawing starts; it is in the report."""
 
 
+class CostSettings(Record):
+    """What answers cost, where neither the log nor the price tables know it."""
+
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of the machine that evaluates, for the cost of own models."
+    )
+    logged_model: str | None = Field(
+        None, description="The model in the price table that answered calls of which the log names no other."
+    )
+    requests_per_month: float | None = Field(
+        None, gt=0, description="Requests of a month; counted from the log's own days without it."
+    )
+    success: str | None = Field(
+        None, description="The metric that counts successes; the primary metric of the gate without it."
+    )
+    gpu: str | None = Field(
+        None, description="The card to host the small model on; the cheapest offer that serves it without."
+    )
+
+
+class PromptSettings(Record):
+    """What the prompted base (`base+prompt`) is shown before each case."""
+
+    examples: int = Field(4, ge=0, le=64, description="Worked examples from the training split, at most.")
+    max_tokens: int = Field(2048, ge=1, description="Tokens of all worked examples together, at most.")
+    optimizer: Literal["none", "gepa"] = Field(
+        "none", description="Who improves the instruction; `gepa` needs the package of that name."
+    )
+    reflection: str | None = Field(
+        None,
+        description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
+    )
+    max_answers: int = Field(
+        200, ge=1, description="Answers to training and validation rows that optimising may take."
+    )
+    seed: int = Field(0, ge=0, description="Where the optimiser's choices start.")
+
+    @field_validator("reflection")
+    @classmethod
+    def _is_an_endpoint(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        try:
+            subject = parse_subject(given)
+        except UserMistake as mistake:
+            raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
+        if subject.endpoint is None:
+            raise ValueError("name an endpoint as URL#model")
+        return given
+
+
 class EvaluateSettings(Record):
     """How subjects are evaluated. Decoding is greedy unless `sampling` is set."""
 
@@ -140,13 +186,17 @@ class EvaluateSettings(Record):
     slices: tuple[Slice, ...] = ("group", "domain", "length")
     """What the report is cut by."""
     subjects: tuple[str, ...] = ()
-    """Who is asked besides base and adapter: release:ID, an address as URL#model, or log."""
+    """Who is asked besides base and adapter: base+prompt, release:ID, an endpoint as URL#model, log."""
     repeats: int = Field(default=1, ge=1, le=100)
     """Answers to each case; they are averaged, and never count as more cases."""
     sampling: SamplingSettings = SamplingSettings()
     """How answers are drawn."""
     perplexity: bool = False
     """Measure how much the reply that the log holds surprises each model."""
+    prompt: PromptSettings = PromptSettings()
+    """How the base is prompted as the subject `base+prompt`."""
+    costs: CostSettings = CostSettings()
+    """Prices and volume, for what a task costs and what the small model saves."""
 
     @field_validator("metrics")
     @classmethod
@@ -220,6 +270,7 @@ CORRECTNESS = (
     TASK_SUCCESS,
     "code_passes",
     "answer_match",
+    "tool_calls",
     "citation_correct",
     "nearer_to_preferred",
     JUDGE_SCORE,
@@ -241,6 +292,11 @@ def choose_primary(settings: EvaluateSettings) -> str:
     ranked = sorted(deciding, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
+
+
+def choose_success(settings: EvaluateSettings) -> str:
+    """The metric by which a case is a success: what `cost_per_success` counts."""
+    return settings.costs.success or choose_primary(settings)
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -4,9 +4,13 @@ In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject i
 not know whether it exists.
 
     base                                 the base model alone
+    base+prompt                          the base with worked examples, and an optimised instruction where
+                                         graft.yaml asks for one
+    base+logged_prompt                   the base with the system prompt that the log has
     adapter                              what the last training of this model left
     adapter:FOLDER                       a PEFT folder
     run:ID                               the adapter of a run
+    model:NAME                           what the last training of another model of the project left
     release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
@@ -27,14 +31,25 @@ from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.inference.selection import PRECISIONS, VLLM, agree_on_engine, is_alone
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.release import GgufPrecision
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.redact import is_variable_name
 
-Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
+Kind = Literal[
+    "base", "prompt", "logged_prompt", "adapter", "folder", "run", "model", "release", "log", "endpoint"
+]
 ENGINES: dict[str, tuple[str, ...]] = {LLAMACPP: get_args(GgufPrecision), VLLM: PRECISIONS}
 """Engines that a subject can name, and the precisions of each."""
-PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
+PROMPTED = "base+prompt"
+LOGGED_PROMPT = "base+logged_prompt"
+PLAIN: dict[str, Kind] = {
+    "base": "base",
+    PROMPTED: "prompt",
+    LOGGED_PROMPT: "logged_prompt",
+    "adapter": "adapter",
+    "log": "log",
+}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
 
@@ -62,13 +77,13 @@ def parse_subject(text: str) -> NamedSubject:
     before, colon, which = name.partition(":")
     if before == "engine" and which:
         return _parse_engine(name, which)
-    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
+    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
         return NamedSubject(name, kinds[before], which=which)
     raise UserMistake(
         f"{text!r} is no subject",
-        why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, engine:NAME, or "
-        "URL#model",
+        why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
+        "model:NAME, release:ID, champion, log, engine:NAME or URL#model",
         fix="name one of these, for example `--subject release:champion`",
         where="--subject",
     )
@@ -176,6 +191,8 @@ class Asking:
     cases_file: Path
     example: tuple[Message, ...] = ()
     """Shown to subjects that were not trained on these tasks."""
+    prompt: PromptVariant | None = None
+    """What the prompted base is asked with; None where it is not asked."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""

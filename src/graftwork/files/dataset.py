@@ -13,10 +13,11 @@ import orjson
 from pydantic import ValidationError
 
 from graftwork.files.disk import explain_os_error, require_digest, write_atomic
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CaptureOrigin, Message, Origin
+from graftwork.records.interaction import CORRECTED_FIELDS, AnswerOrigin, CaptureOrigin, Message, Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,15 +85,27 @@ def iterate_drops(folder: Path) -> Iterator[Drop]:
         )
 
 
-def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[str | None]]:
-    """The column that says which rows were captured; none where no row was."""
-    if not any(captures):
-        return {}
-    return {"capture": [None if capture is None else capture.model_dump_json() for capture in captures]}
+OPTIONAL: dict[str, type[Record]] = {"capture": CaptureOrigin, "answered": AnswerOrigin, "usage": CallUsage}
+"""Columns that a shard has only where one of its rows has a value, as JSON."""
 
 
-def row_schema(*, captured: bool = False) -> "pa.Schema":
-    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
+def encode_optional(values: Mapping[str, Sequence[Record | None]]) -> dict[str, list[str | None]]:
+    """The optional columns that hold anything."""
+    return {
+        name: [None if value is None else _encode_record(value) for value in values[name]]
+        for name in OPTIONAL
+        if any(value is not None for value in values[name])
+    }
+
+
+def _encode_record(record: Record) -> str:
+    """Shards with captures that were not corrected keep their bytes."""
+    unknown = {name for name in CORRECTED_FIELDS if getattr(record, name, "") is None}
+    return record.model_dump_json(exclude=unknown)
+
+
+def row_schema(*, optional: Sequence[str] = ()) -> "pa.Schema":
+    """The columns of a shard. Shards of logs without what is `optional` keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()
@@ -114,7 +127,7 @@ def row_schema(*, captured: bool = False) -> "pa.Schema":
             ("duration_ms", pa.float64()),
             ("rejected", text),
             ("reward", pa.float64()),
-            *([("capture", text)] if captured else ()),
+            *((name, text) for name in optional),
         ]
     )
 
@@ -162,13 +175,15 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
-    capture = values.pop("capture", None)
-    return Row(
-        capture=None if capture is None else CaptureOrigin.from_json(capture),
-        origin=Origin(file=values.pop("file"), line=values.pop("line")),
-        messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
-        tokens=tuple(values.pop("tokens")),
-        **values,
+    given = {name: values.pop(name, None) for name in OPTIONAL}
+    return Row.model_validate(
+        {name: None if text is None else OPTIONAL[name].from_json(text) for name, text in given.items()}
+        | {
+            "origin": Origin(file=values.pop("file"), line=values.pop("line")),
+            "messages": tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
+            "tokens": tuple(values.pop("tokens")),
+            **values,
+        }
     )
 
 

@@ -42,6 +42,7 @@ from graftwork.grading.interface import (
     MetricExtension,
 )
 from graftwork.grading.matching import PatternTooSlow, fits
+from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
 from graftwork.records.report import Case
@@ -365,6 +366,8 @@ METRICS: dict[str, GradeFunction] = {
 GRADERS: dict[str, GradeFunction] = {
     **METRICS,
     "schema_valid": grade_schema_valid,
+    "tool_calls": grade_tool_calls,
+    "tool_call_f1": grade_tool_call_f1,
     "claims_cited": grade_claims_cited,
     "citations_exist": grade_citations_exist,
     "citations_support": grade_citations_support,
@@ -383,7 +386,7 @@ CONTEXT_GRADERS: dict[str, ContextGrader] = {
     CODE_PASSES: grade_code_passes,
 }
 """Those that need more than the fields: here the sandbox."""
-SCORED = frozenset({"groundedness", "token_f1", "edit_similarity", "chrf", "reviewer_score"})
+SCORED = frozenset({"groundedness", "token_f1", "tool_call_f1", "edit_similarity", "chrf", "reviewer_score"})
 """Of these the mean counts; the others are right or wrong."""
 
 AGAINST_REFERENCE = frozenset(
@@ -393,6 +396,8 @@ AGAINST_REFERENCE = frozenset(
         "refused_where_due",
         "answered_where_due",
         "answer_match",
+        "tool_calls",
+        "tool_call_f1",
         "nearer_to_preferred",
         "token_f1",
         "edit_similarity",
@@ -420,19 +425,28 @@ FIRST_TOKEN = "first_token_seconds"
 TOKENS_PER_SECOND = "tokens_per_second"
 PERPLEXITY = "reference_perplexity"
 """How much the reply that the log holds surprises the model: e to the mean loss of its tokens."""
-OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY)
-"""Measured where the subject allows it: an endpoint reports no perplexity."""
+LATENCY_P95 = "latency_p95_seconds"
+"""The 95th percentile of the latency of single requests."""
+TOKENS_PER_TASK = "tokens_per_task"
+"""Tokens that a case takes, read and written together."""
+COST_PER_SUCCESS = "cost_per_success"
+"""US dollars of all answers over the number of right ones."""
+COSTS = (LATENCY_P95, TOKENS_PER_TASK, COST_PER_SUCCESS)
+OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY, *COSTS)
+"""Measured where the subject allows it: an endpoint reports no perplexity, a log perhaps no tokens."""
 
 OF_ANSWERS = (*METRICS, TRUNCATED)
 """What training may look at: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
 """Values between 0 and 1."""
-LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY})
+LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY, *COSTS})
 
 
 NAMES = {
     "json_valid": "JSON-valid rate",
     "schema_valid": "Schema-valid rate",
+    "tool_calls": "Tool calls right",
+    "tool_call_f1": "Tool call F1",
     "citation_coverage": "Citation coverage",
     "refusal_correct": "Refusal correctness",
     "citation_correct": "Citation correctness",
@@ -455,12 +469,25 @@ NAMES = {
     "judge_preference": "Judge's preference",
     "truncated": "Truncated answers",
     LATENCY: "Latency",
+    LATENCY_P95: "Latency p95",
+    TOKENS_PER_TASK: "Tokens per task",
+    COST_PER_SUCCESS: "Cost per success",
     FIRST_TOKEN: "First token",
     TOKENS_PER_SECOND: "Speed",
     MEMORY: "Peak memory",
     PERPLEXITY: "Perplexity of the recorded reply",
 }
-UNITS = {LATENCY: "s", FIRST_TOKEN: "s", MEMORY: "GiB", TOKENS_PER_SECOND: "tokens/s", PERPLEXITY: ""}
+DOLLARS = "$"
+UNITS = {
+    LATENCY: "s",
+    LATENCY_P95: "s",
+    FIRST_TOKEN: "s",
+    MEMORY: "GiB",
+    TOKENS_PER_SECOND: "tokens/s",
+    TOKENS_PER_TASK: "tokens",
+    COST_PER_SUCCESS: DOLLARS,
+    PERPLEXITY: "",
+}
 
 
 def name_of(metric: str) -> str:
@@ -476,7 +503,18 @@ def show(metric: str, value: float) -> str:
     """95.8 %, 1.25 s, 2 GiB."""
     if is_share(metric):
         return f"{100 * value:.1f} %".replace(".0 %", " %")
+    if UNITS[metric] == DOLLARS:
+        return show_dollars(value)
     return f"{value:.2f}".rstrip("0").rstrip(".") + f" {UNITS[metric]}".rstrip()
+
+
+def show_dollars(amount: float) -> str:
+    """$1,234, $12.30 or $0.00042: cents where there are some, else two digits that matter."""
+    if amount < 0:
+        return f"−{show_dollars(-amount)}"
+    if abs(amount) >= 100:
+        return f"${amount:,.0f}"
+    return f"${amount:.2f}" if abs(amount) >= 0.1 or amount == 0 else f"${amount:.2g}"
 
 
 def plural(count: int, noun: str) -> str:

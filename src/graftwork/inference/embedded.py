@@ -146,12 +146,12 @@ class EmbeddedEngine:
                     raise token
                 if token != self.template.eos:
                     heard.append(token)
-                text = self.template.decode(heard)
+                text = self.template.decode_text(heard)
                 # A character of several tokens is broken until its last one has come.
                 if text.startswith(shown) and not text.endswith("\ufffd") and text != shown:
                     yield text[len(shown) :]
                     shown = text
-            if (text := self.template.decode(heard)) != shown and text.startswith(shown):
+            if (text := self.template.decode_text(heard)) != shown and text.startswith(shown):
                 yield text[len(shown) :]
         finally:
             left.set()

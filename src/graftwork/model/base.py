@@ -1,7 +1,7 @@
-"""Where a base model comes from: a name that ships with a package, or a folder of the user's.
+"""Where a base model comes from: a name that ships with a package, a folder, or a name on the Hub.
 
 In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a template, and the
-fingerprint of all its bytes. Downloads nothing: a hub name needs a folder that the user fetched.
+fingerprint of all its bytes. A folder is used as it is; a model of the Hub is fetched once (`model.hub`).
 """
 
 import importlib.util
@@ -14,6 +14,16 @@ from functools import cache
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
+from graftwork.model.hub import (
+    HubModel,
+    HubPlace,
+    fetch,
+    find_local,
+    find_pin,
+    parse_hub_name,
+    pin,
+    resolve,
+)
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
@@ -47,25 +57,52 @@ def models_folder() -> Path:
     return Path(os.environ.get("GRAFT_CACHE") or Path(cache) / "graftwork") / "models"
 
 
-def find_base(name: str, *, project_folder: Path) -> BaseFolder:
-    """The base that `name` means; the embedded one is converted on first use (about 25 s)."""
+def hub_place() -> HubPlace:
+    """Where models of the Hub are described; their files are in the client's own cache."""
+    return HubPlace(models_folder() / "hub")
+
+
+def find_base(
+    name: str, *, project_folder: Path, weights: bool = False, place: HubPlace | None = None
+) -> BaseFolder:
+    """The base that `name` means; the embedded one is converted on first use (about 25 s).
+
+    Of a model of the Hub only the config and the tokenizer are fetched unless `weights` are needed.
+    """
     if name == EMBEDDED:
         return _embedded()
     folder = (project_folder / name).expanduser()
-    if not folder.is_dir():
+    if folder.is_dir():
+        return _describe(name, folder)
+    hub_name = parse_hub_name(name)
+    if hub_name is None:
         raise UserMistake(
             f"there is no base model {name!r}",
-            why=f"it is neither the embedded {EMBEDDED!r} nor a folder",
-            fix=f"set `base: {EMBEDDED}`, or the path of a folder that holds config.json, "
-            "tokenizer.json and *.safetensors",
+            why=f"it is neither the embedded {EMBEDDED!r}, a folder nor a name on the Hugging Face Hub",
+            fix=f"set `base: {EMBEDDED}`, a name such as Qwen/Qwen3-0.6B, or the path of a folder that holds "
+            "config.json, tokenizer.json and *.safetensors",
             where=str(folder),
         )
-    return _describe(name, folder)
+    place = place or hub_place()
+    commit = find_pin(hub_name, project_folder)
+    if commit is None:
+        commit = resolve(hub_name, place)
+        pin(hub_name, commit, project_folder)
+    return describe_hub_model(fetch(hub_name, commit, place, weights=weights))
+
+
+def describe_hub_model(model: HubModel) -> BaseFolder:
+    """A model of the Hub as a base: its name pins the commit."""
+    hashes = model.hashes
+    return BaseFolder(name=model.name, folder=model.folder, revision=fingerprint(hashes), files=hashes)
 
 
 def loadable_name(name: str) -> str:
     """The base as an adapter's config names it: an id that PEFT can load, where there is one."""
-    return HUB_ID if name == EMBEDDED else name
+    if name == EMBEDDED:
+        return HUB_ID
+    hub_name = None if Path(name).expanduser().is_dir() else parse_hub_name(name)
+    return hub_name.repository if hub_name is not None and hub_name.revision else name
 
 
 def note_on_weights(name: str) -> str:
@@ -106,9 +143,18 @@ def copy_base(base: BaseFolder, target: Path) -> int:
     return size
 
 
-def is_ready(name: str) -> bool:
-    """Whether `find_base` answers at once. The embedded model is converted on first use."""
-    return name != EMBEDDED or (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
+def is_ready(name: str, *, project_folder: Path = Path(), weights: bool = False) -> bool:
+    """Whether `find_base` answers at once. The embedded model is converted on first use, and a model of the
+    Hub is fetched.
+    """
+    if name == EMBEDDED:
+        return (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
+    hub_name = parse_hub_name(name)
+    if hub_name is None or (project_folder / name).expanduser().is_dir():
+        return True
+    commit = find_pin(hub_name, project_folder)
+    model = None if commit is None else find_local(hub_name, commit, hub_place())
+    return model is not None and (model.has_weights or not weights)
 
 
 def verify_base(base: BaseFolder) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from graftwork.model.shape import linear_sizes
+from graftwork.model.shape import joined_sizes
 from graftwork.process.devices import COLD_DRIVER_SECONDS, ask_nvidia_smi
 from graftwork.records.fit import ProductRate
 from graftwork.records.plan import ModelShape
@@ -49,18 +49,6 @@ def measure_products(shape: ModelShape, *, device: str, eight: bool) -> Iterator
                     dtype=dtype,
                     flops=2.0 * tokens * inputs * outputs / seconds,
                 )
-
-
-def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the products as our step does them: queries, keys and values at once, gate and
-    up at once."""
-    sizes = dict(linear_sizes(shape))
-    found: dict[str, tuple[int, int]] = {}
-    for name, members in (("qkv", ("q_proj", "k_proj", "v_proj")), ("gate_up", ("gate_proj", "up_proj"))):
-        if all(member in sizes for member in members):
-            taken = [sizes.pop(member) for member in members]
-            found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
-    return {**found, **sizes}
 
 
 def _product(tokens: int, inputs: int, outputs: int, dtype: str, device: str) -> Callable[[], Any]:

@@ -171,6 +171,18 @@ def linear_sizes(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
     }
 
 
+def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the products as our step does them: queries, keys and values at once, gate and
+    up at once."""
+    sizes = dict(linear_sizes(shape))
+    found: dict[str, tuple[int, int]] = {}
+    for name, members in (("qkv", ("q_proj", "k_proj", "v_proj")), ("gate_up", ("gate_proj", "up_proj"))):
+        if all(member in sizes for member in members):
+            taken = [sizes.pop(member) for member in members]
+            found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
+    return {**found, **sizes}
+
+
 def linear_names(shape: ModelShape) -> tuple[str, ...]:
     """The names that adapters are targeted by; two layers of a block can share one."""
     return tuple(dict.fromkeys(path.rsplit(".", 1)[-1] for path in linear_sizes(shape)))

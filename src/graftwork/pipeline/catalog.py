@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.model.shape import total_parameters
+from graftwork.plan.catalog.api_prices import list_token_prices
 from graftwork.plan.catalog.hardware import list_cpus, list_gpus
 from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
 
-KINDS = ("models", "gpus", "cpus", "prices", "quoted", "places")
+KINDS = ("models", "gpus", "cpus", "prices", "quoted", "places", "api_prices")
 
 
 def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict
         "prices": lambda: [_priced(offer, today) for offer in list_offers(overlay=overlay)],
         "quoted": lambda: [_priced(offer, today) for offer in list_quoted_offers(overlay=overlay)],
         "places": lambda: [_priced(place, today) for place in list_places(overlay=overlay)],
+        "api_prices": lambda: [_priced(price, today) for price in list_token_prices(overlay=overlay)],
     }
     return {name: make() for name, make in parts.items() if kind in {None, name}}
 

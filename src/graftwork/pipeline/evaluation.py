@@ -39,6 +39,7 @@ from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, Rem
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
 from graftwork.inference.selection import PRECISIONS
+from graftwork.pipeline.costs import price_of_subject
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
@@ -226,6 +227,7 @@ def measure_subjects(
             generation=generation,
             settings=work.settings.evaluate,
             context=grading.context(),
+            price=price_of_subject(work, subject),
         )
     return scored
 
@@ -290,6 +292,7 @@ FAULTS = {
     "empty": "as empty or a stand-in",
     "placeholder": "as empty or a stand-in",
     "negative_feedback": "for negative feedback",
+    "rejected_in_review": "as rejected by a reviewer",
 }
 
 

@@ -45,8 +45,7 @@ from graftwork.pipeline.steps.evaluate import (
     held_out,
     line_up,
     measure_lineup,
-    put_cases,
-    worked_example,
+    prepare_asking,
 )
 from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.pipeline.table import run_pipeline
@@ -88,7 +87,7 @@ def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = made.get("prepare", PreparedData)
-    cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
+    cases = draw_cases(given or held_out(work, prepared, also=asked.subjects), most=asked.limit)
     asking = _asking(work, prepared, cases, asked)
     outcome = made.get("train", TrainOutcome) if trained else None
     lineup = _line_up(work, named, asking=asking, outcome=outcome)
@@ -127,7 +126,7 @@ def _ask_beforehand(work: OpenProject, asked: EvaluationRequest) -> None:
 def _asking(
     work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: EvaluationRequest
 ) -> Asking:
-    return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
+    return prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
 
 
 def _line_up(

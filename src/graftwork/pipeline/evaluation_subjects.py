@@ -18,6 +18,7 @@ from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.release import Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
@@ -31,8 +32,10 @@ class _Weights:
     """What is loaded besides the base."""
 
     folder: Path
-    adapter_hash: str
+    adapter_hash: str | None
     release: str | None = None
+    prompt: PromptVariant | None = None
+    """Of a release that is a prompt on the base, without weights of its own."""
 
 
 def resolve_subject(
@@ -49,15 +52,17 @@ def resolve_subject(
     # The same weights through another engine are another subject.
     asked_through = [[engine, subject.precision]] if engine else []
     identity = fingerprint([work.base.revision, weights.adapter_hash if weights else None, *asked_through])
-    # A subject that was trained on these tasks needs no example of them.
-    example = asking.example if weights is None else ()
+    prompt = _find_prompt(subject, weights, asking)
+    folder = weights.folder if weights and weights.prompt is None else None
     job = _job(
         work,
         subject.name,
         asking,
         identity=identity,
-        example=example,
-        adapter_folder=str(weights.folder) if weights else None,
+        example=prompt.examples,
+        instruction=prompt.instruction,
+        logged_system=subject.kind == "logged_prompt",
+        adapter_folder=str(folder) if folder else None,
         device="cpu" if subject.engine == LLAMACPP else find_device(),
         shards=asking.shards,
         # llama.cpp gives no probabilities of a given reply.
@@ -68,6 +73,16 @@ def resolve_subject(
     return Subject(
         subject.name, Path(job.folder), job, identity, release=weights.release if weights else None
     )
+
+
+def _find_prompt(subject: NamedSubject, weights: _Weights | None, asking: Asking) -> PromptVariant:
+    """What is put before each case. A subject that was trained on these tasks needs no example of them."""
+    if weights is not None:
+        return weights.prompt or PromptVariant()
+    if subject.kind == "prompt":
+        assert asking.prompt is not None
+        return asking.prompt
+    return PromptVariant(examples=asking.example)
 
 
 def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
@@ -104,7 +119,7 @@ def _endpoint_subject(work: OpenProject, subject: NamedSubject, asking: Asking) 
 
 
 def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
-    if subject.kind == "base":
+    if subject.kind in ("base", "prompt", "logged_prompt"):
         return None
     if subject.kind == "adapter":
         assert outcome is not None
@@ -115,6 +130,8 @@ def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcom
         return _Weights(folder, folder_digest(folder))
     if subject.kind == "run":
         return _of_run(work, subject.which)
+    if subject.kind == "model":
+        return _of_model(work, subject.which)
     return _of_release(work, subject.which)
 
 
@@ -130,6 +147,38 @@ def _of_run(work: OpenProject, run_id: str) -> _Weights:
     done = TrainOutcome.model_validate(entry.outcome)
     _require_adapter(Path(done.adapter_folder))
     return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def _of_model(work: OpenProject, name: str) -> _Weights:
+    done = find_trained(work, name)
+    if done is None:
+        raise UserMistake(
+            f"the model {name!r} is not trained",
+            why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
+            fix=f"`graft train --model {name}` trains it",
+            where="--subject",
+        )
+    return _Weights(Path(done.adapter_folder), done.adapter_hash)
+
+
+def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
+    """What the last training of a model of this project left; None where it is gone or never was."""
+    settings = work.project.settings
+    if name not in settings.all_models:
+        return None
+    entry = work.ledger.get("train" if name == settings.main_model else f"train@{name}")
+    done = TrainOutcome.model_validate(entry.output) if entry is not None else None
+    return done if done is not None and Path(done.adapter_folder).is_dir() else None
+
+
+def find_without_repaired(work: OpenProject) -> str | None:
+    """The model that is trained as this one is, but without the rows that a teacher answered."""
+    models = work.project.settings.models
+    own = models.get(work.model)
+    if own is None or not own.repaired:
+        return None
+    alike = own.model_copy(update={"repaired": False})
+    return next((name for name, model in models.items() if model == alike), None)
 
 
 def _of_release(work: OpenProject, name: str) -> _Weights:
@@ -148,7 +197,12 @@ def _of_release(work: OpenProject, name: str) -> _Weights:
             fix="restore the template of the base model, or compare with another release",
             where="--subject",
         )
-    return _Weights(open_store(work).get(release.id), release.adapter_hash, release=release.id)
+    folder = open_store(work).get(release.id)
+    if (folder / PROMPT_FILE).is_file():
+        # The base answers: what it was asked with is known from other evaluations of the same prompt.
+        prompt = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
+        return _Weights(folder, None, release=release.id, prompt=prompt)
+    return _Weights(folder, release.adapter_hash, release=release.id)
 
 
 def _require_adapter(folder: Path) -> None:
@@ -167,7 +221,7 @@ def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob
     job = EvalJob(
         subject=name,
         folder="",
-        base_folder=work.base.folder,
+        base_folder=work.weights.folder,
         adapter_folder=fields.pop("adapter_folder", None),
         cases_file=str(asking.cases_file),
         worked_example=example,
@@ -199,6 +253,7 @@ def _folder_name(job: EvalJob) -> str:
         [message.model_dump() for message in job.worked_example],
         [job.max_new_tokens, job.batch_size, job.temperature, job.top_p, job.seed, job.repeats],
         [job.perplexity, job.reasoning, job.device],
+        *([[job.instruction, job.logged_system]] if job.instruction or job.logged_system else []),
     ]
     plain = re.sub(r"[^a-z0-9]+", "-", job.subject.lower()).strip("-")[:40]
     return f"{plain}-{fingerprint(decided_by)[:12]}"

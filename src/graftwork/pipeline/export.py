@@ -14,7 +14,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
 from graftwork.model.base import BaseFolder, find_base, verify_base
 from graftwork.model.gguf.converter import convert, find_converter, read_back
-from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.open_project import OpenProject, report_downloads
 from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
@@ -145,7 +145,9 @@ def _find(work: OpenProject, run: str | None) -> _Source:
             fix="`graft status` names the runs" if run else "`graft train` trains it",
         )
     plan = Plan.model_validate(entry.plan)
-    base = find_base(plan.base, project_folder=work.project.root)
+    base = find_base(
+        plan.base, project_folder=work.project.root, weights=True, place=report_downloads(work.reporter)
+    )
     if base.revision != plan.base_fingerprint:
         raise EnvironmentLacks(
             f"the base {plan.base} is another one than this run was trained on",

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.costmodel.distributed import passing_setup
 from graftwork.costmodel.plain_memory import plain_peak
-from graftwork.costmodel.time import StepRates
+from graftwork.costmodel.rates import StepRates
 from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import write_atomic
-from graftwork.model.base import EMBEDDED, models_folder
+from graftwork.model.base import EMBEDDED, find_base, models_folder
+from graftwork.model.hub import parse_hub_name
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
@@ -176,7 +177,12 @@ def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
     folder = project.root / base
     if base != EMBEDDED and (folder / "config.json").is_file():
         return find_model(str(folder), overlay=asked.catalog)
-    return find_model(base, overlay=asked.catalog)
+    try:
+        return find_model(base, overlay=asked.catalog)
+    except UserMistake:
+        if base == EMBEDDED or parse_hub_name(base) is None:
+            raise
+    return find_model(find_base(base, project_folder=project.root).folder, overlay=asked.catalog)
 
 
 def _probed(question: FitQuestion, asked: FitRequest, project: "ProjectFolder | None") -> StepRates | None:

@@ -18,7 +18,14 @@ from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
 from graftwork.evaluate.subjects import CHAMPION
 from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
-from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
+from graftwork.grading.metrics import (
+    COST_PER_SUCCESS,
+    FIRST_TOKEN,
+    LATENCY,
+    LATENCY_P95,
+    MEMORY,
+    TOKENS_PER_SECOND,
+)
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import Damaged
@@ -32,7 +39,7 @@ from graftwork.registry.peft import WEIGHTS
 SERVED_ALREADY = "This very adapter is served already"
 HELD_AGAINST_BASE = "rules on the champion were checked against the base"
 REPORT = "report.json"
-OF_THE_MACHINE = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY)
+OF_THE_MACHINE = (LATENCY, LATENCY_P95, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, COST_PER_SUCCESS)
 UNTIMED = {
     "single_latency_seconds": (),
     "first_token_seconds": (),

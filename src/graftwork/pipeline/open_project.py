@@ -1,6 +1,7 @@
 """A project opened for work: its settings, folders and stores, and a reporter."""
 
 import getpass
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from pathlib import Path
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.fleet import open_place
 from graftwork.fleet.place import Place
-from graftwork.model.base import BaseFolder, find_base, is_ready, note_on_weights
+from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
 from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.hub import HubPlace
 from graftwork.pipeline.reporter import Reporter
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
@@ -55,9 +57,19 @@ class OpenProject:
 
     @cached_property
     def base(self) -> BaseFolder:
-        if not is_ready(self.settings.base):
-            self.reporter.info(f"making {self.settings.base} ready: once a machine, about half a minute")
-        return find_base(self.settings.base, project_folder=self.project.root)
+        """The base without its weights, where they are not on this machine yet."""
+        return self._find_base(weights=False)
+
+    @cached_property
+    def weights(self) -> BaseFolder:
+        """The base with its weights, which are fetched now if the base is a model of the Hub."""
+        return self._find_base(weights=True)
+
+    def _find_base(self, *, weights: bool) -> BaseFolder:
+        name, root = self.settings.base, self.project.root
+        if name == EMBEDDED and not is_ready(name):
+            self.reporter.info(f"making {name} ready: once a machine, about half a minute")
+        return find_base(name, project_folder=root, weights=weights, place=report_downloads(self.reporter))
 
     @property
     def ledger(self) -> StepLedger:
@@ -97,6 +109,18 @@ def use_project(
         yield OpenProject(project=project, database=database, reporter=reporter, asked_model=model)
     finally:
         database.close()
+
+
+def report_downloads(reporter: Reporter) -> HubPlace:
+    """Where models of the Hub are kept; what is fetched is announced, with the time that is left."""
+    began = time.monotonic()
+
+    def progress(phase: str, done: int, total: int) -> None:
+        seconds = time.monotonic() - began
+        left = seconds * (total - done) / done if done else None
+        reporter.progress(phase, done / 1e6, total / 1e6, seconds_left=left, detail={})
+
+    return hub_place()._replace(announce=reporter.info, progress=progress)
 
 
 def report_base_note(work: OpenProject) -> None:

@@ -15,7 +15,8 @@ from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT, Tuning
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
+from graftwork.costmodel.run_time import compiling_pays
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
@@ -31,9 +32,6 @@ from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, W
 from graftwork.records.units import ELEMENT_BYTES
 from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
-
-COMPILING_PAYS_SECONDS = 120.0
-"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
 
 
 def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
@@ -127,8 +125,8 @@ def plan_tuning(
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
             fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
         )
-    seconds = tuning.seconds_a_token * sum(load.lengths) * load.epochs
-    pays = settings.compile == "on" or (settings.compile == "auto" and seconds > COMPILING_PAYS_SECONDS)
+    long = compiling_pays(tuning, tokens=sum(load.lengths) * load.epochs)
+    pays = settings.compile == "on" or (settings.compile == "auto" and long)
     return tuning.model_copy(update={"compiled": pays, "recorded": True})
 
 

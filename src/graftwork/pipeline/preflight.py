@@ -14,6 +14,8 @@ from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset import iterate_rows
 from graftwork.grading.grade import require_gradable
 from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import name_of
+from graftwork.pipeline.calibration import doubts_about_judge
 from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
 from graftwork.pipeline.doctor.project import check_port
 from graftwork.pipeline.evaluation import open_grading
@@ -81,6 +83,15 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
         except GraftError as error:
             problems.append(Problem(severity="error", what=error.what, why=error.why, fix=error.fix))
         power = what_cases_show(len(cases), confidence=evaluate.confidence).sentence
+    problems += [
+        Problem(
+            severity="warning",
+            what=f"{name_of(metric)} may not decide anything: the judge is not calibrated",
+            why=why,
+            fix="run `graft eval calibrate`, or take the judge out of the rules of the gate",
+        )
+        for metric, why in doubts_about_judge(work).items()
+    ]
     problems += _look_at_machine(work, plan)
     return Preflight(
         cases=len(cases),

@@ -97,7 +97,7 @@ def export_base(work: OpenProject, name: str, *, target: Path) -> int:
             fix="export the base from a project, or with a --model, that has it",
             where="--base",
         )
-    return copy_base(work.base, target)
+    return copy_base(work.weights, target)
 
 
 def import_release(work: OpenProject, path: Path) -> ImportedRelease:

@@ -81,7 +81,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     lease.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
-        base_folder=work.base.folder,
+        base_folder=work.weights.folder,
         template_fingerprint=template,
         reasoning=work.settings.data.reasoning == "keep",
         adapters={release.id: str(open_store(work).get(release.id)) for release in live},
@@ -96,6 +96,7 @@ def serve_here(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal comes, or `stop` is set."""
+    from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
     with open_store(work).lease() as lease:
@@ -110,6 +111,7 @@ def serve_here(
                     find_adapter=_AdapterFinder(work, lease, job.template_fingerprint, settings),
                     captures=sink,
                     feedback=sink,
+                    read_traces=read_traces,
                 ),
                 on_ready=on_ready,
                 stop=stop,

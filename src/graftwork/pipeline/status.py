@@ -13,6 +13,7 @@ from typing import Literal
 
 from graftwork.model.base import is_ready
 from graftwork.pipeline import table
+from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -23,6 +24,7 @@ from graftwork.process.heartbeat import read_beat
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
+from graftwork.records.drift import PromptDrift
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
@@ -122,7 +124,9 @@ class _StepWalk:
         open_needs = [name for name in step.needs if name in self._open]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)
-        if step.name in READ_THE_BASE and not is_ready(self._work.settings.base):
+        if step.name in READ_THE_BASE and not is_ready(
+            self._work.settings.base, project_folder=self._work.project.root
+        ):
             return ("the base model is not on this machine yet",)
         try:
             output = step.makes.model_validate(entry.output)
@@ -228,6 +232,7 @@ class ProjectStatus(Record):
     releases: int
     captures: int
     working: bool
+    drift: PromptDrift = PromptDrift()
 
 
 def project_status(work: OpenProject) -> ProjectStatus:
@@ -243,6 +248,7 @@ def project_status(work: OpenProject) -> ProjectStatus:
         releases=len(work.releases.list()),
         captures=work.captures.count(),
         working=lock_holder(work.project.state / "pipeline") is not None,
+        drift=measure_drift(work),
     )
 
 

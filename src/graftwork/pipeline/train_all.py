@@ -53,7 +53,7 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
         work.reporter.info(f"side by side: {together}")
     with hold_lock(work.project.state / "pipeline"), ExitStack() as stack:
         progress = _BatchProgress(work, batch, names, stack)
-        verify_base(work.base)
+        verify_base(work.weights)
         task = WorkerTask(
             name="training",
             module=MODULE,

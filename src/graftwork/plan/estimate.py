@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
 from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
-from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
+from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.run_time import (
+    CHECKPOINT_SECONDS,
+    VALIDATION_SECONDS,
+    recording_seconds,
+    start_seconds,
+)
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
@@ -30,7 +37,6 @@ from graftwork.records.plan import (
 )
 from graftwork.records.units import ELEMENT_BYTES, GIB
 
-CHECKPOINT_SECONDS = 0.15
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
@@ -76,7 +82,7 @@ def _computed_rate(
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
     gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
-    rate = 1 / sum(seconds_a_token(shape, work, gflops=gflops).values())
+    rate = 1 / sum(seconds_a_token(shape, work, gflops=gflops, cores=device.threads).values())
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)
     return Figure.about(rate, down=down, up=up, unit="tokens/s")
 
@@ -96,7 +102,9 @@ def _card_rate(
         RowStatistics.of(work.lengths, trained_share=trained_share),
         tokens=tokens,
     )
-    return tokens / sum(parts.values())
+    steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    recording = recording_seconds(tuning, layers=shape.layers, steps=steps) / steps
+    return tokens / (sum(parts.values()) + recording)
 
 
 MEMORY_RANGE = (0.85, 1.2)
@@ -150,7 +158,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
         memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
-    spent = minutes_by_part(shape, work, speed, kind=device.kind)
+    spent = minutes_by_part(shape, work, speed, kind=device.kind, tuning=tuning)
     minutes = _add_up(spent.values(), unit="min")
     fits = memory.high <= inputs.memory_limit_gib and minutes.value <= (
         settings.time_limit_minutes or math.inf
@@ -208,17 +216,26 @@ def _computed(
     return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
-def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, *, kind: str) -> dict[str, Figure]:
+def minutes_by_part(
+    shape: ModelShape, work: Workload, speed: Figure, *, kind: str, tuning: Tuning | None = None
+) -> dict[str, Figure]:
     """Training, and what surrounds it: loading with the loss before, checkpoints, the loss after."""
     tokens = sum(work.lengths) * work.epochs
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
-    loading = Figure.about(START_SECONDS[kind] / 60, down=0.7, up=2.0, unit="min")
+    starting = start_seconds(kind, parameters=total_parameters(shape), tuning=tuning)
+    loading = Figure.about(starting / 60, down=0.7, up=2.0, unit="min")
     return {
         "load": _add_up((loading, validation), unit="min"),
         "compute": _minutes(tokens, speed),
-        "checkpoints": Figure.about(CHECKPOINT_SECONDS * work.checkpoints / 60, down=0.3, up=3.0, unit="min"),
-        "validation": validation,
+        "checkpoints": Figure.about(
+            CHECKPOINT_SECONDS[kind] * work.checkpoints / 60, down=0.3, up=3.0, unit="min"
+        ),
+        "validation": _add_up((validation, _about_minutes(VALIDATION_SECONDS[kind])), unit="min"),
     }
+
+
+def _about_minutes(seconds: float) -> Figure:
+    return Figure.about(seconds / 60, down=0.5, up=2.0, unit="min")
 
 
 def _minutes(tokens: float, speed: Figure) -> Figure:

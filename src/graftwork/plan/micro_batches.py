@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
+from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.processor import UNEVEN_REPLIES
-from graftwork.costmodel.time import expected_longest
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.records.fit import Level, MemoryPeak, Offload, PlainSetup, Sharding
 from graftwork.records.plan import PlainStep, Workload

@@ -43,6 +43,12 @@ MODULES = (  # none that starts a thread: pyarrow does
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "MALLOC_", "HF_", "TRANSFORMERS_")
 """Beginnings of the variables that count only when a process starts."""
 SET_LATER = {"PYTHONUNBUFFERED", "HF_HUB_OFFLINE"}
+KEEPS_FORKABLE = {
+    # A thread that numpy starts on import would be missing in every worker.
+    "OPENBLAS_NUM_THREADS": "1",
+    # A library that asks whether there is a card does not open it.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 PATIENCE_SECONDS = 120.0
 _LENGTH, _CODE = struct.Struct("<I"), struct.Struct("<i")
 
@@ -115,8 +121,7 @@ class PreloadedWorkers:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    # A thread that numpy starts on import would be missing in every worker.
-                    env={**environment, "OPENBLAS_NUM_THREADS": "1", PARENT_VARIABLE: str(os.getpid())},
+                    env={**environment, **KEEPS_FORKABLE, PARENT_VARIABLE: str(os.getpid())},
                     start_new_session=True,
                 )
             self._connection = ours
@@ -262,7 +267,7 @@ def _can_fork() -> bool:
 
 def _opens_card(link: Path) -> bool:
     try:
-        return link.readlink().name.startswith("nvidia")
+        return link.readlink().name == "nvidia-uvm"
     except OSError:
         return False
 

@@ -106,7 +106,11 @@ class ProjectSettings(Record):
     """One project: its logs, its base model, and what each stage does with them."""
 
     project: str = Field(pattern=NAME, description="Name of the project; recorded in releases.")
-    base: str = Field("smollm2-135m-instruct", description="The base model: the embedded one or a folder.")
+    base: str = Field(
+        "smollm2-135m-instruct",
+        description="The base model: the embedded one, a folder, or a name on the Hugging Face Hub such as "
+        "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION.",
+    )
     data: DataSettings = Field(description="How logs become a dataset.")
     models: dict[ModelName, OneModel] = Field(
         {},

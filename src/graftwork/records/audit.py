@@ -3,6 +3,7 @@
 from typing import Literal
 
 from graftwork.records.base import Figure, Record
+from graftwork.records.costs import UsageDay
 from graftwork.records.interaction import Origin
 
 Severity = Literal["blocker", "warning", "info"]
@@ -142,6 +143,8 @@ class Audit(Record):
     clusters: tuple[Cluster, ...] = ()
     examples: tuple[ReadableRow, ...] = ()
     label_noise: LabelNoise = LabelNoise()
+    usage: tuple[UsageDay, ...] = ()
+    """What the calls used by day, role and model; empty in records older than the field."""
 
     @property
     def verdict(self) -> str:

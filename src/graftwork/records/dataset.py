@@ -3,7 +3,8 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.interaction import CaptureOrigin, Message, Origin
+from graftwork.records.costs import CallUsage
+from graftwork.records.interaction import AnswerOrigin, CaptureOrigin, Message, Origin
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -33,6 +34,9 @@ class Row(Record):
     reward: float | None = None
     input_hash: str = ""
     capture: CaptureOrigin | None = None
+    answered: AnswerOrigin | None = None
+    usage: CallUsage | None = None
+    """What the logged call used; None where the log states neither tokens nor cost."""
 
 
 class InputFile(Record):

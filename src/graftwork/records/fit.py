@@ -32,6 +32,8 @@ class PlainSetup(Record):
     """Layers that keep only their input and compute the rest again."""
     loss: Literal["plain", "fused"] = "plain"
     optimizer: Optimizer = "adamw_fused"
+    liger: bool = False
+    """Norms, rotary positions and the gate are one kernel each: Liger's."""
     attention: Literal["flash", "math"] = "flash"
     kbit_upcast: bool = True
     """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
@@ -197,7 +199,7 @@ class ProbeJob(Record):
     length: int = 2048
     """Tokens of a row in the real steps."""
     tokens: tuple[int, ...] = (8192, 2048)
-    """Tokens of a pass on a card. The first are tried first; each number has to be compiled for."""
+    """Tokens of a pass on a card. The first are tried first; each number has to be recorded."""
     rank: int = 16
     forms: tuple[Form, ...] = ()
     """Frozen weights on a card; empty: 8 bits where the card has them, else 16."""

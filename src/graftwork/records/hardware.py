@@ -53,6 +53,8 @@ class Cpu(Record):
     launch_usd: float | None = None
     source: str = ""
     dated: str = ""
+    reached: bool = False
+    """`gflops` are what products reach; else the peak by clock and width."""
 
 
 class Machine(Record):

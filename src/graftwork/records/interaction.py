@@ -7,6 +7,7 @@ from pydantic import Field
 from graftwork.records.base import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
+RewardLevel = Literal["call", "trace"]
 
 
 class Origin(Record):
@@ -26,6 +27,10 @@ class Message(Record):
     content: str
 
 
+CORRECTED_FIELDS = ("corrected_by", "corrected_at")
+TRACE_FIELDS = ("trace", "cost", "cached_tokens")
+
+
 class CaptureOrigin(Record):
     """The served exchange that a row was captured from, and the users' feedback on it."""
 
@@ -35,6 +40,25 @@ class CaptureOrigin(Record):
     feedback: float | None = None
     corrected: bool = False
     """Whether a person wrote or confirmed the reply of the row; otherwise the release wrote it."""
+    corrected_by: str | None = None
+    corrected_at: str | None = None
+
+
+class AnswerOrigin(Record):
+    """Who wrote the reply of a row in place of the logged one, or decided about it."""
+
+    by: Literal["teacher", "reviewer"]
+    name: str
+    """The model of the teacher, or the id of the reviewer."""
+    at: str
+    prompt_hash: str
+    """The hash of the messages that were answered."""
+    replaces: str = ""
+    """The hash of the log line whose row this one replaces; empty for a new row."""
+    reason: str = ""
+    """The fault of the replaced row, or why a row was added."""
+    rejected: bool = False
+    """Whether the reviewer rejected the row without writing a better reply."""
 
 
 class Interaction(Record):
@@ -43,8 +67,11 @@ class Interaction(Record):
     `group` is the role of the agent and `domain` its subject; `session` ties exchanges of one
     conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
     `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
-    that already divided data puts the row on, `capture` the served exchange that it was captured from.
-    What the log does not state is None, never guessed.
+    that already divided data puts the row on, `capture` the served exchange that it was captured from,
+    `answered` who wrote the reply afterwards. `turn_weights` has a weight for each assistant turn, the reply
+    last: 0 is not trained on, None is not stated. `trace` ties the calls of one task; `reward_level` says
+    whether the reward is of this call or of its whole trace. What the log does not state is None, never
+    guessed.
     """
 
     id: str
@@ -59,11 +86,23 @@ class Interaction(Record):
     stage: int | None = None
     model: str | None = None
     duration_ms: float | None = None
+    first_token_ms: float | None = None
+    prompt_tokens: int | None = None
+    """Tokens that the model read, including cached ones."""
+    cached_tokens: int | None = None
+    reply_tokens: int | None = None
+    """Tokens that the model wrote, including reasoning."""
+    cost: float | None = None
+    """US dollars, as the log states them."""
     max_tokens: int | None = None
     rejected: str | None = None
     reward: float | None = None
+    reward_level: RewardLevel | None = None
+    trace: str | None = None
     split: str | None = None
     capture: CaptureOrigin | None = None
+    answered: AnswerOrigin | None = None
+    turn_weights: tuple[float | None, ...] | None = None
     extra: dict[str, Any] = {}
 
     @property
@@ -104,6 +143,19 @@ class Capture(Record):
     """The users' latest feedback, from 0 (bad) to 1 (good). Filled in when captures are exported."""
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
+    corrected_by: str | None = None
+    """Who wrote it, and when; stated only where it is known."""
+    corrected_at: str | None = None
+    trace: str | None = None
+    """The trace that another program sent: `release` is the model that it asked, `model` its agent."""
+    cost: float | None = None
+    """US dollars, as the trace states them."""
+    cached_tokens: int | None = None
+
+    def to_line(self) -> str:
+        """The capture as a line of a log; what is not stated is left out, as older versions did."""
+        unknown = {name for name in (*CORRECTED_FIELDS, *TRACE_FIELDS) if getattr(self, name) is None}
+        return self.model_dump_json(exclude=unknown)
 
 
 class Feedback(Record):

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.costs import CallUsage
 from graftwork.records.interaction import Message, Origin
 
 
@@ -25,6 +26,10 @@ class Case(Record):
     """The mark that reviewers gave the recorded reply, on the scale that the log has."""
     rejected: str | None = None
     """The reply that lost against the recorded one, where the log holds a pair."""
+    usage: CallUsage | None = None
+    """Tokens and cost of the recorded reply, where the log states them."""
+    logged_system: str | None = None
+    """The system prompt that the log has for the case, where the dataset has another or none."""
 
 
 class Endpoint(Record):
@@ -75,6 +80,10 @@ class EvalJob(Record):
     """The share of one process: which answer, to which cases; None asks all that is missing."""
     engine: str = ""
     """Who answers: `graftwork`, or `vllm` with its version; empty lets the worker find it."""
+    instruction: str | None = None
+    """The system prompt of every case in place of its own."""
+    logged_system: bool = False
+    """Ask with the system prompt that the log has."""
     precision: str = ""
     """Of the weights and of the arithmetic, as `float32`; empty lets the worker find it."""
 

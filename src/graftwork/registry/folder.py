@@ -14,12 +14,14 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.prompt import PROMPT_FILE
 from graftwork.records.release import Release
 from graftwork.registry.blobs import BLOBS, PART
 from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, require_name
 from graftwork.registry.peft import find_weight_files, require_safetensors
 from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
+from graftwork.registry.prompt_release import is_prompt, require_prompt
 
 MANIFEST = "manifest.json"
 MINISIGN = f"{MANIFEST}.minisig"
@@ -116,7 +118,10 @@ def verify_release(folder: Path, *, progress: ProgressCallback = no_progress) ->
     )
     if unexpected:
         raise _damaged(f"{unexpected[0]} does not belong here", "the manifest does not name it", folder)
-    require_safetensors(folder / find_weight_files(folder)[1])
+    if is_prompt({file.path for file in release.files}):
+        require_prompt(folder / PROMPT_FILE, where=folder)
+    else:
+        require_safetensors(folder / find_weight_files(folder)[1])
     return release
 
 

@@ -20,6 +20,7 @@ from graftwork.files.disk import (
     write_atomic,
 )
 from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.prompt import PROMPT_FILE
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import locks
 from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
@@ -40,6 +41,7 @@ from graftwork.registry.manifest import content_id, write_manifest
 from graftwork.registry.names import FILE, NAME
 from graftwork.registry.peft import choose_weight_files, require_safetensors
 from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
+from graftwork.registry.prompt_release import is_prompt, require_prompt
 from graftwork.registry.signatures import is_signed_by, require_signature
 
 TRASH = ".trash"
@@ -334,6 +336,9 @@ def _require_valid(release: Release, sources: Mapping[str, Path | bytes], *, whe
         why = "it names a file that no release may have"
     elif missing := sorted(set(names) - set(sources)):
         why = f"the file {missing[0]} is missing"
+    elif is_prompt(names):
+        require_prompt(sources[PROMPT_FILE], where=where)
+        return
     elif (weights := choose_weight_files(names)[1]) not in names:
         why = "it names no weights"
     else:

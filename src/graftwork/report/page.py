@@ -14,11 +14,13 @@ from markupsafe import Markup
 
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
+from graftwork.records.costs import Savings
 from graftwork.records.dataset import Dataset
+from graftwork.records.drift import PromptDrift
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
-from graftwork.records.report import Comparison, Metric, Report
+from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import Decision, Verdict
 from graftwork.report import plots, svg, templates
@@ -52,8 +54,13 @@ class ReportPage(Record):
     release: Release | None = None
     side_by_side: tuple[AnswerPair, ...] = ()
     seconds: dict[str, float | None] = {}
+    savings: Savings | None = None
+    """What the model saves a month; None where it is not known."""
     evaluation_page: str = ""
     """The file next to this page with every case; None if there is none."""
+    without_repaired: str = ""
+    """The subject that was trained without rows that a teacher answered; empty if there is none."""
+    drift: PromptDrift | None = None
 
 
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
@@ -128,7 +135,8 @@ def render_report(page: ReportPage) -> str:
         headline=HEADLINES[page.verdict.decision],
         tiles=_tiles(page),
         stages=_stages(page),
-        metrics=_metric_rows(page),
+        metrics=_metric_rows(page, page.report.baseline),
+        repaired=_repaired_rows(page),
         answers=_answers(page),
         findings=sorted(page.audit.findings, key=lambda f: (SEVERITIES[f.severity], -f.count)),
         funnel=_funnel(page),
@@ -194,15 +202,21 @@ def _interval(metric: Metric) -> str:
     return f"{templates.value_of(metric, metric.low)} to {templates.value_of(metric, metric.high)}"
 
 
-def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
+def _repaired_rows(page: ReportPage) -> list[dict[str, Any]]:
+    """The candidate against the adapter that was trained without repaired rows."""
+    found = [subject for subject in page.report.others if subject.subject == page.without_repaired]
+    return _metric_rows(page, found[0]) if found else []
+
+
+def _metric_rows(page: ReportPage, baseline: SubjectReport) -> list[dict[str, Any]]:
     """Every metric with both subjects and, where there is one, the paired comparison."""
-    sides = (page.report.baseline.subject, page.report.candidate.subject)
+    sides = (baseline.subject, page.report.candidate.subject)
     pairs: dict[str, Comparison] = {
         c.metric: c for c in page.report.comparisons if (c.baseline, c.candidate) == sides
     }
     rows = []
     for name, after in page.report.candidate.metrics.items():
-        before = page.report.baseline.metrics.get(name)
+        before = baseline.metrics.get(name)
         if before is None:
             continue
         pair = pairs.get(name)

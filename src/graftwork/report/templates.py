@@ -57,7 +57,9 @@ def change(ratio: float) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Three digits that matter, thousands apart."""
+    """Three digits that matter, thousands apart; dollars stand before their amount."""
+    if unit == "$":
+        return f"{'−' if value < 0 else ''}${number(abs(value))}"
     size = abs(value)
     if size >= 1000 or (value == int(value) and (size >= 10 or not unit)):
         text = f"{value:,.0f}".replace(",", "\u202f")

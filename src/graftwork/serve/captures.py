@@ -66,6 +66,9 @@ class ServedExchange:
     total_ms: float
     disconnected: bool = False
     assignment: ArmAssignment | None = None
+    trace: str | None = None
+    cost: float | None = None
+    cached_tokens: int | None = None
 
 
 class CaptureWriter:
@@ -83,12 +86,14 @@ class CaptureWriter:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, exchange: ServedExchange) -> None:
-        """Hand over one exchange; returns at once in every case."""
+    def offer(self, exchange: ServedExchange) -> bool:
+        """Hand over one exchange; returns at once in every case, False if it was dropped."""
         try:
             self._queue.put_nowait(exchange)
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     @property
     def idle(self) -> bool:
@@ -174,8 +179,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
         session=redact_name(exchange.session, redactor),
-        model=exchange.model,
-        release=exchange.release,
+        # Other programs name their agents and models.
+        model=exchange.model if exchange.trace is None else redactor.redact(exchange.model).text,
+        release=exchange.release if exchange.trace is None else redactor.redact(exchange.release).text,
         request=_redact_value(exchange.request, redactor),
         reply=redactor.redact(exchange.reply).text,
         finish_reason=exchange.finish_reason,
@@ -187,6 +193,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         dealt=None if assignment is None else assignment.experiment,
         arm=None if assignment is None else assignment.arm,
         share=None if assignment is None else assignment.share,
+        trace=redact_name(exchange.trace, redactor, kind="trace"),
+        cost=exchange.cost,
+        cached_tokens=exchange.cached_tokens,
     )
 
 
@@ -220,7 +229,8 @@ def _redact_text(text: str, redactor: Redactor) -> str:
 PAUSES = (0.02, 0.08, 0.3, 0.6)
 """Seconds between tries to find the capture."""
 _ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
-_KEYS = ("capture", "score", "comment", "user", "correction")
+_KEYS = ("capture", "score", "comment", "user", "correction", "corrected", "reviewer")
+_SYNONYMS = {"corrected": "correction", "reviewer": "user"}
 _MOST_BYTES = 64 * 1024
 _LONGEST_COMMENT = 8000
 _LONGEST_USER = 512
@@ -293,6 +303,10 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
         if key not in _KEYS:
             message = f"the key {key[:80]!r} is not known; known are: {', '.join(_KEYS)}"
             raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
+    for key, known in _SYNONYMS.items():
+        if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
+            raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
+        body[known] = body.get(known) or body.pop(key, None)
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
     correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)

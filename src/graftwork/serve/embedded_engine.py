@@ -18,6 +18,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
 from graftwork.serve.engine_protocol import (
     BASE,
@@ -88,9 +89,13 @@ class EmbeddedBackend:
 
         self._template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
+        self._prompts: dict[str, PromptVariant] = {}
+        folders = {name: Path(folder) for name, folder in job.adapters.items()}
         source = EngineSource(
             base_folder=Path(job.base_folder),
-            adapters={name: Path(folder) for name, folder in job.adapters.items()},
+            adapters={
+                name: folder for name, folder in folders.items() if not self._take_prompt(name, folder)
+            },
             device=job.device,
             precision=job.dtype,
             threads=job.threads,
@@ -117,6 +122,9 @@ class EmbeddedBackend:
         if request.name in self._models:
             return
         folder = Path(request.folder)
+        if self._take_prompt(request.name, folder):
+            self._models = [*self._models, request.name]
+            return
         attached = self.loop.call_between(lambda: self._engine.load_adapter(request.name, folder))
         try:
             await asyncio.wrap_future(attached)
@@ -124,10 +132,18 @@ class EmbeddedBackend:
             raise ApiError(400, f"the adapter could not be loaded: {error}") from error
         self._models = [*self._models, request.name]
 
+    def _take_prompt(self, name: str, folder: Path) -> bool:
+        """Whether the release is a prompt on the base; if so, it is kept for its requests."""
+        if not (folder / PROMPT_FILE).is_file():
+            return False
+        self._prompts[name] = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
+        return True
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        prompt = await self._render(request.messages)
+        before = self._prompts.get(request.model)
+        prompt = await self._render(before.apply(request.messages) if before else request.messages)
         room = self._max_positions - len(prompt)
         if room < 1:
             raise self._too_long(f"take {len(prompt)} tokens")
@@ -156,7 +172,7 @@ class EmbeddedBackend:
         generation = GenerationRequest(
             prompt,
             sampling,
-            adapter=None if request.model == BASE else request.model,
+            adapter=None if request.model == BASE or request.model in self._prompts else request.model,
             on_token=reply.take,
             is_cancelled=lambda: ticket.cancelled,
         )

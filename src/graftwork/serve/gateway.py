@@ -39,6 +39,7 @@ from graftwork.serve.openai_api import (
     encode_models,
     parse_chat,
 )
+from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
 from graftwork.serve.settings import ServeSettings, is_loopback
 
@@ -47,6 +48,7 @@ _KNOWN = {
     "/v1/chat/completions": "POST",
     "/v1/models": "GET",
     "/v1/feedback": "POST",
+    "/v1/traces": "POST",
     "/metrics": "GET",
     "/health": "GET",
 }
@@ -141,6 +143,7 @@ class Gateway:
         captures: CaptureWriter | None,
         api_key: str | None,
         feedback: FeedbackSink | None = None,
+        read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -156,6 +159,10 @@ class Gateway:
         self._feedback = None
         if feedback is not None and captures is not None:
             self._feedback = FeedbackEndpoint(feedback, captures=captures)
+        self._traces = None
+        if read_traces is not None and captures is not None and settings.traces:
+            most = settings.traces_max_unpacked_bytes
+            self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
         self._streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
 
@@ -189,6 +196,8 @@ class Gateway:
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
         if route == ("POST", "/v1/feedback"):
             return await self._take_feedback(request)
+        if route == ("POST", "/v1/traces"):
+            return await self._take_traces(request)
         if request.path in _KNOWN:
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
@@ -249,7 +258,11 @@ class Gateway:
             "dropped": self._captures.dropped,
             "lost": self._captures.lost,
         }
-        return counts if self._feedback is None else {**counts, "feedback": self._feedback.kept}
+        if self._feedback is not None:
+            counts["feedback"] = self._feedback.kept
+        if self._traces is not None:
+            counts |= {"traced_calls": self._traces.calls, "traced_rejected": self._traces.rejected}
+        return counts
 
     def _render_metrics(self) -> bytes:
         engine = self._engine.describe()
@@ -322,6 +335,12 @@ class Gateway:
             message = "there is nothing to give feedback on: this server keeps no captures (serve.capture)"
             raise ApiError(404, message, code="captures_off")
         return await self._feedback.take(request, is_running=self._streaming.__contains__)
+
+    async def _take_traces(self, request: Request) -> Answer:
+        if self._traces is None:
+            message = "this server takes no traces: serve.traces or serve.capture is off"
+            raise ApiError(404, message, code="traces_off")
+        return await self._traces.take(request)
 
     def _admit(self, request: Request) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""

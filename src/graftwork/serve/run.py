@@ -16,6 +16,7 @@ from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
+from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
 from graftwork.serve.settings import ServeSettings, find_api_key
 from graftwork.serve.supervisor import EngineSupervisor
@@ -31,6 +32,7 @@ class ServedProject:
     find_adapter: FindAdapter = lambda _release: None
     captures: CaptureSink | None = None
     feedback: FeedbackSink | None = None
+    read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
 
 
 async def serve(
@@ -63,6 +65,7 @@ async def serve(
         captures=captures,
         api_key=api_key,
         feedback=project.feedback,
+        read_traces=project.read_traces,
     )
     server = gateway.open_server()
     with _stopping_on_signals(stop):

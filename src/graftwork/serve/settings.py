@@ -151,6 +151,17 @@ class ServeSettings(Record):
         description="Exchanges that may wait to be kept; beyond it the newest are dropped and counted.",
     )
 
+    traces: bool = Field(
+        default=True,
+        description="Take traces over OTLP/HTTP at /v1/traces and keep their calls of models as captures.",
+    )
+
+    traces_max_unpacked_bytes: int = Field(
+        default=32 * MIB,
+        ge=1024,
+        description="A compressed trace that unpacks to more is refused with 413.",
+    )
+
     max_connections: int = Field(
         default=1024,
         ge=8,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, Text, and_, func, or_, select, type_coerce
 
-from graftwork.records.interaction import Capture, Feedback
+from graftwork.records.interaction import CORRECTED_FIELDS, Capture, Feedback
 from graftwork.store.database import Database
 from graftwork.store.schema import captures, feedback, json_text
 
@@ -143,6 +143,7 @@ class CaptureStore:
                 # A correction stays the better answer, whatever feedback follows.
                 if row.body.get("correction") is not None:
                     latest["correction"] = row.body["correction"]
+                    latest["corrected_by"], latest["corrected_at"] = row.body.get("who"), row.body["at"]
             return found
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
@@ -159,7 +160,7 @@ class CaptureStore:
             "captured_at": capture.at,
             "release": capture.release,
             # Feedback has a table of its own, where it can still come in.
-            "body": capture.model_dump(mode="json", exclude={"feedback", "correction"}),
+            "body": capture.model_dump(mode="json", exclude={"feedback", "correction", *CORRECTED_FIELDS}),
             "dealt": capture.dealt,
         }
 
@@ -193,10 +194,24 @@ class FeedbackStore:
             connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
         return True
 
+    def of_capture(self, capture_id: str) -> tuple[Feedback, ...]:
+        """The oldest first."""
+        query = (
+            select(feedback.c.body)
+            .where(feedback.c.project == self._project, feedback.c.capture_id == capture_id)
+            .order_by(feedback.c.seq)
+        )
+        with self._database.read() as connection:
+            return tuple(Feedback.model_validate(body) for body in connection.scalars(query))
+
     def count(self) -> int:
         query = select(func.count()).select_from(feedback).where(feedback.c.project == self._project)
         with self._database.read() as connection:
             return int(connection.scalar(query) or 0)
+
+    def all(self) -> Iterator[FeedbackEntry]:
+        """All feedback with its captures, the oldest first."""
+        return self._read_on(after=0)
 
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
@@ -205,10 +220,13 @@ class FeedbackStore:
 
         `dealt` selects the captures of one experiment; None selects all.
         """
-        same = and_(captures.c.project == feedback.c.project, captures.c.id == feedback.c.capture_id)
         which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
         if dealt is not None:
             which.append(captures.c.dealt == dealt)
+        return self._read_on(*which, after=after)
+
+    def _read_on(self, *which: ColumnElement[bool], after: int) -> Iterator[FeedbackEntry]:
+        same = and_(captures.c.project == feedback.c.project, captures.c.id == feedback.c.capture_id)
         while True:
             query = (
                 select(feedback.c.seq, feedback.c.body, captures.c.body.label("about"))

@@ -182,6 +182,17 @@ MIGRATIONS: tuple[Migration, ...] = (
             "CREATE INDEX look_questions_by_question ON look_questions (question)",
         ),
     ),
+    Migration(
+        number=6,
+        name="decisions of reviewers",
+        statements=(
+            """CREATE TABLE reviews (
+                seq {serial},
+                project TEXT NOT NULL, item TEXT NOT NULL, who TEXT NOT NULL, reviewed_at TEXT NOT NULL,
+                action TEXT NOT NULL, applied BOOLEAN NOT NULL, body TEXT NOT NULL)""",
+            "CREATE INDEX reviews_by_item ON reviews (project, item, seq)",
+        ),
+    ),
 )
 
 

@@ -216,6 +216,21 @@ look_questions = Table(
     Index("look_questions_by_question", "question"),
 )
 
+reviews = Table(
+    "reviews",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("item", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("reviewed_at", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    # Whether the decision has become feedback on a capture.
+    Column("applied", Boolean, nullable=False),
+    Column("body", JsonText, nullable=False),
+    Index("reviews_by_item", "project", "item", "seq"),
+)
+
 residuals = Table(
     "residuals",
     metadata,

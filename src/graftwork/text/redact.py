@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -204,3 +205,18 @@ VariableName = Annotated[
     NotSecret("the name of the environment variable that holds the secret"),
 ]
 """The name of an environment variable; a key in its place is refused."""
+
+
+def _require_address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address begins with http:// or https://")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("an address with a key in it would be written everywhere: use key_variable")
+    return url.rstrip("/").removesuffix("/chat/completions")
+
+
+EndpointUrl = Annotated[
+    str, AfterValidator(_require_address), NotSecret("a login or a query in it is refused")
+]
+"""The address of an OpenAI-compatible endpoint, up to /v1."""

@@ -295,6 +295,8 @@ def find_cut(reply: str, *, finish_reason: str | None = None, max_tokens: int | 
     """Recognize a reply that stops before its end."""
     if finish_reason in ("length", "max_tokens", "MAX_TOKENS"):
         return "the log says that the token limit ended it"
+    if finish_reason == "incomplete":
+        return "the log says that the stream broke off"
     text = reply.strip()
     if not text:
         return None

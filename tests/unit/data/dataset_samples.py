@@ -8,8 +8,9 @@ from graftwork.data.ingest.read import hash_line
 from graftwork.files.dataset import (
     DROPS,
     MANIFEST,
+    OPTIONAL,
     drops_table,
-    encode_captures,
+    encode_optional,
     hash_manifest,
     row_schema,
     write_table,
@@ -67,9 +68,8 @@ def rows_table(rows):
     }
     for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
         columns[name] = [getattr(row, name) for row in rows]
-    captured = encode_captures([row.capture for row in rows])
-    columns |= captured
-    return pa.table(columns, schema=row_schema(captured=bool(captured)))
+    optional = encode_optional({name: [getattr(row, name) for row in rows] for name in OPTIONAL})
+    return pa.table(columns | optional, schema=row_schema(optional=tuple(optional)))
 
 
 def row(

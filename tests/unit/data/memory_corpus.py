@@ -8,6 +8,7 @@ import numpy as np
 
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import AuditContext, check_row, find_fault, is_dropped, redact_row
+from graftwork.data.audit.usage import day_of
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
@@ -53,6 +54,7 @@ class MemoryCorpus:
         files = Counter(row.origin.file for row in self._raw) + Counter(f.origin.file for f in faults)
         self.inputs = tuple(InputFile(file=file, sha256="", rows=count) for file, count in files.items())
         self.read_places = 0
+        self.withdrawn = {}
 
     def column(self, name):
         if name == "passed":
@@ -66,6 +68,11 @@ class MemoryCorpus:
             return np.array([take_print(prompt) for prompt in prompts], dtype=np.uint64)
         if name == "unconfirmed":
             return np.zeros(self.rows, dtype=np.uint64)
+        if name == "day":
+            return np.array([day_of(row) for row in self._raw], dtype=np.int32)
+        if name in ("prompt_tokens", "cached_tokens", "reply_tokens", "cost"):
+            values = [getattr(row, name) for row in self._raw]
+            return np.array([-1 if value is None else value for value in values], dtype=np.float64)
         assert name == "reply"
         return np.array([take_print(row.reply) for row in self._raw], dtype=np.uint64)
 
@@ -88,6 +95,9 @@ class MemoryCorpus:
     def faults(self):
         for fault in self._faults:
             yield "0" * 64, fault
+
+    def left_out(self):
+        yield from ()
 
     def rows_at(self, places):
         assert list(places) == sorted(set(places))

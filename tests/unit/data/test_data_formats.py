@@ -5,7 +5,8 @@ from data_rows import chat, write_log
 
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
-from graftwork.data.ingest.read import FORMATS, read, to_interactions
+from graftwork.data.ingest.formats import FORMATS, to_interactions
+from graftwork.data.ingest.read import read
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 
@@ -598,3 +599,34 @@ def test_the_settings_reach_the_rows_of_files(tmp_path):
     settings = DataSettings(mapping=Mapping(question="q", reply="a"), reasoning="drop")
     [found] = read(["log.jsonl"], root=tmp_path, settings=settings)
     assert (found.question, found.reply) == ("Where?", "Here.")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"usage": {"prompt_tokens": 7, "completion_tokens": 3}}, (7, 3, None, None)),
+        ({"usage": {"input_tokens": 7, "output_tokens": 3}, "cost": 0.25}, (7, 3, None, 0.25)),
+        ({"prompt_tokens": "7", "completion_tokens": 3, "total_cost": "0.5"}, (7, 3, None, 0.5)),
+        (
+            {"usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}},
+            (7, None, 5, None),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 7,
+                    "cache_read_input_tokens": 5,
+                    "cache_creation_input_tokens": 2,
+                    "output_tokens": 1,
+                }
+            },
+            (14, 1, 5, None),
+        ),
+        ({"usage": {"prompt_tokens": -1, "completion_tokens": "x"}, "cost": -2}, (None, None, None, None)),
+        ({"usage": 5}, (None, None, None, None)),
+    ],
+)
+def test_tokens_and_cost_of_a_call_are_kept_on_its_row(row, expected):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    [read] = to_interactions({"messages": turns, **row}, Origin(file="f", line=1), settings=DataSettings())
+    assert (read.prompt_tokens, read.reply_tokens, read.cached_tokens, read.cost) == expected

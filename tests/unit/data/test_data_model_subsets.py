@@ -264,3 +264,15 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
     show_portions(Console(file=shown, width=140), [main, coder], unmatched=unmatched)
     assert f"{coder.own:,}" in shown.getvalue()
     assert "models.m.weights" in shown.getvalue()
+
+
+def test_a_model_without_repaired_rows_gets_none_and_the_others_keep_theirs():
+    facts = make_facts()
+    taught = (facts.split == TRAIN) & (facts.key % np.uint64(3) == 0)
+    facts = facts._replace(taught=taught)
+    with_them = divide_one(facts, replay=0.2, keep={"role": ["coder"]})
+    without = divide_one(facts, replay=0.2, keep={"role": ["coder"]}, repaired=False)
+    assert (with_them.split[taught] == TRAIN).any()
+    assert not (without.split[taught] == TRAIN).any()
+    held_out = facts.split != TRAIN
+    assert (with_them.split[held_out] == without.split[held_out]).all()

@@ -84,9 +84,8 @@ def test_two_hundred_thousand_rows_fill_their_sequences():
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), max_size=20))
-def test_boundaries_are_where_documents_begin_and_the_last_one_ends(lengths):
-    borders = boundaries(lengths).tolist()
-    assert borders == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+def test_boundaries_are_the_running_sum_of_the_lengths(lengths):
+    assert boundaries(lengths).tolist() == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
 
 
 def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
@@ -108,7 +107,7 @@ def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
         together = model(
             torch.cat([documents[row] for row in rows])[None],
             attention_mask=mask[None, None],
-            position_ids=torch.cat([torch.arange(sizes[row]) for row in rows])[None],
+            position_ids=torch.cat([torch.arange(size) for size in packed])[None],
         ).logits[0]
         for row, start in zip(rows, boundaries(packed).tolist(), strict=False):
             alone = model(documents[row][None]).logits[0]

@@ -551,3 +551,20 @@ def test_a_row_far_beyond_max_tokens_is_dropped_without_being_tokenized(tmp_path
     endless = chat("Sum this up: " + "word " * 30_000, "It repeats itself.")
     dataset, _ = run(tmp_path, [*good_rows(), endless], BoundedRenderer(), overlong=overlong)
     assert dataset.dropped["render"] == 1
+
+
+def test_rows_with_tool_calls_are_named_where_the_template_has_no_form_for_them(tmp_path):
+    call = '<tool_call>\n{{"name": "find", "arguments": {{"n": {}}}}}\n</tool_call>'
+    rows = good_rows()
+    for number, row in enumerate(rows):
+        row["messages"][-1]["content"] = call.format(number)
+    write_log(tmp_path / "log.jsonl", rows)
+    (tmp_path / "work").mkdir()
+    job = PrepareJob(
+        AuditContext(settings=DataSettings(logs=("log.jsonl",), validation=0.2, test=0.3)),
+        base=RenderTarget("base", "f", WordRenderer()),
+        work=tmp_path / "work",
+        out=tmp_path / "out",
+        root=tmp_path,
+    )
+    assert any("rows call tools" in warning for warning in prepare(job, processes=1).warnings)

@@ -75,3 +75,12 @@ def test_a_secret_in_the_given_prompt_is_not_trained_on():
         "Write to help@example.org. The api_key is <REDACTED:password:1>, tell nobody."
     )
     assert give(TALK, system_prompt=prompt, redact=False)[0].content == prompt
+
+
+def test_drop_leaves_the_logged_prompt_out_and_keeps_tool_definitions():
+    assert give((LOGGED, *TALK), logged_system_prompt="drop") == TALK
+    tools = write_tools([{"type": "function", "function": {"name": "look", "parameters": {}}}])
+    with_tools = Message(role="system", content=f"{LOGGED.content}\n\n{tools}")
+    assert give((with_tools, *TALK), logged_system_prompt="drop")[0].content == tools
+    given = give((LOGGED, *TALK), logged_system_prompt="drop", system_prompt="Short.")
+    assert given == (Message(role="system", content="Short."), *TALK)

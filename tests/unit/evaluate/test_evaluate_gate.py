@@ -218,6 +218,8 @@ def test_a_report_counts_what_was_answered():
         "latency_seconds",
         "tokens_per_second",
         "peak_memory_gib",
+        "latency_p95_seconds",
+        "tokens_per_task",
     ]
     assert after.metrics["citation_coverage"].n == 5
     assert (before.metrics["truncated"].successes, after.metrics["truncated"].successes) == (10, 0)

@@ -256,7 +256,7 @@ def test_what_a_subject_does_not_report_is_left_out_and_not_taken_for_zero():
     case = make_case(0)
     untold = make_generation().model_copy(update={"peak_memory_gib": 0.0, "tokens_per_second": 0.0})
     found = score([case], answers=[make_answer(case, RIGHT)], generation=untold, settings=SETTINGS)
-    assert set(found.metrics) == {"json_valid", TRUNCATED}
+    assert set(found.metrics) == {"json_valid", TRUNCATED, "tokens_per_task"}
 
 
 def test_the_first_token_is_timed_and_compared_where_it_was_seen():

@@ -104,7 +104,7 @@ def test_a_later_evaluation_needs_a_clearer_result_or_fresh_cases():
     assert verdict.decision == "not_enough_evidence"
     assert verdict.reason.startswith("Evaluation 3 on the same questions")
     assert f"Confirm it on about {verdict.cases_needed} fresh cases, such as captures" in verdict.reason
-    assert "On fresh cases so much would do" in verdict.rules[1].sentence
+    assert "On fresh cases this would be enough" in verdict.rules[1].sentence
     # What is clear enough deploys at any look, and a set that grows needs more than a fresh one.
     clear = simple([0] * 40 + [1] * 20, [1] * 60)
     worn = clear.model_copy(update={"wear": describe_wear(9, candidates=9, look=9)})

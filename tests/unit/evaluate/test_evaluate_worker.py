@@ -20,7 +20,6 @@ from graftwork.evaluate.cases import (
     choose_cases,
     choose_worked_example,
     hash_cases,
-    insert_example,
     read_cases,
     write_cases,
 )
@@ -28,6 +27,7 @@ from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
+from graftwork.records.prompt import PromptVariant
 from graftwork.records.report import Case, EvalJob, Generation
 
 
@@ -179,9 +179,9 @@ def test_the_worked_example_answers_and_follows_the_system_turn():
     example = choose_worked_example(rows, fields=AnswerFields())
     assert [m.role for m in example] == ["user", "assistant"]
     assert "middle" in example[1].content
-    messages = insert_example(rows[0].messages, example=example)
+    messages = PromptVariant(examples=example).apply(rows[0].messages)
     assert [m.role for m in messages] == ["system", "user", "assistant", "user"]
-    assert insert_example(messages, example=()) == messages
+    assert PromptVariant().apply(messages) == messages
     assert choose_worked_example([], fields=AnswerFields()) == ()
 
 

@@ -1,7 +1,7 @@
 """What the driver writes about itself is read as it is written."""
 
 from graftwork.model.probe import name_device, read_driver, read_model
-from graftwork.model.probe_rates import joined_sizes
+from graftwork.model.shape import joined_sizes
 from graftwork.records.plan import ModelShape
 
 INFORMATION = """Model: \t\t NVIDIA H200

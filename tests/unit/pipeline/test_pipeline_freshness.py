@@ -72,7 +72,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.pipeline.status.is_ready", lambda _base: True)
+    monkeypatch.setattr("graftwork.pipeline.status.is_ready", lambda _base, **_more: True)
     return Project(tmp_path, monkeypatch)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.costmodel.time import rates_of
+from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.pipeline import plan_card as step
 from graftwork.pipeline import replan

@@ -4,7 +4,7 @@ In: what a step computes and moves at the very least, and how long somebody says
 claim against the roof. Ours and others' claims are held to the same.
 """
 
-from graftwork.costmodel.time import StepRates
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import layer_parameters
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape

@@ -16,7 +16,8 @@ from graftwork.costmodel.distributed import (
     transfers,
 )
 from graftwork.costmodel.plain_memory import plain_peak, quick_peak
-from graftwork.costmodel.time import expected_longest, rates_of
+from graftwork.costmodel.plain_time import expected_longest
+from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model

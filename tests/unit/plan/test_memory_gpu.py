@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
-from graftwork.costmodel.card_step import load, round_places, step_recipe
+from graftwork.costmodel.card_step import load, step_recipe
 from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
-from graftwork.train.gpu.engine import round_places as round_places_of_batches
 
 SMALL = ModelShape(
     name="small",
@@ -113,13 +112,6 @@ def test_weights_that_change_their_form_take_more_on_the_way_than_in_their_place
     whole, eight = (tuned(form=form) for form in (("whole", "whole"), ("eight", "eight")))
     assert load_peak(SMALL, whole) < card_peak(SMALL, whole, **learned()).allocated
     assert load_peak(SMALL, eight) > 32_000 * 512 * 10
-
-
-@given(st.integers(1, 20_000), st.sampled_from([64, 256, 1024, 2048]))
-def test_places_are_filled_up_as_batches_fill_them(places, head_tokens):
-    assert round_places(places, head_tokens=head_tokens) == round_places_of_batches(
-        places, head_tokens=head_tokens
-    )
 
 
 class Patient:

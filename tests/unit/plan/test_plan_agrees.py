@@ -2,7 +2,7 @@
 
 import pytest
 
-from graftwork.costmodel.time import rates_of
+from graftwork.costmodel.rates import rates_of
 from graftwork.pipeline import fit_here
 from graftwork.pipeline.fit import FitRequest, answer_fit, question_of
 from graftwork.pipeline.fit_here import named_machine

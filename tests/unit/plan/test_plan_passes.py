@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.processor import choose_host_micro_batches
-from graftwork.costmodel.time import rates_of
+from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names, trained_by
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
-from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step
+from graftwork.costmodel.rates import StepRates
 from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
 

@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_seconds_a_token, card_step
+from graftwork.costmodel.distributed import link_seconds
+from graftwork.costmodel.plain_time import plain_step
 from graftwork.costmodel.processor import seconds_a_token
-from graftwork.costmodel.time import (
-    RowStatistics,
-    TrainedPart,
-    card_seconds_a_token,
-    card_step,
-    link_seconds,
-    plain_step,
-    rates_of,
-)
+from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
 from graftwork.plan.catalog.models import find_model
@@ -128,8 +123,8 @@ def test_our_step_comes_near_everything_that_an_h200_measured():
 @pytest.mark.parametrize(
     ("name", "setup"),
     [
-        ("hf-liger-lora-none-mb4", setup_of(loss="fused")),
-        ("trl-liger-lora-gc-mb4", setup_of(loss="fused", checkpointed=28)),
+        ("hf-liger-lora-none-mb4", setup_of(loss="fused", liger=True)),
+        ("trl-liger-lora-gc-mb4", setup_of(loss="fused", liger=True, checkpointed=28)),
     ],
 )
 def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, setup):
@@ -203,7 +198,7 @@ def test_a_claim_that_needs_twice_the_card_is_found_out():
 @settings(max_examples=40, deadline=None)
 def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, more):
     tuning = make_tuning(micro_tokens=tokens, chunk_tokens=min(tokens, 2048))
-    assert seconds_of(tuning, length=length * more) > seconds_of(tuning, length=length)
+    assert seconds_of(tuning, length=length * more) >= seconds_of(tuning, length=length)
     less = tuning.model_copy(update={"keep": 20})
     assert seconds_of(less, length=length) > seconds_of(tuning, length=length)
 

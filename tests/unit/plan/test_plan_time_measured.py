@@ -7,8 +7,9 @@ from statistics import median
 
 import pytest
 
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step
 from graftwork.costmodel.probed_rates import rates_of_probe
-from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.records.fit import ProbeFacts

@@ -5,8 +5,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graftwork.costmodel.card_memory import describe_tuning, keep_measured, load_peak, peak_bytes
+from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
 from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
-from graftwork.costmodel.time import TrainedPart, card_seconds_a_token, rates_of
+from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

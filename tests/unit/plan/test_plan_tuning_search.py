@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from graftwork.costmodel import card_tuning
 from graftwork.costmodel.card_memory import card_peak, count, count_by_levels, reserved_within
 from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
 from graftwork.costmodel.card_tuning import (
     TuningOption,
     TuningRequest,
@@ -16,7 +17,6 @@ from graftwork.costmodel.card_tuning import (
     choose_tuning,
     fastest,
 )
-from graftwork.costmodel.time import TrainedPart, card_seconds_a_token
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

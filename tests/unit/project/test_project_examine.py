@@ -13,7 +13,7 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
     [
         ("train:\n  examine: {metric: json_vald}\n", "did you mean json_valid?", 5),
         ("train:\n  examine: {metric: latency_seconds}\n", "there is no metric latency_seconds", 5),
-        ("train:\n  examine: {patience: 2}\n", "without every none is taken", 5),
+        ("train:\n  examine: {patience: 2}\n", "patience counts evaluations; set `every` as well", 5),
         (
             "train:\n  examine: {every: 5, metric: json_valid}\n  strategy: fsdp\n",
             "needs the whole model on one device",

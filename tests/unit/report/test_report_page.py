@@ -5,6 +5,9 @@ from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.records.audit import Finding
+from graftwork.records.base import Figure
+from graftwork.records.costs import Savings
+from graftwork.records.drift import DriftShare, GroupDrift, PromptDrift
 from graftwork.report.page import AnswerPair, render_report
 from graftwork.report.training import find_restarts
 
@@ -186,3 +189,46 @@ def test_a_metric_that_graded_no_case_shows_its_reason_and_no_figure(page):
     shown = words(render_report(page.model_copy(update={"report": changed})))
     assert "0 of 0" not in shown
     assert why in shown
+
+
+def test_the_first_screen_says_what_a_month_saves(page):
+    savings = Savings(
+        calls_per_month=Figure.exact(1000),
+        logged_usd_per_month=Figure(value=500, low=400, high=600),
+        hosting=None,
+        saved_usd_per_month=None,
+        confidence=0.95,
+        days=30,
+        models=("large",),
+        sentence="The small model saves $400 ($300 to $500) a month.",
+        notes=("The range is over 30 days.",),
+    )
+    html = render_report(page.model_copy(update={"savings": savings}))
+    first_screen = html[: html.index("<main>")]
+    assert "saves $400 ($300 to $500) a month" in first_screen
+    assert "over 30 days" in first_screen
+
+
+def test_the_page_compares_with_and_without_repaired_rows(page):
+    assert "What the repaired rows changed" not in words(render_report(page))
+    without = page.report.baseline.model_copy(update={"subject": "model:as_logged"})
+    report = page.report.model_copy(update={"others": (without,)})
+    html = render_report(page.model_copy(update={"report": report, "without_repaired": "model:as_logged"}))
+    assert "What the repaired rows changed" in words(html)
+    assert "The adapter against model:as_logged" in words(html)
+
+
+def test_the_page_shows_how_far_live_prompts_have_moved(page):
+    share = {"prompts": 40, "unlike": 20, "share": 0.5, "low": 0.34, "high": 0.66}
+    drift = PromptDrift(
+        all=DriftShare(**share),
+        expected=0.05,
+        by_group=(GroupDrift(group=EVIL, **share),),
+        examples=(EVIL,),
+        due=True,
+        reason="a retraining is due",
+    )
+    html = render_report(page.model_copy(update={"drift": drift}))
+    assert "20 of 40 live prompts" in words(html)
+    assert "A retraining is due" in words(html)
+    assert "<script>alert" not in html

@@ -80,7 +80,16 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(sink=None, *, settings=None, api_key=None, routes=None, queue_size=64, feedback=None):
+async def open_house(
+    sink=None,
+    *,
+    settings=None,
+    api_key=None,
+    routes=None,
+    queue_size=64,
+    feedback=None,
+    read_traces=None,
+):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
@@ -100,6 +109,7 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
             captures=captures,
             api_key=api_key,
             feedback=feedback,
+            read_traces=read_traces,
         )
         server = gateway.open_server()
         port = await server.listen()

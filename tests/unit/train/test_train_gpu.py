@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
+from graftwork.costmodel.packing import bin_rows, round_places, round_tokens
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest
@@ -29,7 +30,7 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.engine_choice import why_eager, why_unsupported
-from graftwork.train.gpu.engine import GpuEngine, PackSizes, bin_rows, pack, round_places, round_tokens
+from graftwork.train.gpu.engine import GpuEngine, PackSizes, pack
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.gpu.quantized import (
     FourBitWeight,

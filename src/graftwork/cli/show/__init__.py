@@ -8,9 +8,11 @@ from graftwork.records.base import Record
 
 MODULES = {
     "data": ("Audit", "PreparedData"),
+    "repair": ("RepairPlan", "RepairOutcome"),
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
+    "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 
 

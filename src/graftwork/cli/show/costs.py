@@ -269,6 +269,7 @@ def show_catalog(console: Console, listed: dict[str, Rows]) -> None:
         "prices": _prices,
         "quoted": _prices,
         "places": _places,
+        "api_prices": _token_prices,
     }
     for kind, rows in listed.items():
         console.print(makers[kind](kind, rows))
@@ -282,6 +283,21 @@ def show_catalog(console: Console, listed: dict[str, Rows]) -> None:
             "prices.csv, named with `--catalog` or GRAFT_CATALOG[/]",
             soft_wrap=True,
         )
+
+
+def _token_prices(kind: str, rows: Rows) -> PlainTable:
+    numbers = ("$ per M input", "cached", "output")
+    made = table("model", "provider", *numbers, "source", "dated", title=kind, right=numbers)
+    for row in rows:
+        columns = ("usd_per_million_input", "usd_per_million_cached", "usd_per_million_output")
+        made.add_row(
+            quote(row["model"]),
+            quote(row["provider"]),
+            *(_number(row[column]) for column in columns),
+            quote(row["source"]),
+            f"{quote(row['dated'])}{' !' if row['stale'] else ''}",
+        )
+    return made
 
 
 def _models(kind: str, rows: Rows) -> PlainTable:

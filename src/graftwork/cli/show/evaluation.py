@@ -18,13 +18,25 @@ from graftwork.cli.show.tables import (
     whole_width,
 )
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER, name_of, plural
+from graftwork.grading.metrics import (
+    DOLLARS,
+    FIRST_TOKEN,
+    LATENCY,
+    LATENCY_P95,
+    LOWER_IS_BETTER,
+    TOKENS_PER_TASK,
+    name_of,
+    plural,
+    show_dollars,
+)
+from graftwork.records.costs import Savings
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.records.verdict import Verdict
 
 NAME_ROOM = 24
 """Longer names of metrics may be wrapped."""
 MEDIANS = (LATENCY, FIRST_TOKEN)
+REQUESTS = (*MEDIANS, LATENCY_P95)
 Pairs = dict[tuple[str, str], Comparison]
 
 
@@ -75,7 +87,7 @@ def medians_unbounded(report: Report) -> str | None:
         name: _fewest(metric)
         for subject in subjects_of(report)
         for name, metric in subject.metrics.items()
-        if metric.n and not _is_bounded(metric)
+        if name in MEDIANS and metric.n and not _is_bounded(metric)
     }
     if not few:
         return None
@@ -157,12 +169,15 @@ def _lines(
     shown = [item for item in subjects if item.metrics.get(name) is not None and item.metrics[name].n]
     figures = {item.subject: _metric_figure(item.metrics[name], gap=" ") for item in shown}
     own = [pair for (metric, _), pair in pairs.items() if metric == name]
+    who = "all" if len(shown) == len(subjects) else ", ".join(quote(subject) for subject in figures)
+    room = max(len(item.subject) for item in subjects)
     if (
         len(shown) > 1
+        # Names that need more room than any single one would wrap the other columns.
+        and len(who) <= room
         and len(set(figures.values())) == 1
         and not any(pair.wins or pair.losses for pair in own)
     ):
-        who = "all" if len(shown) == len(subjects) else ", ".join(quote(subject) for subject in figures)
         return [(who, next(iter(figures.values())), *([""] * (3 if corrected else 2)))]
     return [
         (quote(subject), figure, *_pair_cells(pairs.get((name, subject)), corrected=corrected))
@@ -183,6 +198,11 @@ def _metric_figure(metric: Metric | None, *, gap: str) -> str:
         return ""
     if metric.kind in ("rate", "score"):
         return f"{percent(metric.value)}{gap}[dim]({100 * metric.low:.0f}–{100 * metric.high:.0f})[/]"
+    if metric.unit == DOLLARS:
+        low, high = show_dollars(metric.low), show_dollars(metric.high)
+        return f"{show_dollars(metric.value)}{gap}[dim]({low}–{high})[/]"
+    if metric.name == TOKENS_PER_TASK:
+        return f"{metric.value:,.0f}{gap}[dim]({metric.low:,.0f}–{metric.high:,.0f})[/]"
     figure = f"{metric.value:.1f} {quote(metric.unit)}".rstrip()
     if metric.low == metric.high or not _is_bounded(metric):
         return figure
@@ -190,11 +210,12 @@ def _metric_figure(metric: Metric | None, *, gap: str) -> str:
 
 
 def _is_bounded(metric: Metric) -> bool:
-    return metric.name not in MEDIANS or metric.n >= _fewest(metric)
+    return metric.name not in REQUESTS or metric.n >= _fewest(metric)
 
 
 def _fewest(metric: Metric) -> int:
-    return fewest_for_quantile(0.5, confidence=metric.confidence)
+    quantile = 0.95 if metric.name == LATENCY_P95 else 0.5
+    return fewest_for_quantile(quantile, confidence=metric.confidence)
 
 
 MOST_ROWS = 8
@@ -311,10 +332,14 @@ def show_report(console: Console, report: Report, *, held_out: bool = False) -> 
 
 def _say_example(report: Report) -> str:
     """The subjects that were shown a worked example: those that were not trained for the task."""
-    helped = [
-        quote(item.subject) for item in subjects_of(report) if item.generation.settings.get("worked_example")
-    ]
-    return f"; one worked example shown to {', '.join(helped)}" if helped else ""
+    helped, more = [], []
+    for item in subjects_of(report):
+        settings = item.generation.settings
+        if count := settings.get("worked_examples"):
+            more.append(f"; {count} worked examples shown to {quote(item.subject)}")
+        elif settings.get("worked_example"):
+            helped.append(quote(item.subject))
+    return "".join([f"; one worked example shown to {', '.join(helped)}" if helped else "", *more])
 
 
 def _notes_on_table(report: Report) -> list[str]:
@@ -363,6 +388,57 @@ def show_evaluated(console: Console, evaluated: Any) -> None:
     show_report(console, evaluated.report, held_out=bool(evaluated.adapter_hash))
     if evaluated.page:
         print_line(console, f"all cases, side by side: {quote(evaluated.page)}", soft_wrap=True)
+
+
+def show_savings(console: Console, savings: Savings) -> None:
+    """The result as a sentence, then the figures behind it."""
+    print_line(console, quote(savings.sentence))
+    rows = table("a month", "", "at least", "at most", right=("", "at least", "at most"))
+    calls = savings.calls_per_month
+    rows.add_row("calls", *(f"{value:,.0f}" for value in (calls.value, calls.low, calls.high)))
+    figures = []
+    if savings.unpriced < 1 and savings.days:
+        figures.append(("logged model", savings.logged_usd_per_month))
+    if savings.hosting is not None:
+        figures.append(("hosting", savings.hosting.usd_per_month))
+    if savings.saved_usd_per_month is not None:
+        figures.append(("saved", savings.saved_usd_per_month))
+    for name, figure in figures:
+        rows.add_row(name, *(show_dollars(value) for value in (figure.value, figure.low, figure.high)))
+    console.print(rows)
+    for note in savings.notes:
+        print_line(console, f"[dim]{quote(note)}[/]")
+
+
+def show_calibration(console: Console, judged: Any) -> None:
+    """One line per mode of the judge, and whether it counts in the gate."""
+    rows = table("mode", "labels", "sessions", "agreement", "kappa", "counts")
+    for found in judged.modes:
+        share, kappa = found.agreement, found.kappa
+        rows.add_row(
+            found.mode,
+            str(found.labels),
+            str(found.clusters),
+            f"{percent(share.value)} [dim]({100 * share.low:.0f}–{100 * share.high:.0f})[/]",
+            "–" if kappa is None else f"{kappa.value:.2f} [dim]({kappa.low:.2f}–{kappa.high:.2f})[/]",
+            "[green]yes[/]" if found.sufficient else "[red]no[/]",
+        )
+    print_line(console, f"{quote(judged.model)} compared with people's labels")
+    console.print(rows)
+    for found in judged.modes:
+        if found.why_not:
+            print_line(console, f"{found.mode}: {quote(found.why_not)}")
+        if found.mode == "pointwise" and found.labels:
+            print_line(
+                console,
+                f"[dim]called good by both {found.both_good}, by the judge alone {found.judge_only}, "
+                f"by people alone {found.people_only}, by neither {found.both_bad}[/]",
+            )
+        if found.unjudged:
+            print_line(console, f"[yellow]{found.mode}: {found.unjudged} got no clear reply[/]")
+        if found.groups:
+            shown = ", ".join(f"{quote(group)} {counts}" for group, counts in found.groups.items())
+            print_line(console, f"[dim]agreement by role: {shown}[/]")
 
 
 def show_imported(console: Console, imported: Any) -> None:

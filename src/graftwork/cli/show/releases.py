@@ -9,6 +9,7 @@ from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_te
 from graftwork.evaluate.ab import ABResult, ArmFacts
 from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
+from graftwork.registry.prompt_release import PROMPT_RUN
 
 _LONGEST_FACT = 160
 
@@ -18,7 +19,7 @@ def show_release(console: Console, release: Release) -> None:
     for label, value in (
         ("project", release.project),
         ("base", f"{release.base} @ {release.base_fingerprint[:12]}"),
-        ("adapter", release.adapter_hash[:12]),
+        ("prompt" if release.run_id == PROMPT_RUN else "adapter", release.adapter_hash[:12]),
         ("dataset", release.dataset_hash[:12]),
         ("run", release.run_id),
         ("verdict", release.decision.replace("_", " ")),

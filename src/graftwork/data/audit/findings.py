@@ -6,7 +6,7 @@ rows.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -154,6 +154,17 @@ class Unreadable(Protocol):
     def message(self) -> str: ...
 
 
+class LeftOutPart(Protocol):
+    """Parts of a line that are no rows: the rule that leaves them out, and how many."""
+
+    @property
+    def origin(self) -> Origin: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+
+
 class AuditedCorpus(Protocol):
     """The readable rows in row order, as columns.
 
@@ -168,6 +179,9 @@ class AuditedCorpus(Protocol):
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]": ...
     def notes(self) -> Iterator[tuple[int, Note]]: ...
     def faults(self) -> "Iterator[tuple[str, Unreadable]]": ...
+    def left_out(self) -> "Iterator[LeftOutPart]": ...
+    @property
+    def withdrawn(self) -> Mapping[int, str]: ...
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
     def origin(self, place: int) -> Origin: ...
 

@@ -38,9 +38,12 @@ from graftwork.data.audit.row_findings import (
     find_overlong,
     find_placeholder_prompts,
     find_private_data,
+    find_taught,
     find_unconfirmed_captures,
     find_unreadable,
 )
+from graftwork.data.audit.trace_findings import find_left_out, find_retried
+from graftwork.data.audit.usage import count_usage
 from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
 
 if TYPE_CHECKING:
@@ -168,6 +171,9 @@ RULES = (
     find_split_leaks,
     find_imbalance,
     find_unconfirmed_captures,
+    find_taught,
+    find_left_out,
+    find_retried,
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
@@ -201,4 +207,5 @@ def audit_corpus(
         clusters=find_clusters(facts),
         examples=choose_examples(facts),
         label_noise=noise,
+        usage=count_usage(facts),
     )

@@ -80,7 +80,7 @@ def show_around(text: str, mark: str) -> str:
 # Names shared by many rows keep their text around the placeholder.
 _SHARED_NAMES = ("status", "finish_reason", "group", "domain", "model", "split")
 # Names that identify rows: two people's sessions must not become one `<REDACTED:email:1>`.
-_OWN_NAMES = ("id", "session")
+_OWN_NAMES = ("id", "session", "trace")
 DEEPEST_EXTRA = 64
 
 
@@ -127,7 +127,7 @@ def _collect_texts(row: Interaction) -> _RowTexts:
     texts += [
         text
         for text in (
-            *(row.id, row.session, row.rejected),
+            *(row.id, row.session, row.trace, row.rejected),
             *(row.status, row.finish_reason, row.group, row.domain, row.model, row.split),
         )
         if text
@@ -187,6 +187,8 @@ class _RowRedactor:
 
 
 NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_filter", "tried_out"
+RETRIED = "retried"
+"""A call that its agent made again in the same trace."""
 CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
 
 
@@ -207,6 +209,17 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
         return True
     feedback = captured.feedback
     return settings.positive_confirms and feedback is not None and feedback >= settings.negative_below
+
+
+SERVED, TAUGHT = 1, 2
+"""A release of the project, or a teacher, wrote the reply, and nobody has confirmed it."""
+
+
+def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
+    """Return which model alone vouches for the reply: SERVED, TAUGHT, or 0 for none."""
+    if row.answered is not None:
+        return TAUGHT if row.answered.by == "teacher" else 0
+    return SERVED if row.capture is not None and not is_confirmed(row.capture, settings.captures) else 0
 
 
 def find_refusal(
@@ -266,7 +279,15 @@ def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refus
     return None
 
 
-CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
+REVIEWED = "rejected_in_review"
+CODES = CAPTURE_CODES | {
+    REVIEWED,
+    "empty",
+    "placeholder",
+    "truncated",
+    "failed_status",
+    "claims_success_but_fails",
+}
 
 
 STATUS_PREFIX = "the log says"
@@ -280,6 +301,8 @@ class Fault(NamedTuple):
 
 def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
     """Return the most severe fault: a failed call is not also reported as empty."""
+    if row.answered is not None and row.answered.rejected:
+        return Fault(REVIEWED, "a reviewer rejected it")
     return (
         _judge_capture(row, settings) or _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
     )
@@ -320,7 +343,7 @@ def _judge_claim(row: Interaction) -> Fault | None:
 
 def is_dropped(code: str, settings: DataSettings) -> bool:
     """Whether the settings drop rows with this fault. A row without a reply is always dropped."""
-    if code in CAPTURE_CODES:
+    if code in CAPTURE_CODES or code == REVIEWED:
         return True
     return {
         "empty": True,

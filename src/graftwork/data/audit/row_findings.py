@@ -24,7 +24,10 @@ from graftwork.data.audit.row_checks import (
     ENCODING,
     NEGATIVE_FEEDBACK,
     REASONING,
+    REVIEWED,
+    SERVED,
     STATUS_PREFIX,
+    TAUGHT,
     TOO_LONG,
     TRIED_OUT,
 )
@@ -94,6 +97,12 @@ _WORDINGS = {
         lambda settings: "data.captures says which captured exchanges are used",
         "info",
     ),
+    REVIEWED: _Wording(
+        "were rejected by a reviewer",
+        "they are not trained on, and neither are the rows that they were rejected in place of",
+        lambda settings: "`graft data prepare` drops these always",
+        "info",
+    ),
     "failed_status": _Wording(
         "state a status that does not count as success",
         "trained on, they teach the model to answer with failures",
@@ -122,7 +131,8 @@ _WORDINGS = {
         "trained on, they teach the model to stop in the middle",
         lambda settings: (
             say_fix("drop_truncated", on=settings.drop_truncated, done="drops these")
-            + "; raise the token limit where they were logged"
+            + "; raise the token limit where they were logged, or let a teacher answer them again "
+            "(`graft data repair --dry-run`)"
         ),
     ),
 }
@@ -387,7 +397,7 @@ def _fold(name: str) -> str:
 def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
-    places = np.flatnonzero((facts.corpus.column("unconfirmed") != 0) & facts.usable)
+    places = np.flatnonzero((facts.corpus.column("unconfirmed") == SERVED) & facts.usable)
     if not len(places):
         return
     yield finding_from_rows(
@@ -401,6 +411,27 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
             effect="they may be trained on; none is a reference for a test, or the model would grade itself",
             fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
             "data.captures.feedback: positive leaves them out",
+        ),
+    )
+
+
+def find_taught(facts: AuditFacts) -> Iterator[Finding]:
+    import numpy as np
+
+    places = np.flatnonzero((facts.corpus.column("unconfirmed") == TAUGHT) & facts.usable)
+    if not len(places):
+        return
+    rows = f"{len(places):,} of {int(facts.usable.sum()):,} usable rows"
+    yield finding_from_rows(
+        facts,
+        "repaired",
+        "info",
+        places,
+        show=lambda row, _place: row.question,
+        wording=Wording(
+            title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
+            effect="they are trained on and never held out: a test measures against replies of the log",
+            fix="a model with `repaired: false` under models: is trained without them, and compared with",
         ),
     )
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, AuditContext
+from graftwork.data.audit.findings import PROMPT_FINGERPRINT
+from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, RETRIED, REVIEWED, AuditContext
 from graftwork.data.corpus.row_features import (
     FeatureTask,
     digest_file,
@@ -22,7 +23,7 @@ from graftwork.data.corpus.row_features import (
     has_features,
     name_features,
 )
-from graftwork.data.corpus.store import Corpus, Segment, read_head, read_table
+from graftwork.data.corpus.store import Corpus, JoinedReward, Segment, read_head, read_table
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.pool import work_in_order
@@ -183,7 +184,41 @@ def build_corpus(
     ]
     corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
     corpus.withdraw(_find_disputed_captures(corpus))
+    corpus.withdraw(_find_replaced(corpus))
+    corpus.withdraw(_find_retried_calls(corpus))
+    corpus.rewards.update(_join_scores(corpus))
     return corpus
+
+
+def _find_retried_calls(corpus: Corpus) -> dict[int, str]:
+    """Find calls that their agent made again: the same prompt in the same trace. The last answer counts."""
+    traces = corpus.column("trace")
+    places = np.flatnonzero((traces != 0) & corpus.column("passed").astype(bool))
+    if not len(places):
+        return {}
+    mixed = (traces[places] * _ODD) ^ corpus.column(PROMPT_FINGERPRINT)[places].astype(np.uint64)
+    order = np.argsort(mixed, kind="stable")
+    is_followed = np.zeros(len(places), dtype=bool)
+    is_followed[order[:-1]] = mixed[order[1:]] == mixed[order[:-1]]
+    reason = f"{RETRIED}: the agent made the same call again in the same trace"
+    return dict.fromkeys(places[is_followed].tolist(), reason)
+
+
+def _join_scores(corpus: Corpus) -> dict[int, JoinedReward]:
+    """Give each call the mean of its own scores, else that of its trace."""
+    by_call: dict[tuple[int, int], list[float]] = {}
+    for trace, call, value in corpus.scores():
+        by_call.setdefault((trace, call), []).append(value)
+    if not by_call:
+        return {}
+    found: dict[int, JoinedReward] = {}
+    calls = corpus.column("call").tolist()
+    for place, trace in enumerate(corpus.column("trace").tolist()):
+        own = by_call.get((trace, calls[place])) if trace else None
+        scores = own or (by_call.get((trace, 0)) if trace else None)
+        if scores:
+            found[place] = JoinedReward(sum(scores) / len(scores), "call" if own else "trace")
+    return found
 
 
 def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
@@ -197,6 +232,27 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
     again &= corpus.column("unconfirmed") != 0
     reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
     return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
+
+
+def _find_replaced(corpus: Corpus) -> dict[int, str]:
+    """Find rows that another row replaces: a teacher or a reviewer answered the same prompt again.
+
+    A line may have several rows: only the one with the same user turns is replaced. A replacement that was
+    dropped replaces nothing, unless a reviewer rejected the row.
+    """
+    replaces = corpus.column("replaces")
+    if not replaces.any():
+        return {}
+    faults = corpus.labels("fault")
+    rejected = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == REVIEWED])
+    valid = (replaces != 0) & (corpus.column("passed").astype(bool) | rejected)
+    # Not the whole prompt: the system prompt may have been replaced since.
+    turns = corpus.column("turn")
+    pairs = set(zip(replaces[valid].tolist(), turns[valid].tolist(), strict=True))
+    lines = corpus.column("line_key")
+    places = np.flatnonzero(np.isin(lines, replaces[valid]) & corpus.column("passed").astype(bool))
+    found = [place for place in places.tolist() if (int(lines[place]), int(turns[place])) in pairs]
+    return dict.fromkeys(found, "replaced: another row of the logs answers it again or rejects it")
 
 
 class _LogReader:

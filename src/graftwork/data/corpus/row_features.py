@@ -6,6 +6,7 @@ of the block and the settings it depends on, and never computed again.
 """
 
 import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +21,20 @@ from graftwork.data.audit.row_checks import (
     is_dropped,
     redact_row,
 )
+from graftwork.data.audit.usage import UNKNOWN, day_of
 from graftwork.data.corpus.store import encode_row
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
-from graftwork.data.ingest.blocks import LogBlock, ReadFault
+from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
 from graftwork.data.ingest.read import ReadRow, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
+from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
-FEATURES_FORM = 5
+FEATURES_FORM = 8
 """Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
@@ -51,6 +54,8 @@ LATER_SETTINGS = frozenset(
         "pack_tokens",
         "train_on",
         "seed",
+        "repair",
+        "drift",
     }
 )
 """Settings that do not affect row features."""
@@ -64,12 +69,15 @@ class FeatureTask(NamedTuple):
 
 class RowFeatures(NamedTuple):
     read: ReadRow
+    logged: Interaction
     kept: Interaction
     passed: bool
     fault: str | None
     reason: str | None
     notes: bytes | None
     redactions: bytes | None
+    trace: int
+    call: int
 
 
 def name_features(block: LogBlock, *, context: AuditContext) -> str:
@@ -97,22 +105,43 @@ def extract_features(task: FeatureTask) -> int:
     """Write the feature file. Returns the size of the block, for progress."""
     settings = task.context.settings
     rows: list[RowFeatures] = []
-    faults: list[tuple[int, str, str, str]] = []
+    apart = BlockRemarks()
     for read in read_block(task.block, settings=settings):
-        if isinstance(read.result, ReadFault):
-            place = read.line - task.block.first_line
-            faults.append((place, read.input_hash, read.result.code, read.result.message))
+        result = read.result
+        place = read.line - task.block.first_line
+        if isinstance(result, Interaction):
+            rows.append(_extract_row(read, result, context=task.context))
+        elif isinstance(result, ReadFault):
+            apart.faults.append((place, read.input_hash, result.code, result.message))
+        elif isinstance(result, SkippedPart):
+            apart.left_out.append((place, result.rule, result.count))
         else:
-            rows.append(_extract_row(read, read.result, context=task.context))
+            call = 0 if result.call is None else hash_name(result.call)
+            apart.scores.append((hash_name(result.trace), call, result.value))
     # Including rows that are filtered out: the audit reports what they would have done.
     fingerprints = compute_fingerprints([row.kept for row in rows], settings=settings)
     table = _to_table(rows, fingerprints, first_line=task.block.first_line)
     # A line may contain several rows, and an array has all of its records on one line.
-    records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
-    encoded = _encode(table, faults, records=records)
+    lines = {(row.read.line - task.block.first_line, row.read.input_hash) for row in rows}
+    records = len(lines) + sum((place, key) not in lines for place, key, *_ in apart.faults)
+    encoded = _encode(table, apart, records=records)
     write_atomic(task.out, encoded)
     write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
+
+
+@dataclass
+class BlockRemarks:
+    """What a block holds besides rows: unreadable lines, what is left out by rule, scores of traces."""
+
+    faults: list[tuple[int, str, str, str]] = field(default_factory=list)
+    left_out: list[tuple[int, str, int]] = field(default_factory=list)
+    scores: list[tuple[int, int, float]] = field(default_factory=list)
+
+
+def hash_name(name: str) -> int:
+    """A number for the id of a trace or a call; never 0."""
+    return int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big") | 1
 
 
 def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> RowFeatures:
@@ -122,12 +151,15 @@ def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> R
     fault = find_verdict(notes)
     return RowFeatures(
         read=read,
+        logged=raw,
         kept=redacted.row if settings.redact else raw,
         passed=not (fault and is_dropped(fault.code, settings)),
         fault=fault.code if fault else None,
         reason=fault.reason if fault else None,
         notes=orjson.dumps([tuple(note) for note in notes]) if notes else None,
         redactions=_count(redacted, settings),
+        trace=0 if raw.trace is None else hash_name(raw.trace),
+        call=0 if raw.trace is None else hash_name(raw.id),
     )
 
 
@@ -151,7 +183,17 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
         "reply_chars": pa.array([len(row.reply) for row in kept], pa.int32()),
         "script": pa.array([main_script(row.question) for row in kept], pa.string()),
         "stage": pa.array([-1 if row.stage is None else row.stage for row in kept], pa.int32()),
+        # Before redaction, which may rename them: scores are joined by them.
+        "trace": pa.array([row.trace for row in rows], pa.uint64()),
+        "call": pa.array([row.call for row in rows], pa.uint64()),
+        "calls_tools": pa.array([_calls_tools(row) for row in kept], pa.bool_()),
+        # Of the row as it was logged: redaction may take a time for a number of somebody's.
+        "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
+        "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
     }
+    for name in ("prompt_tokens", "cached_tokens", "reply_tokens"):
+        counts = [getattr(row, name) for row in kept]
+        columns[name] = pa.array([UNKNOWN if count is None else count for count in counts], pa.int64())
     for name in ("group", "domain", "model", "status", "split"):
         columns[name] = pa.array([getattr(row, name) for row in kept], pa.string())
     columns |= {name: pa.array(values) for name, values in fingerprints.fixed.items()}
@@ -160,8 +202,19 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
     return pa.table(columns)
 
 
-def _encode(table: "pa.Table", faults: list[tuple[int, str, str, str]], *, records: int) -> bytes:
-    head = {"faults": orjson.dumps(faults), "rows": str(table.num_rows), "records": str(records)}
+def _calls_tools(row: Interaction) -> bool:
+    earlier = (turn.content for turn in row.messages if turn.role == "assistant")
+    return OPEN in row.reply or any(OPEN in content for content in earlier)
+
+
+def _encode(table: "pa.Table", apart: BlockRemarks, *, records: int) -> bytes:
+    head = {
+        "faults": orjson.dumps(apart.faults),
+        "left_out": orjson.dumps(apart.left_out),
+        "scores": orjson.dumps(apart.scores),
+        "rows": str(table.num_rows),
+        "records": str(records),
+    }
     schema = table.schema.with_metadata(head)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)

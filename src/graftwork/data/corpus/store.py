@@ -19,10 +19,18 @@ import pyarrow as pa
 
 from graftwork.data.audit.row_checks import Note
 from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.read import SkippedPart
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
+from graftwork.records.interaction import (
+    AnswerOrigin,
+    CaptureOrigin,
+    Interaction,
+    Message,
+    Origin,
+    RewardLevel,
+)
 
 CACHE_BYTES = 160 << 20
 
@@ -45,6 +53,18 @@ class LabelColumn(NamedTuple):
     names: list[str]
 
 
+class JoinedReward(NamedTuple):
+    value: float
+    level: RewardLevel
+
+
+def apply_reward(row: Interaction, joined: JoinedReward) -> Interaction:
+    """Return the row with a score that stands apart from it. Its own score of the call counts more."""
+    if row.reward is not None and (row.reward_level != "trace" or joined.level == "trace"):
+        return row
+    return row.model_copy(update={"reward": joined.value, "reward_level": joined.level})
+
+
 class Corpus:
     def __init__(self, folder: Path, *, segments: Sequence[Segment], inputs: Sequence[InputFile]) -> None:
         self._folder = folder
@@ -56,6 +76,8 @@ class Corpus:
         self.rows = self._firsts[-1]
         self.withdrawn: dict[int, str] = {}
         """Rows that passed their own checks but are contradicted by another row, with the reason."""
+        self.rewards: dict[int, JoinedReward] = {}
+        """The rewards of rows whose scores stand apart from them."""
         self._fields: dict[str, int] = {}
         self._held: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -118,14 +140,30 @@ class Corpus:
 
     def faults(self) -> Iterator[tuple[str, ReadFault]]:
         """Yield the rows that could not be read, with the hashes of their lines."""
-        seen = set()
-        for segment in self.segments:
-            if (segment.file, segment.block) in seen:
-                continue
-            seen.add((segment.file, segment.block))
-            for line, input_hash, code, message in self._read_faults(segment):
+        for segment, head in self._heads():
+            for line, input_hash, code, message in head.faults:
                 origin = Origin(file=segment.file, line=segment.first_line + line)
                 yield input_hash, ReadFault(origin=origin, code=code, message=message)
+
+    def left_out(self) -> Iterator[SkippedPart]:
+        """Yield what is no exchange in the lines of the logs, by rule."""
+        for segment, head in self._heads():
+            for line, rule, count in head.left_out:
+                origin = Origin(file=segment.file, line=segment.first_line + line)
+                yield SkippedPart(origin=origin, rule=rule, count=count)
+
+    def scores(self) -> Iterator[tuple[int, int, float]]:
+        """Yield the scores that stand apart: the hashes of their trace and call (0 for none), the value."""
+        for _, head in self._heads():
+            yield from ((trace, call, value) for trace, call, value in head.scores)
+
+    def _heads(self) -> Iterator[tuple[Segment, "BlockHead"]]:
+        """Yield the head of every block once."""
+        seen = set()
+        for segment in self.segments:
+            if (segment.file, segment.block) not in seen:
+                seen.add((segment.file, segment.block))
+                yield segment, read_head(self._folder / segment.features)
 
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
         """Yield the rows at these positions, which must ascend."""
@@ -141,7 +179,9 @@ class Corpus:
                     file=segment.file,
                     first_line=segment.first_line,
                 )
-                yield from zip((int(place) for place in places[at:until]), rows, strict=True)
+                for place, row in zip((int(place) for place in places[at:until]), rows, strict=True):
+                    joined = self.rewards.get(place)
+                    yield place, row if joined is None else apply_reward(row, joined)
             at = until
 
     def origin(self, place: int) -> Origin:
@@ -176,10 +216,6 @@ class Corpus:
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         return column.slice(segment.start, segment.stop - segment.start)
 
-    def _read_faults(self, segment: Segment) -> list[list[Any]]:
-        faults: list[list[Any]] = read_head(self._folder / segment.features).faults
-        return faults
-
     def _file_labels(self) -> LabelColumn:
         known: dict[str, int] = {}
         parts = [
@@ -190,11 +226,13 @@ class Corpus:
 
 
 class BlockHead(NamedTuple):
-    """The counts of a feature file, and the rows that could not be read."""
+    """The counts of a feature file, the rows that could not be read, what is left out, scores of traces."""
 
     rows: int
     records: int
     faults: list[list[Any]]
+    left_out: list[list[Any]]
+    scores: list[list[Any]]
 
 
 def read_head(path: Path) -> BlockHead:
@@ -204,6 +242,8 @@ def read_head(path: Path) -> BlockHead:
             rows=int(metadata[b"rows"]),
             records=int(metadata[b"records"]),
             faults=orjson.loads(metadata[b"faults"]),
+            left_out=orjson.loads(metadata[b"left_out"]),
+            scores=orjson.loads(metadata[b"scores"]),
         )
 
 
@@ -256,6 +296,10 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
     if "capture" in values:
         values["capture"] = CaptureOrigin.model_construct(**values["capture"])
+    if "turn_weights" in values:
+        values["turn_weights"] = tuple(values["turn_weights"])
+    if "answered" in values:
+        values["answered"] = AnswerOrigin.model_construct(**values["answered"])
     # Validated when it was written: validating again would dominate the time.
     return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
 

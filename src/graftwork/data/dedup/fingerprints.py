@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graftwork.data.audit.row_checks import is_confirmed
+from graftwork.data.audit.row_checks import find_unconfirmed
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (
@@ -45,10 +45,11 @@ GRAM_WINDOW = 8
 SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
 """What `data.split_by` may name besides the keys of the log itself."""
 
-KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed")
+KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed", "replaces")
 """`turn` is the key of all turns of the user, `later` of those after the first (0 if there are none).
 
-`capture` identifies the captured exchange; `unconfirmed` is 1 where only a model vouches for the reply.
+`capture` identifies the captured exchange; `unconfirmed` is not 0 where only a model vouches for the reply:
+SERVED or TAUGHT. `replaces` is the key of the log line whose row this one replaces.
 """
 
 
@@ -104,7 +105,7 @@ class _RowWords(NamedTuple):
     The turns of a longer conversation are not adjacent: they are repeated after `end`.
     """
 
-    keys: tuple[int, int, int, int, int, int, int, int]
+    keys: tuple[int, int, int, int, int, int, int, int, int]
     length: int
     words: list[str]
     end: int
@@ -147,7 +148,8 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
             _find_together(row, settings.split_by),
             number_text(" ".join(later)) if later else 0,
             number_text(row.capture.id) if row.capture is not None else 0,
-            int(row.capture is not None and not is_confirmed(row.capture, settings.captures)),
+            find_unconfirmed(row, settings),
+            0 if row.answered is None else int(row.answered.replaces[:16] or "0", 16),
         ),
         length=sum(len(message.content) for message in row.messages) + len(row.reply),
         words=whole + reply + repeated,

@@ -20,6 +20,7 @@ from graftwork.records.base import Record
 from graftwork.records.dataset import Row, Split
 from graftwork.records.interaction import Message, Origin
 from graftwork.text.shape import has_too_many_values
+from graftwork.text.tool_calls import ToolCall
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -228,11 +229,6 @@ class ExportRecord(Record):
 
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
-
-
-class ToolCall(NamedTuple):
-    name: str
-    arguments: dict[str, Any]
 
 
 class AssistantTurn(NamedTuple):

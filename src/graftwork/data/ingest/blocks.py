@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Literal, NamedTuple
 
 from graftwork.records.base import Record
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import Interaction, Origin
 
 FaultCode = Literal["parse_error", "schema", "encoding"]
 
@@ -24,6 +24,27 @@ class ReadFault(Record):
     origin: Origin
     code: FaultCode
     message: str
+
+
+class SkippedPart(Record):
+    """Parts of a line that are no exchange, such as the spans of tools: the rule, and how many."""
+
+    origin: Origin
+    rule: str
+    count: int
+
+
+class TraceScore(Record):
+    """A score of a trace, or of one of its calls, that stands apart from it."""
+
+    origin: Origin
+    trace: str
+    call: str | None
+    value: float
+
+
+RowResult = Interaction | ReadFault | SkippedPart | TraceScore
+"""What a row holds. Usually it is one interaction."""
 
 
 class Flaw(NamedTuple):

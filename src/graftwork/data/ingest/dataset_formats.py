@@ -34,6 +34,7 @@ from graftwork.data.ingest.turns import (
     require_user,
     take_message,
     take_turns,
+    take_weight,
     to_exchange,
     to_messages,
     write_call,
@@ -50,7 +51,12 @@ def fits_chat(row: dict[str, Any]) -> bool:
 def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = take_turns(row["messages"], "messages")
     exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
-    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+    return Interaction(
+        messages=exchange.messages,
+        reply=exchange.reply,
+        turn_weights=exchange.weights,
+        **take_facts(row, origin),
+    )
 
 
 def fits_sharegpt(row: dict[str, Any]) -> bool:
@@ -68,7 +74,12 @@ def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     if system and turns and turns[0].role != "system":
         turns.insert(0, LogTurn("system", system))
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
-    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+    return Interaction(
+        messages=exchange.messages,
+        reply=exchange.reply,
+        turn_weights=exchange.weights,
+        **take_facts(row, origin),
+    )
 
 
 def _take_turn(value: Any, key: str) -> list[LogTurn]:
@@ -83,7 +94,9 @@ def _take_turn(value: Any, key: str) -> list[LogTurn]:
         call = open_json(content)
         calls = call if isinstance(call, list) else [call]
         return [LogTurn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
-    return [LogTurn(ROLES[speaker.lower()], take_text(content, f"{key}.value"))]
+    role = ROLES[speaker.lower()]
+    weight = take_weight(turn.get("weight")) if role == "assistant" else None
+    return [LogTurn(role, take_text(content, f"{key}.value"), weight=weight)]
 
 
 def _write_call(value: Any, key: str) -> str:
@@ -112,7 +125,12 @@ def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
     reply = row[replied]
     if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
         exchange = to_exchange([*turns, *take_turns(reply, replied)], replied, tools=tools)
-        return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+        return Interaction(
+            messages=exchange.messages,
+            reply=exchange.reply,
+            turn_weights=exchange.weights,
+            **take_facts(row, origin),
+        )
     require_user(turns, asked)
     reasoning = (
         take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""

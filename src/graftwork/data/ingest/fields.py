@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import orjson
+from pydantic import ValidationError
 
 from graftwork.records.interaction import Origin
 from graftwork.text.shape import has_too_many_values
@@ -31,6 +32,14 @@ _NAMES_OF_OBJECTS = ("name", "id", "role", "value", "code")
 
 class BadRow(ValueError):
     """A row whose content does not match its format. The message names keys, never values."""
+
+
+def explain(error: "BadRow | ValidationError") -> str:
+    """Return what is wrong with a row, without its values."""
+    if isinstance(error, BadRow):
+        return str(error)
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"`{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
 
 
 def take_text(value: Any, key: str) -> str:
@@ -64,6 +73,8 @@ def take_fact(value: Any) -> str | None:
 
 def take_figure(value: Any) -> float | None:
     """Return a number, also from text (tables only have text); None for anything else."""
+    if value is None:
+        return None
     if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -202,11 +213,77 @@ def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
         "stage": take_stage(row.get("stage")),
         "model": take_fact(first_of(row, "model", "model_name")),
         "duration_ms": take_duration(first_of(row, "duration_ms", "latency_ms")),
+        **take_usage(row),
         "max_tokens": take_count(row.get("max_tokens")),
         "reward": take_reward(row),
         "split": _take_name(row.get("split")),
         "extra": take_extra(row),
     }
+
+
+_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input")
+_REPLY_TOKENS = (
+    *("completion_tokens", "output_tokens", "reply_tokens", "completionTokens", "outputTokens"),
+    "output",
+)
+_COSTS = ("cost_usd", "total_cost", "cost")
+_USAGE_KEYS = frozenset(
+    (
+        *("usage", "prompt_tokens_details", "input_tokens_details", "input_token_details", "cached_tokens"),
+        *("cache_read_input_tokens", *_PROMPT_TOKENS[:-1], *_REPLY_TOKENS[:-1], *_COSTS),
+    )
+)
+
+
+def take_usage(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens and the cost of a call, from the row or from its `usage`."""
+    found: dict[str, Any] = {}
+    if _USAGE_KEYS.isdisjoint(row):
+        return found
+    usage = row.get("usage")
+    for source in (usage, row) if isinstance(usage, dict) else (row,):
+        # Only inside of `usage` are `input` and `output` counts.
+        last = None if source is usage else -1
+        counts = {
+            "prompt_tokens": _add_cache(take_tokens(first_of(source, *_PROMPT_TOKENS[:last])), source),
+            "reply_tokens": take_tokens(first_of(source, *_REPLY_TOKENS[:last])),
+            "cached_tokens": _take_cached(source),
+            "cost": take_cost(first_of(source, *_COSTS)),
+        }
+        for key, value in counts.items():
+            if value is not None:
+                found.setdefault(key, value)
+    return found
+
+
+def take_tokens(value: Any) -> int | None:
+    """Return a number of tokens: a count that is not negative."""
+    count = take_count(value)
+    return count if count is not None and count >= 0 else None
+
+
+def take_cost(value: Any) -> float | None:
+    """Return an amount of dollars that is not negative; of an object its total."""
+    if isinstance(value, dict):
+        value = first_of(value, "total", "total_cost")
+    figure = take_figure(value)
+    return figure if figure is not None and figure >= 0 else None
+
+
+def _add_cache(prompt: int | None, usage: dict[str, Any]) -> int | None:
+    """Anthropic counts what it reads from the cache and writes to it apart from the input."""
+    if prompt is None or "total_tokens" in usage:
+        return prompt
+    apart = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return prompt + sum(take_tokens(usage.get(name)) or 0 for name in apart)
+
+
+def _take_cached(usage: dict[str, Any]) -> int | None:
+    for name in ("prompt_tokens_details", "input_tokens_details", "input_token_details"):
+        details = usage.get(name)
+        if isinstance(details, dict):
+            return take_tokens(first_of(details, "cached_tokens", "cache_read"))
+    return take_tokens(first_of(usage, "cached_tokens", "cache_read_input_tokens"))
 
 
 def take_status(row: dict[str, Any]) -> str | None:

@@ -1,5 +1,5 @@
-"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures, multi-agent
-executions, agent sessions.
+"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures and repaired
+rows, multi-agent executions, agent sessions.
 
 In: a parsed row that fits. Out: its interactions. An error in place of a response becomes an empty reply
 with the status `failed`. The result file of a batch has no questions: join it with its requests by
@@ -7,10 +7,18 @@ with the status `failed`. The result file of a batch has no questions: join it w
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
+from graftwork.data.ingest.api_bodies import (
+    ModelAnswer,
+    keep_usage,
+    take_answer,
+    take_limit,
+    take_question,
+    unwrap,
+)
 from graftwork.data.ingest.dataset_formats import (
     fits_alpaca,
     fits_chat,
@@ -20,7 +28,6 @@ from graftwork.data.ingest.dataset_formats import (
     read_chat,
     read_completion,
     read_sharegpt,
-    take_prompt,
 )
 from graftwork.data.ingest.fields import (
     BadRow,
@@ -29,34 +36,34 @@ from graftwork.data.ingest.fields import (
     says_error,
     take_count,
     take_duration,
+    take_extra,
     take_fact,
     take_facts,
     take_figure,
     take_list,
     take_object,
     take_optional_text,
+    take_stage,
     take_status,
     take_text,
+    take_usage,
 )
 from graftwork.data.ingest.turns import (
     LogTurn,
     require_user,
     take_assistant_parts,
-    take_message,
     take_turns,
     to_messages,
-    write_call,
     write_reply,
-    write_result,
 )
-from graftwork.records.interaction import Capture, CaptureOrigin, Interaction, Message, Origin
-
-_FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
-
-
-class _Answer(NamedTuple):
-    turn: LogTurn
-    finish_reason: str | None = None
+from graftwork.records.interaction import (
+    AnswerOrigin,
+    Capture,
+    CaptureOrigin,
+    Interaction,
+    Message,
+    Origin,
+)
 
 
 def fits_openai_log(row: dict[str, Any]) -> bool:
@@ -68,34 +75,27 @@ def fits_openai_log(row: dict[str, Any]) -> bool:
 
 
 def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
-    request = _unwrap(first_of(row, "request", "body"), "request")
+    request = unwrap(first_of(row, "request", "body"), "request")
     if not request:
         raise BadRow("the response stands without its request; join the two by `custom_id`")
     outer = take_object(open_json(row.get("response")), "response")
-    response = _unwrap(outer, "response")
-    turns = _take_question(request)
+    response = unwrap(outer, "response")
+    turns = take_question(request)
     require_user(turns, "request")
     failed = _find_error(row, outer, response)
-    answer = _Answer(LogTurn("assistant", "")) if failed else _take_answer(response)
+    answer = ModelAnswer(LogTurn("assistant", "")) if failed else take_answer(response)
     facts = take_facts(row, origin)
     facts["id"] = take_fact(first_of(row, "id", "custom_id") or response.get("id")) or str(origin)
     facts["model"] = take_fact(response.get("model")) or take_fact(request.get("model"))
     facts["finish_reason"] = answer.finish_reason or facts["finish_reason"]
-    limit = first_of(request, "max_completion_tokens", "max_output_tokens", "max_tokens")
-    facts["max_tokens"] = take_count(limit)
+    facts["max_tokens"] = take_limit(request)
     if failed:
         facts["status"] = "failed"
-    facts["extra"] = {**_take_usage(response), **facts["extra"]}
+    facts |= take_usage(response)
+    facts["extra"] = {**keep_usage(response), **facts["extra"]}
     facts["extra"].pop("custom_id", None)
     tools = first_of(request, "tools", "functions")
     return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
-
-
-def _unwrap(value: Any, key: str) -> dict[str, Any]:
-    """Return the body of a request or response, however the log wraps it."""
-    opened = take_object(open_json(value), key)
-    inner = open_json(first_of(opened, "body", "json"))
-    return inner if isinstance(inner, dict) else opened
 
 
 def _find_error(row: dict[str, Any], outer: dict[str, Any], response: dict[str, Any]) -> bool:
@@ -103,98 +103,6 @@ def _find_error(row: dict[str, Any], outer: dict[str, Any], response: dict[str, 
     refused = isinstance(code, int) and code >= 400
     failed = response.get("status") in ("failed", "cancelled")
     return bool(refused or failed or row.get("error") or response.get("error"))
-
-
-def _take_question(request: dict[str, Any]) -> list[LogTurn]:
-    system = first_of(request, "instructions", "system")
-    if request.get("messages") is not None:
-        turns = take_turns(request["messages"], "request.messages")
-    elif request.get("input") is not None:
-        asked = request["input"]
-        if not isinstance(asked, list):
-            return take_prompt(asked, "request.input", system=system)
-        turns = _take_items(asked, "request.input")
-    else:
-        return take_prompt(request.get("prompt"), "request.prompt", system=system)
-    led = None if system is None else take_text(system, "request.system")
-    return [LogTurn("system", led), *turns] if led and turns and turns[0].role != "system" else turns
-
-
-def _take_items(items: list[Any], key: str) -> list[LogTurn]:
-    """Read the input of the Responses API: messages, tool calls and their results."""
-    turns: list[LogTurn] = []
-    for place, item in enumerate(items):
-        name = f"{key}[{place}]"
-        kind = take_object(item, name).get("type", "message")
-        if kind == "function_call":
-            turns.append(LogTurn("assistant", write_call(item.get("name"), item.get("arguments"), name)))
-        elif kind == "function_call_output":
-            turns.append(LogTurn("tool", write_result(item.get("output"), f"{name}.output")))
-        elif kind != "reasoning":
-            turns += take_message(item, name)
-    return turns
-
-
-def _take_answer(response: dict[str, Any]) -> _Answer:
-    if response.get("choices") is not None:
-        return _take_choice(response["choices"])
-    if response.get("output") is not None:
-        return _take_output(response)
-    content = response.get("content")
-    if isinstance(content, list):
-        reason = take_fact(response.get("stop_reason"))
-        turn = take_assistant_parts(content, "response.content")
-        return _Answer(turn, _FINISHED.get(reason or "", reason))
-    raise BadRow("`response` holds neither choices nor output nor content")
-
-
-def _take_choice(value: Any) -> _Answer:
-    choices = take_list(value, "response.choices")
-    if not choices:
-        raise BadRow("`response.choices` is empty")
-    choice = take_object(choices[0], "response.choices[0]")
-    reason = take_fact(choice.get("finish_reason"))
-    if "message" not in choice:
-        return _Answer(
-            LogTurn("assistant", take_text(choice.get("text"), "response.choices[0].text")), reason
-        )
-    message = take_object(choice["message"], "response.choices[0].message")
-    [turn] = take_message({**message, "role": "assistant"}, "response.choices[0].message")
-    return _Answer(turn, reason)
-
-
-def _take_output(response: dict[str, Any]) -> _Answer:
-    """Read the output of the Responses API: reasoning, messages and tool calls in order."""
-    parts: list[Any] = []
-    for place, item in enumerate(take_list(response["output"], "response.output")):
-        name = f"response.output[{place}]"
-        kind = take_object(item, name).get("type")
-        if kind == "message":
-            content = item.get("content")
-            parts += content if isinstance(content, list) else [take_text(content, f"{name}.content")]
-        elif kind == "function_call":
-            opened = open_json(item.get("arguments"))
-            parts.append({"type": "tool_use", "name": item.get("name"), "input": opened})
-        elif kind == "reasoning":
-            parts.append(item)
-        else:
-            raise BadRow(f"`{name}` is neither a message, reasoning nor a call of a function")
-    turn = take_assistant_parts(parts, "response.output")
-    details = response.get("incomplete_details")
-    reason = take_fact(details.get("reason")) if isinstance(details, dict) else None
-    finished = "stop" if response.get("status") == "completed" else None
-    return _Answer(turn, _FINISHED.get(reason, reason) if reason else finished)
-
-
-def _take_usage(response: dict[str, Any]) -> dict[str, Any]:
-    usage = response.get("usage")
-    if not isinstance(usage, dict):
-        return {}
-    counts = {
-        "prompt_tokens": first_of(usage, "prompt_tokens", "input_tokens"),
-        "reply_tokens": first_of(usage, "completion_tokens", "output_tokens"),
-    }
-    return {key: value for key, value in counts.items() if isinstance(value, int)}
 
 
 def fits_captured(row: dict[str, Any]) -> bool:
@@ -217,6 +125,8 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
     served = take_text(capture.reply, "reply")
     reply = capture.correction if capture.correction is not None else served
     was_wrong = reply != served
+    # A call that another program made and sent as a trace is a log, not an answer of ours.
+    is_traced = capture.trace is not None and capture.feedback is None and capture.correction is None
     return Interaction(
         id=capture.id,
         origin=origin,
@@ -229,17 +139,57 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         session=capture.session,
         model=capture.release,
         duration_ms=capture.total_ms,
+        first_token_ms=capture.first_token_ms,
+        prompt_tokens=capture.prompt_tokens,
+        reply_tokens=None if was_wrong else capture.reply_tokens,
         max_tokens=None if was_wrong else take_count(limit),
         rejected=served if was_wrong and served.strip() else None,
         reward=None if was_wrong else capture.feedback,
-        capture=CaptureOrigin(
+        cost=capture.cost,
+        cached_tokens=capture.cached_tokens,
+        trace=capture.trace,
+        capture=None
+        if is_traced
+        else CaptureOrigin(
             id=capture.id,
             release=capture.release,
             at=capture.at,
             feedback=capture.feedback,
             corrected=capture.correction is not None,
+            corrected_by=capture.corrected_by,
+            corrected_at=capture.corrected_at,
         ),
         extra={"timestamp": capture.at},
+    )
+
+
+def fits_repaired(row: dict[str, Any]) -> bool:
+    answered = row.get("answered")
+    return isinstance(answered, dict) and "by" in answered and "reply" in row
+
+
+def read_repaired(row: dict[str, Any], origin: Origin) -> Interaction:
+    """Read a row that a teacher or a reviewer answered again."""
+    try:
+        answered = AnswerOrigin.model_validate(row["answered"])
+        int(answered.replaces or "0", 16)
+    except ValueError:
+        raise BadRow("`answered` does not say who answered the row, when and for which line") from None
+    turns = take_turns(row.get("messages"), "messages")
+    require_user(turns, "messages")
+    return Interaction(
+        id=take_fact(row.get("id")) or str(origin),
+        origin=origin,
+        messages=to_messages(turns),
+        reply=take_text(row["reply"], "reply"),
+        rejected=take_optional_text(row.get("rejected"), "rejected"),
+        group=take_fact(row.get("group")),
+        domain=take_fact(row.get("domain")),
+        session=take_fact(row.get("session")),
+        stage=take_stage(row.get("stage")),
+        model=answered.name if answered.by == "teacher" else None,
+        answered=answered,
+        extra=take_extra(take_object(row.get("extra"), "extra")),
     )
 
 
@@ -263,6 +213,8 @@ def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
     facts["model"] = take_fact(first_of(llm, "model", "provider"))
     facts["duration_ms"] = take_duration(execution.get("duration_ms"))
     facts["max_tokens"] = take_count(config.get("max_tokens")) if isinstance(config, dict) else None
+    for source in (llm, execution):
+        facts |= take_usage(source)
     turns = _take_prompt(row, execution)
     tools = first_of(execution, "tools", "functions")
     return Interaction(

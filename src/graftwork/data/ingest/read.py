@@ -1,156 +1,39 @@
 """Reads rows into interactions, each with the file and line it came from.
 
 In: paths, or a block of JSON lines. Out: interactions and faults; a bad row is a fault that names its
-origin and never stops the good ones. Does not judge the content. To add a built-in format, write `fits_NAME`
-and `read_NAME` and enter them in `FORMATS`; an installed package adds one through `graftwork.formats`.
+origin and never stops the good ones. Does not judge the content.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
-from graftwork.data.ingest import dataset_formats as datasets
-from graftwork.data.ingest import log_formats as logs
-from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault
-from graftwork.data.ingest.fields import BadRow, name_type
+from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult, SkippedPart, TraceScore
+from graftwork.data.ingest.fields import BadRow, explain, name_type
 from graftwork.data.ingest.files import cut_blocks, find_sources
-from graftwork.data.ingest.turns import drop_reasoning
+from graftwork.data.ingest.formats import find_format, read_row
 from graftwork.data.settings import DataSettings, FormatName
-from graftwork.process.extensions import load_extension
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 from graftwork.text.shape import MOST_VALUES, has_too_many_values
 
-
-class RowFormat(Protocol):
-    """What a format provides; an entry point in `graftwork.formats` names such an object."""
-
-    @property
-    def expects(self) -> str:
-        """The keys that such a row has, for error messages."""
-
-    def fits(self, row: dict[str, Any], /) -> bool:
-        """Whether the row has the keys of this format."""
-
-    def read(self, row: dict[str, Any], origin: Origin, /) -> list[Interaction]:
-        """Read a row that fits. Raises `BadRow` that names the key that is wrong, and never its value."""
-
-
-class _BuiltInFormat(NamedTuple):
-    """`keys`: a row that has none of them does not fit."""
-
-    expects: str
-    keys: frozenset[str]
-    fits: Callable[[dict[str, Any]], bool]
-    read: Callable[[dict[str, Any], Origin], list[Interaction]]
-
-
-def _single(
-    expects: str,
-    keys: str,
-    fits: Callable[[dict[str, Any]], bool],
-    read: Callable[[dict[str, Any], Origin], Interaction],
-) -> _BuiltInFormat:
-    """A format whose rows hold one interaction."""
-    return _BuiltInFormat(expects, frozenset(keys.split()), fits, lambda row, origin: [read(row, origin)])
-
-
-# Tried in this order: a format comes before those that its rows would also fit.
-FORMATS: dict[FormatName, _BuiltInFormat] = {
-    "captured": _single(
-        "a capture with request and reply", "request", logs.fits_captured, logs.read_captured
-    ),
-    "execution": _single(
-        "an execution with its output", "execution", logs.fits_execution, logs.read_execution
-    ),
-    "openai_log": _single(
-        "request and response", "response error", logs.fits_openai_log, logs.read_openai_log
-    ),
-    "session": _BuiltInFormat(
-        "a session with decisions, code_patterns or exchanges",
-        frozenset(("session", *logs.SESSION_LISTS)),
-        logs.fits_session,
-        logs.read_session,
-    ),
-    "preference": _single(
-        "prompt, chosen and rejected", "chosen", datasets.fits_preference, datasets.read_preference
-    ),
-    "chat": _single("messages", "messages", datasets.fits_chat, datasets.read_chat),
-    "sharegpt": _single(
-        "conversations with from and value",
-        "conversations conversation",
-        datasets.fits_sharegpt,
-        datasets.read_sharegpt,
-    ),
-    "alpaca": _single("instruction and output", "instruction", datasets.fits_alpaca, datasets.read_alpaca),
-    "completion": _single(
-        "prompt and completion", "prompt question", datasets.fits_completion, datasets.read_completion
-    ),
-}
-_EXPECTED = "; ".join(form.expects for form in FORMATS.values())
-REQUIRED = ("expects", "fits", "read")
-
-
-@cache
-def load_format(name: str) -> RowFormat:
-    """Return the built-in format of this name, or the one that an installed package adds."""
-    for known, form in FORMATS.items():
-        if known == name:
-            return form
-    extension: RowFormat = load_extension("graftwork.formats", name, attributes=REQUIRED)
-    return extension
-
-
-def find_format(row: dict[str, Any]) -> FormatName | None:
-    """Return the name of the first built-in format that fits the row."""
-    for name, form in FORMATS.items():
-        if not form.keys.isdisjoint(row) and form.fits(row):
-            return name
-    return None
-
-
-def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
-    found = _read(row, origin, settings)
-    if settings.reasoning == "keep":
-        return found
-    return [_without_reasoning(interaction) for interaction in found]
-
-
-def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> list[Interaction]:
-    if settings.format:
-        form = load_format(settings.format)
-        if not form.fits(row):
-            raise BadRow(f"no row of the format {settings.format} {_name_keys(row)}; expected {form.expects}")
-        return form.read(row, origin)
-    if settings.mapping:
-        return [datasets.read_mapped(row, origin, mapping=settings.mapping)]
-    name = find_format(row)
-    if name is None:
-        raise BadRow(
-            f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
-        )
-    return FORMATS[name].read(row, origin)
-
-
-def _name_keys(row: dict[str, Any]) -> str:
-    # Redacted before it is cut: half a secret is not recognized as one.
-    keys = redact(", ".join(sorted(row)[:8])).text
-    return f"(keys: {keys[:120] or 'none'})"
-
-
-def _without_reasoning(found: Interaction) -> Interaction:
-    kept = {"reply": drop_reasoning(found.reply)}
-    if found.rejected is not None:
-        kept["rejected"] = drop_reasoning(found.rejected)
-    return found.model_copy(update=kept)
-
+__all__ = [
+    "FaultCode",
+    "ReadFault",
+    "ReadRow",
+    "SkippedPart",
+    "TraceScore",
+    "find_files",
+    "read",
+    "read_block",
+    "read_file",
+]
 
 _KEY = re.compile(rb'(?<!\\)"\s*:')
 _LENIENT_MARKS = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
@@ -162,11 +45,13 @@ HASH_LENGTH = 32
 
 
 class ReadRow(NamedTuple):
-    """One interaction or fault of a block. `input_hash` identifies the bytes of its row."""
+    """One result of a block: an interaction, a fault, or what of a line is neither. `input_hash` identifies
+    the bytes of its row.
+    """
 
     line: int
     input_hash: str
-    result: Interaction | ReadFault
+    result: RowResult
 
 
 def find_files(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
@@ -187,7 +72,8 @@ def read_file(
     """Yield every row of one file. An empty file, or one that cannot be opened, is an error."""
     for block in cut_blocks(name, root=root):
         for row in read_block(block, settings=settings or _DEFAULTS):
-            yield row.result
+            if isinstance(row.result, Interaction | ReadFault):
+                yield row.result
 
 
 class Sample(NamedTuple):
@@ -211,7 +97,7 @@ def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000
             for found in read_block(block, settings=_DEFAULTS):
                 if isinstance(found.result, ReadFault):
                     faults.append(found.result)
-                else:
+                elif isinstance(found.result, Interaction):
                     rows.append(found.result)
             if len(rows) >= most:
                 return Sample(tuple(rows[:most]), tuple(formats), tuple(faults), whole=False)
@@ -257,7 +143,7 @@ def _to_row(fault: ReadFault) -> ReadRow:
     return ReadRow(fault.origin.line, "", fault)
 
 
-def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Interaction | ReadFault]:
+def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
     if has_too_many_values(raw):
         return [_fault(origin, "parse_error", f"the row holds {MOST_VALUES:,} values or more")]
     try:
@@ -270,10 +156,10 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Intera
         return [_fault(origin, "schema", f"the row must be an object, and is {name_type(row)}")]
     try:
         _refuse_repeated_keys(raw, row)
-        return list(to_interactions(row, origin, settings=settings))
+        return read_row(row, origin, settings=settings)
     except (BadRow, ValidationError) as error:
         # Keys come from the user and may contain secrets.
-        return [_fault(origin, "schema", redact(_name_key(error)).text)]
+        return [_fault(origin, "schema", redact(explain(error)).text)]
     except RecursionError:
         return [_fault(origin, "parse_error", "the row is nested too deeply")]
 
@@ -311,7 +197,7 @@ def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:
 def _count_keys(row: dict[str, Any]) -> int:
     count = len(row)
     inside: list[Any] = [row.values()]
-    for values in inside:  # grows during the loop
+    for values in inside:  # grows as it is walked
         for value in values:
             if type(value) is dict:
                 count += len(value)
@@ -337,8 +223,8 @@ def _explain_bad_json(raw: bytes, origin: Origin, error: orjson.JSONDecodeError)
     return _fault(origin, "parse_error", f"the row is not JSON: {error.msg}")
 
 
-def _may_be_unfinished(result: Interaction | ReadFault) -> Interaction | ReadFault:
-    if isinstance(result, Interaction) or result.code == "schema":
+def _may_be_unfinished(result: RowResult) -> RowResult:
+    if not isinstance(result, ReadFault) or result.code == "schema":
         return result
     return _fault(result.origin, result.code, f"{result.message}; the file may still be being written")
 
@@ -349,13 +235,6 @@ def _is_utf8(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _name_key(error: BadRow | ValidationError) -> str:
-    if isinstance(error, BadRow):
-        return str(error)
-    first = error.errors(include_input=False, include_url=False)[0]
-    return f"`{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
 
 
 def _fault(origin: Origin, code: FaultCode, message: str) -> ReadFault:

@@ -22,6 +22,8 @@ from graftwork.data.ingest.fields import (
     write_json,
 )
 from graftwork.records.interaction import Message, Role
+from graftwork.text import tool_calls
+from graftwork.text.tool_calls import TOOLS_MARK, ToolCall
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -43,28 +45,26 @@ ROLES: dict[str, Role] = {
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-_TOOLS_BEFORE = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-)
-_TOOLS_BEHIND = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
+
+
+TurnWeights = tuple[float | None, ...]
 
 
 class LogTurn(NamedTuple):
+    """`weight` is what the log states for an assistant turn: 0 is not trained on."""
+
     role: Role
     content: str
     reasoning: str = ""
+    weight: float | None = None
 
 
 class PromptAndReply(NamedTuple):
-    """A conversation up to the reply, and the reply."""
+    """A conversation up to the reply, the reply, and the weights of the assistant turns where stated."""
 
     messages: tuple[Message, ...]
     reply: str
+    weights: TurnWeights | None = None
 
 
 def take_turns(value: Any, key: str) -> list[LogTurn]:
@@ -109,27 +109,39 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
     if block:
         is_led = bool(messages) and messages[0].role == "system"
         system = messages[0].content if is_led else ""
-        if "<tools>" not in system:
+        if TOOLS_MARK not in system:
             text = f"{system}\n\n{block}" if system else block
             messages[: int(is_led)] = [Message(role="system", content=text)]
     return tuple(messages)
 
 
 def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
-    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped."""
+    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped.
+
+    A turn with the weight 0 is context, and never the reply.
+    """
     *before, last = cut_after_reply(turns, key)
     require_user(before, key)
-    return PromptAndReply(to_messages(before, tools=tools), write_reply(last))
+    weights = tuple(turn.weight for turn in (*before, last) if turn.role == "assistant")
+    stated = weights if any(weight is not None for weight in weights) else None
+    return PromptAndReply(to_messages(before, tools=tools), write_reply(last), stated)
 
 
 def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
-    """Return the turns up to the assistant's last one."""
+    """Return the turns up to the assistant's last one that does not have the weight 0."""
     end = len(turns)
-    while end and turns[end - 1].role != "assistant":
+    while end and (turns[end - 1].role != "assistant" or turns[end - 1].weight == 0):
         end -= 1
-    if not end:
-        raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
-    return turns[:end]
+    if end:
+        return turns[:end]
+    if any(turn.role == "assistant" for turn in turns):
+        raise BadRow(f"every reply in `{key}` has the weight 0: nothing is left to train on")
+    raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
+
+
+def take_weight(value: Any) -> float | None:
+    """Read the weight of an assistant turn: 0 or 1 as in OpenAI's format; None for what is no number."""
+    return None if not isinstance(value, bool | int | float) else float(value > 0)
 
 
 def write_reply(turn: LogTurn) -> str:
@@ -147,11 +159,12 @@ def drop_reasoning(reply: str) -> str:
 
 def write_call(name: Any, arguments: Any, key: str) -> str:
     """Write a tool call; arguments that were logged as text are parsed."""
-    call = {
-        "name": take_text(name, f"{key}.name"),
-        "arguments": {} if arguments is None else open_json(arguments),
-    }
-    return f"<tool_call>\n{write_json(call, key)}\n</tool_call>"
+    opened = {} if arguments is None else open_json(arguments)
+    call = ToolCall(take_text(name, f"{key}.name"), opened)
+    try:
+        return tool_calls.write_call(call)
+    except (RecursionError, ValueError):
+        raise BadRow(f"`{key}` is nested too deeply") from None
 
 
 def write_result(content: Any, key: str) -> str:
@@ -172,10 +185,10 @@ def write_tools(tools: Any) -> str:
     opened = open_json(tools)
     listed = opened if isinstance(opened, list) else [opened]
     defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
-    if not defined:
-        return ""
-    lines = [write_json(tool, "tools") for tool in defined]
-    return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
+    try:
+        return tool_calls.write_tools(defined)
+    except (RecursionError, ValueError):
+        raise BadRow("`tools` is nested too deeply") from None
 
 
 def take_assistant_parts(content: Any, key: str) -> LogTurn:
@@ -213,7 +226,8 @@ def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
     else:
         turn = LogTurn("assistant", take_text(content, f"{key}.content"))
     reasoning = turn.reasoning or _take_reasoning(value, key)
-    return LogTurn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
+    text = _join(turn.content, calls)
+    return LogTurn("assistant", text, reasoning.strip("\n"), take_weight(value.get("weight")))
 
 
 def _take_calls(value: dict[str, Any], key: str) -> list[str]:

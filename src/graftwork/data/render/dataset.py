@@ -460,7 +460,13 @@ def _list_tasks(
             [name, subset.split.tobytes().hex(), subset.weight.tobytes().hex(), subset.staged]
             for name, subset in rows.items()
         ]
-        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex()]
+        rewards = {
+            at: corpus.rewards[int(row)]
+            for at, row in enumerate(places[low:high] if corpus.rewards else ())
+            if int(row) in corpus.rewards
+        }
+        joined = [[at, *reward] for at, reward in rewards.items()]
+        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *joined]
         task = RenderTask(
             features=corpus.path_of(segment),
             numbers=numbers,
@@ -468,6 +474,7 @@ def _list_tasks(
             first_line=segment.first_line,
             subsets=rows,
             out=folder / fingerprint([render_key, place, decided])[:40],
+            rewards=rewards,
         )
         yield _Task(task, offset)
 

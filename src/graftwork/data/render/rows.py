@@ -15,16 +15,19 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from graftwork.data.corpus.store import read_interactions, read_table
+from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.dataset import encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
 from graftwork.text.redact import publish_text
 
 Count = Callable[[Sequence[Message], str], int]
+Weights = Sequence[float | None]
+"""The weight of each assistant turn, the reply last; None is not stated."""
 
 
 class AnswerPart(NamedTuple):
@@ -41,7 +44,14 @@ class Fitted(NamedTuple):
     reason: str = ""
 
 
-def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
+def fit_row(
+    messages: Sequence[Message],
+    reply: str,
+    *,
+    count: Count,
+    settings: DataSettings,
+    weights: Weights | None = None,
+) -> Fitted:
     """Return the row if it fits, otherwise what `data.overlong` makes of it."""
     whole = AnswerPart(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
@@ -52,7 +62,8 @@ def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: 
         return Fitted([], too_long)
     if settings.overlong == "truncate":
         return _truncate(whole, count=count, most=most, too_long=too_long)
-    return _split_by_turn(whole, count=count, most=most, too_long=too_long)
+    answers = list_answers(*whole, weights=weights)
+    return _split_by_turn(answers, count=count, most=most, too_long=too_long)
 
 
 def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
@@ -63,20 +74,28 @@ def _truncate(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> F
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def list_answers(messages: Sequence[Message], reply: str) -> list[AnswerPart]:
-    """Return a row for each assistant turn after the first question, with all turns before it."""
+def list_answers(
+    messages: Sequence[Message], reply: str, *, weights: Weights | None = None, only_marked: bool = False
+) -> list[AnswerPart]:
+    """Return a row for each assistant turn after the first question, with all turns before it.
+
+    Turns with the weight 0 are left out; with `only_marked`, also those without a weight.
+    """
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
+    stated = iter(weights or ())
+    weight_of = {at: next(stated, None) for at, turn in enumerate(turns) if turn.role == "assistant"}
     return [
-        AnswerPart(turns[:at], turn.content)
-        for at, turn in enumerate(turns)
-        if at > asked and turn.role == "assistant" and turn.content.strip()
+        AnswerPart(turns[:at], turns[at].content)
+        for at, weight in weight_of.items()
+        if at > asked
+        and turns[at].content.strip()
+        and (bool(weight) if only_marked else weight is None or weight > 0)
     ]
 
 
-def _split_by_turn(whole: AnswerPart, *, count: Count, most: int, too_long: str) -> Fitted:
+def _split_by_turn(answers: Sequence[AnswerPart], *, count: Count, most: int, too_long: str) -> Fitted:
     """Return a row for each answer, with as many earlier turns as fit."""
-    answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
     rows = [row for row in fitting if row is not None]
     if not rows:
@@ -136,13 +155,14 @@ def apply_system_prompt(
 ) -> tuple[Message, ...]:
     """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt removes the logged one.
+    An empty prompt removes the logged one, and so does `drop`.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
-    if given is None:
+    if given is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
+    given = given or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
@@ -227,6 +247,8 @@ class RenderTask(NamedTuple):
     first_line: int
     subsets: Mapping[str, SubsetRows]
     out: Path
+    rewards: Mapping[int, JoinedReward] = {}
+    """By the position among `numbers`: the scores that stand apart from their rows."""
 
 
 class RenderedShard(NamedTuple):
@@ -277,6 +299,8 @@ def render_block(task: RenderTask) -> RenderedBlock:
     rows = list(
         read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
+    for position, joined in task.rewards.items():
+        rows[position] = apply_reward(rows[position], joined)
     ready, refused = _render(rows, renderer=renderer, settings=settings)
     placed = {entry.position for entry in ready}
     keys = _read_keys(task)
@@ -327,6 +351,9 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     return RenderedBlock(shards, refused, shortened)
 
 
+NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data.train_on is `marked`"
+
+
 class _RenderRequest(NamedTuple):
     """A conversation to render; `part` counts the answers of one row."""
 
@@ -349,7 +376,8 @@ def _render(
     batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
     results = iter(renderer.render_batch(batch))
     ready: list[_RenderedPart] = []
-    refused: dict[int, str] = {}
+    asked = {request.position for request in requests}
+    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in asked}
     for request, size in zip(requests, sizes, strict=True):
         rendered = next(results) if size <= most else None
         row = rows[request.position]
@@ -360,8 +388,14 @@ def _render(
         elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
             ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            only_last = settings.train_on == "every" or row.capture is not None
-            parts = _shorten(request, renderer=renderer, settings=settings, only_last=only_last)
+            only_last = settings.train_on != "last" or _is_one_call(row)
+            parts = _shorten(
+                request,
+                renderer=renderer,
+                settings=settings,
+                only_last=only_last,
+                weights=row.turn_weights,
+            )
             ready += [
                 _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
             ]
@@ -381,15 +415,27 @@ def _count_characters(messages: Sequence[Message], reply: str) -> int:
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
-    # Earlier replies of a captured conversation are captures of their own, with their own feedback.
-    if settings.train_on == "every" and row.capture is None:
-        answers = [*list_answers(messages, row.reply)] or answers
+    if settings.train_on == "every" and not _is_one_call(row):
+        answers = [*list_answers(messages, row.reply, weights=row.turn_weights)] or answers
+    elif settings.train_on == "marked":
+        weights = row.turn_weights
+        answers = [*list_answers(messages, row.reply, weights=weights, only_marked=True)] if weights else []
     for part, (before, reply) in enumerate(answers):
         yield _RenderRequest(position, part, before, reply)
 
 
+def _is_one_call(row: Interaction) -> bool:
+    """Whether earlier replies of the conversation are rows of their own: captures, and calls of traces."""
+    return row.capture is not None or row.trace is not None
+
+
 def _shorten(
-    request: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+    request: _RenderRequest,
+    *,
+    renderer: Renderer,
+    settings: DataSettings,
+    only_last: bool,
+    weights: Weights | None,
 ) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
     if settings.overlong == "drop":
         return []
@@ -399,7 +445,9 @@ def _shorten(
         is_long = size > settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
         return size if is_long else renderer.count_tokens(messages, reply)
 
-    shorter = fit_row(request.messages, request.reply, count=count, settings=settings).rows
+    # A part of a conversation has other turns than its row; only its last answer is taken.
+    stated = None if only_last else weights
+    shorter = fit_row(request.messages, request.reply, count=count, settings=settings, weights=stated).rows
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
@@ -467,10 +515,34 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(entry.row, name) for entry in chosen]
-    captured = encode_captures([entry.row.capture for entry in chosen])
-    columns |= captured
-    schema = row_schema(captured=bool(captured))
+    optional = encode_optional(
+        {
+            "capture": [entry.row.capture for entry in chosen],
+            "answered": [entry.row.answered for entry in chosen],
+            "usage": [_usage_of(entry) for entry in chosen],
+        }
+    )
+    columns |= optional
+    schema = row_schema(optional=tuple(optional))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _usage_of(one: _RenderedPart) -> CallUsage | None:
+    """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
+
+    Captured calls were answered here, not by a model that is paid for by the token.
+    """
+    row = one.row
+    stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
+    if one.reply != row.reply or row.capture is not None or not stated:
+        return None
+    return CallUsage(
+        model=row.model,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        reply_tokens=row.reply_tokens,
+        cost=row.cost,
+    )
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:

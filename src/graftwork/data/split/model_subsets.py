@@ -31,7 +31,7 @@ class KeptRows(NamedTuple):
     """Columns of the rows that were assigned to a split.
 
     `role` and `domain` index their lists of names, -1 for none, as for `stage`. `group` is a number that
-    rows of one question share; `key` is the row's content hash.
+    rows of one question share; `key` is the row's content hash; `taught` marks rows that a teacher answered.
     """
 
     role: npt.NDArray[np.int32]
@@ -42,6 +42,7 @@ class KeptRows(NamedTuple):
     split: npt.NDArray[np.uint8]
     group: npt.NDArray[np.int64]
     key: npt.NDArray[np.uint64]
+    taught: Mask | None = None
 
 
 class ModelSubset(NamedTuple):
@@ -103,11 +104,15 @@ def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[Un
 
 def _select_subset(facts: KeptRows, name: str, settings: ModelSettings, *, seed: int) -> ModelSubset:
     own = _find_own(facts, name, settings.keep)
+    excluded = facts.taught if facts.taught is not None and not settings.repaired else None
+    if excluded is not None:
+        own = own & ~excluded
     split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
     learned = own & (facts.split == TRAIN)
     apart = learned & _falls_below(settings.rl, facts.group, seed=seed)
     split[apart] = RL
-    replayed = _draw_replay(facts, settings.replay, own=own, apart=apart, seed=seed)
+    others = own if excluded is None else own | excluded
+    replayed = _draw_replay(facts, settings.replay, own=others, apart=apart, seed=seed)
     split[replayed] = TRAIN
     return ModelSubset(name, split, own, _weigh(facts, settings.weights, split))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.evaluate.cases import insert_example
+from graftwork.evaluate.cases import asked_messages
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.inference.selection import answered_by
 from graftwork.records.base import fingerprint
@@ -62,7 +62,7 @@ def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
 
     The case's own name does not: the same question under another name has the same answer.
     """
-    asked = insert_example(case.messages, example=job.worked_example)
+    asked = asked_messages(job, case)
     return fingerprint(
         {
             "subject": job.identity,

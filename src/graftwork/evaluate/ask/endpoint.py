@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
 from graftwork.evaluate.ask.runner import Progress, stopped
-from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.grading.metrics import plural
 from graftwork.inference.endpoint import (
     EndpointEngine,
@@ -106,7 +106,7 @@ class _Desk:
 
     def _ask_one(self, question: _Question) -> EngineReply:
         job = self._job
-        messages = insert_example(question.case.messages, example=job.worked_example)
+        messages = asked_messages(job, question.case)
         decoding = DecodingSettings(
             job.max_new_tokens, job.temperature, job.top_p, seed=job.seed + question.repeat
         )

@@ -16,7 +16,7 @@ from graftwork.evaluate.ask.answers import (
     read_answers,
     repeats_of,
 )
-from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.inference.engine import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
 from graftwork.inference.selection import ADAPTER
 from graftwork.records.base import fingerprint
@@ -244,7 +244,7 @@ class CaseRunner:
         ]
 
     def _messages(self, case: Case) -> tuple[Message, ...]:
-        return insert_example(case.messages, example=self._job.worked_example)
+        return asked_messages(self._job, case)
 
     def _render(self, case: Case) -> RenderedPrompt:
         return self._engine.render(self._messages(case))
@@ -294,9 +294,19 @@ def summarise(
             "batch_size": job.batch_size,
             "threads": job.threads,
             "worked_example": bool(job.worked_example),
+            **_describe_prompt(job),
             **details,
         },
     )
+
+
+def _describe_prompt(job: EvalJob) -> dict[str, Any]:
+    """What of the prompt is not the case's own, where it is more than one worked example."""
+    shown = sum(turn.role == "assistant" for turn in job.worked_example)
+    found: dict[str, Any] = {"worked_examples": shown} if shown > 1 else {}
+    if job.instruction is not None:
+        found["instruction"] = fingerprint(job.instruction)[:12]
+    return found | ({"logged_system_prompt": True} if job.logged_system else {})
 
 
 def seed_of(seed: int, batch: CaseBatch) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate_with
-from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
+from graftwork.evaluate.cases import asked_messages, cases_to_time, read_cases
 from graftwork.files.disk import write_atomic
 from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import DecodingSettings, RenderedPrompt, Timing
@@ -69,9 +69,7 @@ def _time_in_turn(job: TimingJob, shared: _SharedEngine, heart: Heart) -> None:
     }
     decoding = DecodingSettings(first.max_new_tokens, first.temperature, first.top_p, first.seed)
     prompts = {
-        subject.subject: [
-            engine.render(insert_example(case.messages, example=subject.worked_example)) for case in cases
-        ]
+        subject.subject: [engine.render(asked_messages(subject, case)) for case in cases]
         for subject in job.jobs
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, CaseBatch
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
-from graftwork.evaluate.cases import insert_example, read_cases
+from graftwork.evaluate.cases import asked_messages, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
 from graftwork.inference.engine import MeasuringEngine
 from graftwork.inference.selection import ADAPTER, answered_by, is_vllm, open_engine, settle, source_of
@@ -268,10 +268,16 @@ def identify(job: EvalJob) -> str:
             # Base weights are large and proven elsewhere; sizes catch an exchanged folder.
             "base": asked
             or sorted((file.name, file.stat().st_size) for file in base.iterdir() if file.is_file()),
-            "job": job.model_dump(mode="json", exclude=NOT_DECIDING),
+            "job": job.model_dump(mode="json", exclude=NOT_DECIDING | _unset_prompts(job)),
             "answered_by": answered_by(job),
         }
     )
+
+
+def _unset_prompts(job: EvalJob) -> set[str]:
+    """Fields that older jobs do not have, where they say nothing: their answers stay valid."""
+    given = {"instruction": job.instruction, "logged_system": job.logged_system or None}
+    return {name for name, value in given.items() if value is None}
 
 
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
@@ -314,10 +320,7 @@ def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     from graftwork.model.chat.template import ChatTemplate
 
     template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
-    lengths = {
-        case.id: len(template.prompt(insert_example(case.messages, example=job.worked_example)))
-        for case in cases
-    }
+    lengths = {case.id: len(template.prompt(asked_messages(job, case))) for case in cases}
     return ask_in_shards(
         job,
         AnswerBook(job, cases),

@@ -56,7 +56,9 @@ def find_stops(
     report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
 ) -> list[Stop]:
     """A broken invariant first; then what was declared under `abort_when`, or else any proven loss."""
-    invariants = [rule for rule in settings.rules if rule.severity == "invariant"]
+    invariants = [
+        rule for rule in settings.rules if rule.severity == "invariant" and rule.metric not in around.doubts
+    ]
     watched = {} if settings.abort_when is not None else _watch(report, settings, around=around)
     # Each rule more is one more chance of a false alarm: together they may raise one as often as one alone.
     family = len(invariants) + len(watched)
@@ -77,6 +79,8 @@ def _watch(
         named.append((primary.metric, primary.against))
     watched: dict[tuple[str, Against], Pair] = {}
     for name, against in dict.fromkeys(named):
+        if name in around.doubts:
+            continue
         other = find_subject(report, against, around)
         pair = pair_up(report, name, with_subject=other) if other is not None else None
         if pair is not None and pair.kind != "number":
@@ -107,7 +111,7 @@ def _proven_losses(
 
 def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> list[Stop]:
     other = find_subject(report, declared.against, around)
-    if other is None:
+    if other is None or any(name in around.doubts for name in declared.worse_on):
         return []
     pairs = {name: pair_up(report, name, with_subject=other) for name in declared.worse_on}
     found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
@@ -256,7 +260,17 @@ def _judge_all(
 ) -> list[RuleResult]:
     rules = [_judge(rule, report=report, around=around) for rule in settings.rules]
     rules += judge_gains(report, settings, around=around, adjusted_p=adjusted_p)
-    return [never_vacuous(rule, report=report) for rule in rules]
+    return [_never_doubted(never_vacuous(rule, report=report), around=around) for rule in rules]
+
+
+def _never_doubted(rule: RuleResult, *, around: Surroundings) -> RuleResult:
+    """The rule as judged; unknown, with the reason, where its metric may not decide anything."""
+    why = around.doubts.get(rule.metric)
+    if why is None:
+        return rule
+    sentence = f"{name_of(rule.metric)} may not decide anything: the judge is not calibrated; {why}."
+    changed = {"outcome": "unknown", "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=changed)
 
 
 def _find_worn(rules: Sequence[RuleResult], first: Sequence[RuleResult]) -> tuple[RuleResult, ...]:

@@ -21,6 +21,7 @@ from graftwork.grading.metrics import (
     FIRST_TOKEN,
     JUDGE_PREFERENCE,
     LATENCY,
+    LATENCY_P95,
     PERPLEXITY,
     TOKENS_PER_SECOND,
     name_of,
@@ -149,7 +150,13 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it. Older reports hold the speed elsewhere."""
+    """The metric as the report has it. Older reports hold the speed elsewhere.
+
+    A range of too few requests is no bound of their 95th percentile.
+    """
+    slowest = subject.metrics.get(name) if name == LATENCY_P95 else None
+    if slowest is not None and slowest.n < times_for_percentile(slowest.confidence):
+        return _unbounded(slowest)
     speed = subject.generation.tokens_per_second
     if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
         return subject.metrics.get(name)
@@ -269,7 +276,7 @@ def needed_for_limit(
             tail=(1 - metric.confidence) / 2,
             look=look,
         )
-    if rule.at == "p95":
+    if rule.at == "p95" or rule.metric == LATENCY_P95:
         return Needed(max(times_for_percentile(metric.confidence), metric.n + 1))
     if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
         return Needed(fewest)

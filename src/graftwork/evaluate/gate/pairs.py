@@ -5,6 +5,7 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
@@ -15,18 +16,21 @@ from graftwork.evaluate.gate.figures import (
     find_ungraded_pairs,
     graded_cases,
     measured,
+    times_for_percentile,
     times_of,
 )
 from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.evaluate.subjects import LOG
-from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.subjects import LOG, LOGGED_PROMPT, PROMPTED
+from graftwork.grading.metrics import JUDGE_PREFERENCE, LATENCY_P95, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
 BASE = "base"
+NAMED: dict[Against, str] = {"log": LOG, "prompt": PROMPTED, "logged_prompt": LOGGED_PROMPT}
+"""Subjects that go by one name in every report."""
 
 
 class Surroundings(NamedTuple):
@@ -41,6 +45,8 @@ class Surroundings(NamedTuple):
     """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
     tried: int = 1
     """Adapters that are judged together."""
+    doubts: Mapping[str, str] = {}
+    """Metrics that may not decide anything, each with the reason: a judge that nobody calibrated."""
 
 
 class Pair(NamedTuple):
@@ -93,8 +99,8 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
         if around.no_champion and report.champion is None:
             return find_subject(report, "base", around)
         return next((subject for subject in everyone if subject.subject == report.champion), None)
-    if against == "log":
-        return next((subject for subject in everyone if subject.subject == LOG), None)
+    if against in NAMED:
+        return next((subject for subject in everyone if subject.subject == NAMED[against]), None)
     named = next((subject for subject in everyone if subject.subject == BASE), None)
     # A report with one baseline means that one, whatever it is called.
     return named or (report.baseline if report.baseline.subject not in (LOG, report.champion) else None)
@@ -131,6 +137,8 @@ def pair_up(
     fewest = 0
     if name in (*TIMED, PERPLEXITY):
         fewest = fewest_for_quantile(MIDDLE, confidence=bounds_at)
+    if name == LATENCY_P95:
+        fewest = times_for_percentile(confidence)
     units = _units(report, with_subject, name)
     return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p, units)
 
@@ -195,7 +203,8 @@ def _unjudged(report: Report, other: SubjectReport) -> int:
 def explain_missing(against: Against, around: Surroundings) -> str:
     """Why a subject is not there, and how to get it there."""
     if against != "champion":
-        return f"the {against} was not asked these cases; `graft eval` does that"
+        named = NAMED.get(against, against)
+        return f"the {named} was not asked these cases; `graft eval` does that"
     name = f" ({around.champion[:12]})" if around.champion else ""
     return (
         f"the champion{name} was not asked these cases; `graft eval` asks it, and says why where it cannot "

@@ -12,10 +12,12 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.settings import require_known
 from graftwork.grading.metrics import (
+    COSTS,
     FIRST_TOKEN,
     GRADERS,
     JUDGE_PREFERENCE,
     LATENCY,
+    LATENCY_P95,
     MEMORY,
     PERPLEXITY,
     TOKENS_PER_SECOND,
@@ -25,14 +27,16 @@ from graftwork.grading.metrics import (
 from graftwork.records.base import Record, fingerprint
 
 Bound = Literal["lower", "upper", "value"]
-Against = Literal["base", "champion", "log"]
+Against = Literal["base", "champion", "log", "prompt", "logged_prompt"]
 Statistic = Literal["median", "mean", "p95"]
 Evidence = Literal["interval", "value"]
 
 LIMITS = ("over", "under", "at_least", "at_most")
 TIMED = (LATENCY, FIRST_TOKEN)
 """Measured request by request, so that a mean and a percentile can be asked for."""
-FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
+REQUESTS = (*TIMED, LATENCY_P95)
+"""What is measured on single requests: more of them settle a rule, not more cases."""
+FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY, *COSTS)
 """Measured in addition to the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
 NO_PRIMARY = "none"
@@ -67,7 +71,8 @@ class GateRule(Record):
     margin: float | None = Field(default=None, gt=0)
     """A guardrail: the metric may be worse by less than this, in its own unit (0.02 is 2 points)."""
     against: Against | None = None
-    """Whom a guardrail compares with: the base, the champion, or what the log holds."""
+    """Whom a guardrail compares with: the base, the champion, the log, the prompted base (`prompt`)
+    or the base with the logged system prompt (`logged_prompt`)."""
     at: Statistic | None = None
     """Of measured times: their median (the default), mean or 95th percentile."""
     bound: Bound | None = None
@@ -226,7 +231,7 @@ class GateSettings(Record):
     """A metric, named beforehand, on which the adapter must beat the base or another subject. Without it (and
     without a `win`) it is the first metric that separates right from wrong; `none` requires no gain."""
     win: str | Win | None = None
-    """A saving (`latency_seconds`, `peak_memory_gib`) that replaces a better primary metric."""
+    """A saving (`cost_per_success`, `latency_seconds`) that replaces a better primary metric."""
     abort_when: Abort | None = None
     """What ends the attempt, besides a broken invariant; any proven loss on a rate with a rule without it."""
     session_margin: float = Field(default=0.05, gt=0, lt=1)

@@ -4,13 +4,19 @@ import math
 from collections.abc import Sequence
 
 from graftwork.evaluate.gate.figures import Needed, held_figure
-from graftwork.evaluate.gate.settings import TIMED, Against, GateRule, GateSettings
+from graftwork.evaluate.gate.settings import REQUESTS, TIMED, Against, GateRule, GateSettings
 from graftwork.evaluate.statistics.significance import successes_to_clear
 from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 
-SUBJECTS: dict[Against, str] = {"base": "the base", "champion": "the champion", "log": "the log's answers"}
+SUBJECTS: dict[Against, str] = {
+    "base": "the base",
+    "champion": "the champion",
+    "log": "the log's answers",
+    "prompt": "the prompted base",
+    "logged_prompt": "the base with the logged prompt",
+}
 WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at most"}
 
 
@@ -66,7 +72,7 @@ def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Need
 
 
 def _say_too_few(rule: GateRule, metric: Metric) -> str:
-    unit = "request" if rule.metric in TIMED else "session" if metric.clusters else "case"
+    unit = "request" if rule.metric in REQUESTS else "session" if metric.clusters else "case"
     units = metric.clusters or metric.n
     return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
 
@@ -106,7 +112,7 @@ def say_pairs_needed(metric: str, needed: Needed | None) -> str:
     """How many pairs would settle a comparison, and which setting gets them."""
     if not needed:
         return "more must be measured"
-    if metric in TIMED:
+    if metric in REQUESTS:
         requests = plural(needed.cases, "timed request")
         return f"about {requests} of both would settle it (evaluate.latency_cases)"
     return say_cases_needed(needed)
@@ -151,7 +157,7 @@ def say_reason(
         return f"All {count} rules hold." if count > 1 else "The rule holds."
     if decision == "iterate":
         return f"Not good enough yet: {named('fail')}."
-    timed = max((r.cases_to_decide or 0 for r in rules if r.must and r.metric in TIMED), default=0)
+    timed = max((r.cases_to_decide or 0 for r in rules if r.must and r.metric in REQUESTS), default=0)
     settle = [plural(needed, "case")] if needed else []
     settle += [plural(timed, "timed request")] if timed else []
     ending = f" About {' and '.join(settle)} would settle it." if settle else ""
@@ -182,7 +188,7 @@ def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
                 f"no number of cases proves {show(rule.metric, end)}: ask for less, or write `bound: value`"
             )
         return "more must be measured"
-    if rule.metric in TIMED:
+    if rule.metric in REQUESTS:
         return f"about {plural(needed.cases, 'timed request')} would settle it (evaluate.latency_cases)"
     remedy = say_cases_needed(needed)
     if not rule.wants_more or metric.kind != "rate" or metric.clusters:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import BaseLoader, meta, nodes
@@ -18,8 +19,10 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from graftwork.model.chat.tool_form import ToolForm, learn_form
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+from graftwork.text.tool_calls import OPEN, TOOLS_MARK, TextAndCalls, split_calls, split_tools
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,14 @@ class RenderedTurn(NamedTuple):
     end: str
 
 
+class ToolMessages(NamedTuple):
+    """Messages and tools as a template takes them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    has_calls: bool = False
+
+
 class ChatRenderer:
     """A chat template, rendered as transformers and vLLM render it.
 
@@ -93,6 +104,7 @@ class ChatRenderer:
             # A prompt must not change overnight. A template that asks has a date of its own instead.
             environment.globals["strftime_now"] = _DAY.strftime
         self.syntax = environment.parse(source)
+        self._takes_tools = "tools" in meta.find_undeclared_variables(self.syntax)
         self._template = environment.from_string(source)
         known = meta.find_undeclared_variables(self.syntax) & _REASONING_SWITCHES
         self.switches = {} if reasoning else dict.fromkeys(sorted(known), False)
@@ -105,9 +117,16 @@ class ChatRenderer:
     def write(self, turns: Iterable[tuple[str, str]], *, generate: bool) -> str:
         """The template's text for (role, content); contents are put in as they are."""
         messages = [{"role": role, "content": content} for role, content in turns]
+        return self._render(ToolMessages(messages, None), generate=generate)
+
+    def _render(self, given: "ToolMessages", *, generate: bool) -> str:
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=generate, tools=None, documents=None, **self._values
+                messages=given.messages,
+                add_generation_prompt=generate,
+                tools=given.tools,
+                documents=None,
+                **self._values,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             # A template is a program of others: whatever it stumbles over, it refuses these messages.
@@ -118,21 +137,66 @@ class ChatRenderer:
 
     def ask(self, messages: Sequence[Message]) -> list[str]:
         """The pieces up to the place where the model begins to answer."""
-        return self._pieces(self.write(self._guarded(messages), generate=True))
+        turns = self._guarded(messages)
+        return self._pieces(self._render(self._to_messages(turns), generate=True))
 
     def answer(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         """The same with the reply and its end of turn, which must directly follow."""
         turns = self._guarded((*messages, Message(role="assistant", content=reply)))
-        asked = self.write(turns[:-1], generate=True)
-        answered = self.write(turns, generate=False)
+        given = self._to_messages(turns)
+        spoken = split_calls(reply) if given.tools is not None or given.has_calls else None
+        turn = self._answer(given)
+        if spoken is not None and self.tool_form is not None:
+            if self.tool_form.read(turn.body) != _trim(spoken):
+                raise _calls_do_not_survive()
+        elif not _is_reply(turn.body, reply, asked="".join(turn.asked)):
+            raise not_a_plain_turn()
+        return turn
+
+    def _answer(self, given: "ToolMessages") -> RenderedTurn:
+        asked = self._render(given._replace(messages=given.messages[:-1]), generate=True)
+        answered = self._render(given, generate=False)
         rest = answered.removeprefix(asked)
         end = self.control.search(rest)
         if not answered.startswith(asked) or end is None:
             raise not_a_plain_turn()
         body = rest[: end.start()].replace(GUARD, "")
-        if not _is_reply(body, reply, asked=asked):
-            raise not_a_plain_turn()
         return RenderedTurn(asked=self._pieces(asked), body=body, end=end.group())
+
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """How the template writes tool calls; None where it takes no tools, or they cannot be read back."""
+        if not self._takes_tools:
+            return None
+        return learn_form(self._write_probe, CannotProve)
+
+    def _write_probe(self, spoken: TextAndCalls) -> str:
+        question = {"role": "user", "content": "Where is the station?"}
+        tool = {"type": "function", "function": {"name": "find_station", "parameters": {"type": "object"}}}
+        return self._answer(ToolMessages([question, _to_message(spoken)], [tool])).body
+
+    def uses_tools(self, contents: Iterable[str]) -> bool:
+        """Whether these contents hold tools or calls that the template has a form of its own for."""
+        return any(OPEN in text or TOOLS_MARK in text for text in contents) and self.tool_form is not None
+
+    def _to_messages(self, turns: Sequence[tuple[str, str]]) -> "ToolMessages":
+        """The turns as the template takes them: calls and tools as values, if it has a form for them."""
+        messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
+        if not self.uses_tools(content for _, content in turns):
+            return ToolMessages(messages, None)
+        tools: list[dict[str, Any]] | None = None
+        has_calls = False
+        if turns[0][0] == "system" and (split := split_tools(turns[0][1])) is not None:
+            tools = list(split.tools)
+            messages[0]["content"] = split.prompt
+        for place, (role, content) in enumerate(turns):
+            spoken = split_calls(content) if role == "assistant" else None
+            if spoken is not None and all(isinstance(call.arguments, dict) for call in spoken.calls):
+                messages[place] = _to_message(spoken)
+                has_calls = True
+        if tools is not None and not messages[0]["content"] and messages[0]["role"] == "system":
+            del messages[0]
+        return ToolMessages(messages, tools, has_calls)
 
     def _guarded(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
         if any(GUARD in message.content for message in messages):
@@ -166,6 +230,27 @@ def is_text(content: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in spoken.calls
+    ]
+    return {"role": "assistant", "content": spoken.text, "tool_calls": calls}
+
+
+def _trim(spoken: TextAndCalls) -> TextAndCalls:
+    """White space at the edges of a turn is the template's."""
+    return TextAndCalls(spoken.text.strip(), spoken.calls)
+
+
+def _calls_do_not_survive() -> CannotProve:
+    return CannotProve(
+        "the chat template does not write these tool calls so that they can be read back",
+        why="some templates write one call a turn only, or no text before a call",
+        fix="drop the row",
+    )
 
 
 def _is_reply(body: str, reply: str, *, asked: str) -> bool:

@@ -31,6 +31,7 @@ from graftwork.model.chat.renderer import (
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.records.errors import UserMistake, needs_extra
 from graftwork.records.interaction import Message
+from graftwork.text.tool_calls import write_calls
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -119,6 +120,11 @@ class ChatTemplate:
         return frozenset(self._special)
 
     @property
+    def writes_tool_calls(self) -> bool:
+        """Whether the template has a form of its own for tool calls that can be read back."""
+        return self._turns.tool_form is not None
+
+    @property
     def writes_reasoning(self) -> bool:
         """Whether the template knows reasoning in tags of its own."""
         return "think>" in self._source or "reasoning_content" in self._source
@@ -177,16 +183,27 @@ class ChatTemplate:
         return len(self._segments.encode([text]).tokens[text]) // array("i").itemsize
 
     def decode(self, tokens: list[int]) -> str:
-        """Text of generated tokens, without control tokens."""
+        """Text of generated tokens, without control tokens; tool calls in the form that rows have."""
+        return self.read_calls(self.decode_text(tokens))
+
+    def decode_text(self, tokens: list[int]) -> str:
+        """Text of generated tokens as the model wrote them, without control tokens."""
         text: str = self._tokenizer.decode([t for t in tokens if t not in self._special_ids])
         return text
+
+    def read_calls(self, text: str) -> str:
+        """Return what the model wrote with its tool calls in tags, whatever form its template has."""
+        form = self._turns.tool_form if "{" in text else None
+        answer = None if form is None else form.read(text)
+        return text if answer is None else write_calls(answer)
 
     def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
         """The row by a skeleton if there is one for it, else by the template itself."""
         contents = [message.content for message in messages]
         contents.append(reply)
         roles = (*[message.role for message in messages], "assistant")
-        skeleton = self._skeletons.find(roles, contents)
+        tooled = self._turns.uses_tools(contents)
+        skeleton = None if tooled else self._skeletons.find(roles, contents)
         drafted = None
         if skeleton is not None and skeleton.end == self._end_of_turn:
             drafted = _Draft(*skeleton.fill(contents))

@@ -60,6 +60,8 @@ class ModelFamily(NamedTuple):
     final_norm: bool = True
     head_norms: Literal["none", "head", "width"] = "none"
     """Norms of queries and keys: none, over each head, over all heads at once."""
+    capped_attention: bool = False
+    """Scores are capped, which fused attention cannot: transformers computes them step by step."""
     biased: tuple[str, ...] = ()
     """Linear layers with a bias."""
     bias_switch: str = ""

@@ -9,7 +9,7 @@ FAMILIES = (
         defaults={"head_dim": 256},
         recipe=PlainRecipe(norm="gemma", scaled_embedding=True),
     ),
-    ModelFamily("gemma2", norms=4, tied=True, defaults={"head_dim": 256}),
+    ModelFamily("gemma2", norms=4, capped_attention=True, tied=True, defaults={"head_dim": 256}),
     ModelFamily(
         "gemma3_text",
         norms=4,

@@ -102,7 +102,7 @@ def _checkpoint(folder: Path) -> DoctorCheck:
 def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     settings = project.settings.of_model(project.settings.main_model)
     base = settings.base
-    if base != EMBEDDED:
+    if base != EMBEDDED and (project.root / base).expanduser().is_dir():
         base = str((project.root / base).expanduser().resolve())
     train = _ten_steps(settings.train)
     rows = STEPS * train.batch_rows

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from graftwork.model.base import EMBEDDED, models_folder
+from graftwork.model.base import EMBEDDED, is_ready, models_folder
+from graftwork.model.hub import parse_hub_name
 from graftwork.pipeline.doctor.machine import DoctorCheck, Result, decide
 from graftwork.project.load import ProjectFolder
 from graftwork.records.errors import GraftError
@@ -29,6 +30,10 @@ def check_base(project: ProjectFolder | None) -> DoctorCheck:
     name = project.settings.base if project else EMBEDDED
     if name != EMBEDDED:
         there = project is not None and (project.root / name).expanduser().is_dir()
+        if project is not None and not there and parse_hub_name(name) is not None:
+            ready = is_ready(name, project_folder=project.root, weights=True)
+            found = f"{name}, {'ready' if ready else 'fetched from the Hub when weights are needed'}"
+            return DoctorCheck(name="base model", result="ok", found=found)
         return decide("base model", there, name, "set `base` in graft.yaml to a model folder")
     if (models_folder() / EMBEDDED / "config.json").exists():
         return DoctorCheck(name="base model", result="ok", found=f"{EMBEDDED}, ready")

@@ -47,7 +47,7 @@ def audit_context(work: OpenProject, *, template: ChatTemplate) -> AuditContext:
 def audit_context_here(project: ProjectFolder) -> AuditContext:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
     context = AuditContext(settings=project.settings.data, base=project.settings.base)
-    if not is_ready(project.settings.base):
+    if not is_ready(project.settings.base, project_folder=project.root):
         return context
     try:
         base = find_base(project.settings.base, project_folder=project.root)
@@ -145,7 +145,7 @@ PREPARE = PipelineStep(
     makes=PreparedData,
     depends_on=lambda work, _made: [
         work.settings.data.to_manifest(),
-        {name: model.model_dump(mode="json") for name, model in work.settings.all_models.items()},
+        {name: model.to_manifest() for name, model in work.settings.all_models.items()},
         work.model,
         log_hashes(work),
         work.base.revision,

@@ -13,8 +13,11 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
+from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.subjects import (
     CHAMPION,
+    LOGGED_PROMPT,
+    PROMPTED,
     Asking,
     Lineup,
     NamedSubject,
@@ -24,6 +27,7 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset import read_rows
 from graftwork.grading.custom import hash_own, is_own
+from graftwork.pipeline.costs import price_cases
 from graftwork.pipeline.evaluation import (
     Evaluated,
     TestSetUse,
@@ -32,9 +36,20 @@ from graftwork.pipeline.evaluation import (
     remark_on_log,
     report_on,
 )
-from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
+from graftwork.pipeline.evaluation_subjects import (
+    find_champion,
+    find_trained,
+    find_without_repaired,
+    resolve_subject,
+)
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.prompting import (
+    find_prompt,
+    remark_on_prompts,
+    subjects_by_settings,
+    with_logged_prompts,
+)
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError
@@ -45,13 +60,16 @@ from graftwork.records.run import TrainOutcome
 BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
-REFERENCES = ("endpoint", "log")
+REFERENCES = ("endpoint", "log", "prompt", "logged_prompt")
 """Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
 
 
-def held_out(work: OpenProject, prepared: PreparedData) -> tuple[Case, ...]:
-    """The cases of the prepared test split, as many as the settings allow."""
-    return choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
+def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] = ()) -> tuple[Case, ...]:
+    """The cases of the prepared test split, as many as the settings allow. `also` names further subjects."""
+    cases = choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
+    cases = price_cases(work, cases)
+    asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work), *also)
+    return with_logged_prompts(work, cases) if LOGGED_PROMPT in asked else cases
 
 
 def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
@@ -59,6 +77,26 @@ def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, 
     if not settings.worked_example:
         return ()
     return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
+
+
+def prepare_asking(
+    work: OpenProject,
+    prepared: PreparedData,
+    cases: tuple[Case, ...],
+    *,
+    subjects: Sequence[str] | None = None,
+    shards: int = 1,
+) -> Asking:
+    """What all subjects share; the prompt of the prompted base only where that one is asked."""
+    asked = subjects
+    if asked is None:
+        asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work))
+    return Asking(
+        put_cases(work, cases),
+        example=worked_example(work, prepared),
+        prompt=find_prompt(work, prepared) if PROMPTED in asked else None,
+        shards=shards,
+    )
 
 
 def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
@@ -74,15 +112,30 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
         except GraftError as trouble:
             # Damaged or of another template: the new one can still be compared with the base.
             work.reporter.info(f"not compared with the champion: {trouble.what}")
-    named = parse_subjects((*work.settings.evaluate.subjects, LOG))
+    named = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
     further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
+    without = _list_without_repaired(work)
+    further = [subject for subject in further if subject not in without]
     return Lineup(
         baseline=resolved(parse_subject(BASE)),
         candidate=resolved(parse_subject(ADAPTER)),
         champion=champion,
-        others=tuple(resolved(subject) for subject in further if subject.kind not in REFERENCES),
-        references=tuple(resolved(subject) for subject in further if subject.kind in REFERENCES),
+        others=tuple(resolved(subject) for subject in further if subject.kind not in (*REFERENCES, "model")),
+        references=tuple(
+            resolved(subject) for subject in (*without, *further) if subject.kind in (*REFERENCES, "model")
+        ),
     )
+
+
+def _list_without_repaired(work: OpenProject) -> tuple[NamedSubject, ...]:
+    """The adapter that was trained without repaired rows: what the repair was good for is the difference."""
+    name = find_without_repaired(work)
+    if name is None:
+        return ()
+    if find_trained(work, name) is None:
+        work.reporter.info(f"not compared with {name}: `graft train --model {name}` trains it first")
+        return ()
+    return (parse_subject(f"model:{name}"),)
 
 
 def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
@@ -103,7 +156,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Evaluated:
     prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
     cases = held_out(work, prepared)
-    asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
+    asking = prepare_asking(work, prepared, cases)
     lineup = line_up(work, asking=asking, outcome=outcome)
     adapter = outcome.adapter_hash
     evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter, prepared=prepared)
@@ -123,7 +176,7 @@ def measure_lineup(
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     use = log_look(work, cases, subject=subject)
-    remarks = remark_on_log(scored, prepared=prepared)
+    remarks = (*remark_on_log(scored, prepared=prepared), *remark_on_prompts(work, cases))
     report = report_on(work, lineup, cases=cases, scored=scored, grading=grading, use=use, remarks=remarks)
     folders = {subject.name: str(subject.folder) for subject in lineup.all}
     return Evaluated(cases_file=str(asking.cases_file), folders=folders, report=report)
@@ -149,10 +202,22 @@ def _still_there(work: OpenProject, evaluated: Evaluated) -> bool:
 def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
-    asked = settings.model_dump(mode="json")
+    asked = settings.model_dump(mode="json", exclude=_at_their_defaults(settings))
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
-    return {**asked, "own": own} if own else asked
+    asked = {**asked, "own": own} if own else asked
+    without = find_without_repaired(work)
+    trained = find_trained(work, without) if without is not None else None
+    return {**asked, "without_repaired": trained.adapter_hash} if trained is not None else asked
+
+
+NEWER_SETTINGS = ("costs", "prompt")
+"""Settings that are left out where nothing is set: evaluations from before they were there stay valid."""
+
+
+def _at_their_defaults(settings: EvaluateSettings) -> set[str]:
+    fields = type(settings).model_fields
+    return {name for name in NEWER_SETTINGS if getattr(settings, name) == fields[name].default}
 
 
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 from graftwork.evaluate.gate.advice import Training
 from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.pipeline.calibration import doubts_about_judge, judged_metrics
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.gate import (
     Champion,
@@ -43,7 +44,7 @@ def gather(work: OpenProject, made: StepOutputs) -> GateCandidate:
         report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
         training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
-        around=surroundings_of(champion),
+        around=surroundings_of(champion)._replace(doubts=doubts_about_judge(work)),
     )
 
 
@@ -84,6 +85,8 @@ def _asks_champion(work: OpenProject) -> bool:
 
 def _depends_on(work: OpenProject, made: StepOutputs) -> Any:
     rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
+    if judged_metrics(work.settings.gate):
+        rules["doubts"] = doubts_about_judge(work)
     if not _asks_champion(work):
         return rules
     found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)

@@ -1,9 +1,14 @@
 """Step: the whole story on one page."""
 
 from pathlib import Path
+from typing import Any
 
+from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
+from graftwork.pipeline.costs import savings_of
+from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated, put_page
+from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -40,7 +45,10 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         release=made.get("release", Release) if released else None,
         side_by_side=_side_by_side(made) if released else (),
         seconds=_seconds(work, made),
+        savings=savings_of(work, made.get("audit", Audit), made.get("prepare", PreparedData).dataset),
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
+        without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
+        drift=measure_drift(work),
     )
     write_atomic(work.project.report, render_report(page))
     return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))
@@ -64,12 +72,18 @@ def _seconds(work: OpenProject, made: StepOutputs) -> dict[str, float | None]:
     return {name: entry.seconds if entry else None for name, entry in entries.items()}
 
 
+def _depends_on(work: OpenProject, made: StepOutputs) -> list[Any]:
+    found: list[Any] = [name for name in made.outputs if name in ("release", "try")]
+    costs = work.settings.evaluate.costs
+    return found if costs == CostSettings() else [*found, costs.model_dump(mode="json")]
+
+
 STEP = PipelineStep(
     name="report",
     title="write the report",
     needs=("audit", "prepare", "plan", "train", "evaluate", "gate"),
     makes=WrittenReport,
-    depends_on=lambda _work, made: [name for name in made.outputs if name in ("release", "try")],
+    depends_on=_depends_on,
     do=_do,
     still_there=lambda _work, written: (
         Path(written.path).exists() and file_digest(Path(written.path)) == written.sha256

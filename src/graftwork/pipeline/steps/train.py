@@ -34,7 +34,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     job = make_job(work, made)
     run_id, folder = job.run_id, Path(job.folder)
     enter_run(work, job)
-    verify_base(work.base)
+    verify_base(work.weights)
     report_base_note(work)
     work.runs.update(run_id, state="running", when=timestamp())
     try:
@@ -45,7 +45,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     except GraftError as failure:
         work.runs.update(run_id, state="failed", when=timestamp(), error=failure.as_json())
         raise
-    verify_base(work.base)
+    verify_base(work.weights)
     outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
     outcome = compare_with_plan(plan, outcome, folder, minutes=minutes)
     work.residuals.add(
@@ -78,7 +78,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
     return TrainJob(
         run_id=run_id,
         folder=str(work.project.runs / run_id),
-        base_folder=work.base.folder,
+        base_folder=work.weights.folder,
         dataset_folder=made.get("prepare", PreparedData).folder,
         plan=plan,
         run=publishable(work.settings.train.run),

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.hardware import Cpu, Gpu
 
@@ -74,6 +74,7 @@ def guess_cpu(name: str, *, threads: int) -> Cpu:
         bandwidth_gb_s=min(GUESSED_GB_S_A_THREAD * threads, GUESSED_MOST_GB_S),
         watts=GUESSED_WATTS_A_THREAD * threads,
         source=GUESSED,
+        reached=True,
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel.time import START_SECONDS, rates_of
+from graftwork.costmodel.rates import rates_of
+from graftwork.costmodel.run_time import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.types import CardRun
@@ -73,10 +74,11 @@ def _by(question: FitQuestion) -> Brief:
     steps = max(-(-round(question.rows * answers * question.epochs) // question.batch_rows), 1)
     spread = TIME_SPREAD[level]
     seconds = chosen.seconds_a_step * steps
+    start = start_seconds("cuda", parameters=total_parameters(question.shape))
     hours = Figure(
-        value=(seconds + START_SECONDS["cuda"]) / 3600,
-        low=(seconds / spread + START_SECONDS["cuda"]) / 3600,
-        high=(seconds * spread + START_SECONDS["cuda"]) / 3600,
+        value=(seconds + start) / 3600,
+        low=(seconds / spread + start) / 3600,
+        high=(seconds * spread + start) / 3600,
         unit="h",
     )
     reason = ""

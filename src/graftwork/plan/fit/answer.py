@@ -6,11 +6,11 @@ range. Reads only the shipped catalogs, for models that would fit instead.
 
 from typing import NamedTuple
 
-from graftwork.costmodel.time import START_SECONDS, StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
+from graftwork.costmodel.run_time import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
-    TIME_SPREAD,
     FitCandidate,
     allocated_figure,
     card_excess,
@@ -23,7 +23,9 @@ from graftwork.plan.fit.candidate import (
     reserved_figure,
     speed_figure,
     strategy_of,
+    time_spread,
 )
+from graftwork.plan.fit.own_step import as_run
 from graftwork.plan.fit.plain_step import plain_candidate, trained
 from graftwork.plan.fit.question import card_room, kind_of, late_chance, length_that_fits, truths
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
@@ -127,9 +129,14 @@ def _answer(
 ) -> FitAnswer:
     speed = speed_figure(chosen, question, level)
     steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
-    spread = TIME_SPREAD[level]
+    spread = time_spread(question, level)
     step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
-    run = _minutes(step, steps, fixed=START_SECONDS[kind_of(question)])
+    fixed = start_seconds(
+        kind_of(question),
+        parameters=total_parameters(question.shape),
+        tuning=as_run(question, chosen.tuning) if chosen.tuning is not None else None,
+    )
+    run = _minutes(step, steps, fixed=fixed)
     return FitAnswer(
         question=question,
         fits=good,

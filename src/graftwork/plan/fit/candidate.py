@@ -18,6 +18,8 @@ RESERVED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.08, "trace
 family without a step recipe is estimated as a Llama, which was 11 to 18 % off on Gemma 2 and StarCoder 2."""
 TIME_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.08}
 """Factor, either way. A trace knows memory, not time."""
+CPU_TIME_SPREAD = 2.0
+"""The same on processors that nobody probed: one published run is all that is known of many cores."""
 SIMPLEST = ("none", "ddp", "zero2", "fsdp2", "zero3")
 PLAINEST = ("none", "optimizer", "weights")
 
@@ -225,9 +227,16 @@ def require_possible(question: FitQuestion, claimed: float, *, eight: bool = Fal
     )
 
 
+def time_spread(question: FitQuestion, level: Level) -> float:
+    """Factor, either way, on seconds."""
+    if question.machine.gpu is None and level != "probed":
+        return CPU_TIME_SPREAD
+    return TIME_SPREAD[level]
+
+
 def speed_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
     """Tokens a second over all cards; no end of the range passes the roof."""
-    spread, value = TIME_SPREAD[level], candidate.tokens_per_second
+    spread, value = time_spread(question, level), candidate.tokens_per_second
     tuning = candidate.tuning
     eight = tuning is not None and "eight" in (tuning.form, tuning.head)
     roof = most_tokens_per_second(question, eight=eight)

@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
 from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passes, card_step_parts
 from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
-from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_passes, card_step_parts
+from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.run_time import compiling_pays
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, trained
@@ -156,6 +158,12 @@ def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
     return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
 
 
+def as_run(question: FitQuestion, tuning: Tuning) -> Tuning:
+    """The tuning as `graft train` takes it: recorded, and compiled where the run is long enough."""
+    tokens = step_tokens(question) / question.batch_rows * question.rows * question.epochs
+    return tuning.model_copy(update={"compiled": compiling_pays(tuning, tokens=tokens), "recorded": True})
+
+
 def step_tokens(question: FitQuestion) -> float:
     return question.batch_rows * sum(question.lengths) / len(question.lengths)
 
@@ -166,7 +174,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
     rows = max(round(tuning.micro_tokens * question.batch_rows / tokens), 1)
     parts = card_step_parts(
         shape,
-        tuning,
+        as_run(question, tuning),
         TrainedPart(adapted, trainable, rates),
         RowStatistics.of(question.lengths, trained_share=question.trained_share),
         tokens=tokens,

@@ -6,7 +6,8 @@ and PEFT, or the step of `graft train` for families that it has no step of its o
 
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
-from graftwork.costmodel.time import StepRates, expected_longest
+from graftwork.costmodel.plain_time import expected_longest
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, half_precision, plain_setup

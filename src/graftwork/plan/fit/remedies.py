@@ -7,7 +7,7 @@ catalog for smaller models.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.plan.fit.candidate import (

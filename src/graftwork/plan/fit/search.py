@@ -10,6 +10,7 @@ from typing import NamedTuple
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.processor import (
     MEMORY_SHARE,
+    PEAK_SHARE,
     TrunkTokens,
     choose_host_micro_batches,
     choose_kept,
@@ -19,7 +20,7 @@ from graftwork.costmodel.processor import (
     why_plain_here,
     with_rows,
 )
-from graftwork.costmodel.time import StepRates
+from graftwork.costmodel.rates import StepRates
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
@@ -41,6 +42,7 @@ UNKNOWN_CPU = Cpu(
     watts=65.0,
     source="guessed: 35 GFLOPS a core, two channels of DDR4",
     dated="2026-11-15",
+    reached=True,
 )
 
 
@@ -59,7 +61,9 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         width=width,
     )
     tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
-    a_token = seconds_a_token(shape, work, gflops=cpu.half_gflops or cpu.gflops)
+    # Without a matrix unit, bfloat16 saves memory and no time.
+    gflops = cpu.gflops * (1.0 if cpu.reached else PEAK_SHARE)
+    a_token = seconds_a_token(shape, work, gflops=gflops, cores=cpu.cores)
     seconds = {name: value * tokens for name, value in a_token.items()}
     # The C library takes and gives back pages: what is reserved is what is allocated.
     sizes = {name: float(size) for name, size in parts.model_dump().items()}

@@ -13,6 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.costmodel.card_memory import keep_measured
+from graftwork.costmodel.packing import (
+    COMPILED_SHAPES,
+    RECORDED_SHAPES,
+    bin_rows,
+    round_places,
+    round_tokens,
+    token_step,
+)
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
@@ -26,12 +34,6 @@ from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
-COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
-"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
-compiled for; recording a size costs less, so there are twice as many and half as much filling."""
-
-SMALLEST_PASS = 1024
-FEWEST_PLACES = 64
 FEWEST_DOCUMENTS = 16
 
 
@@ -42,40 +44,6 @@ class PackedPass:
     tokens: Tensor
     packed: PackedLayout
     count: int
-
-
-def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
-    """Which rows go together: the longest first, each where it leaves the least room. Pure."""
-    bins: list[list[int]] = []
-    left: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
-        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
-        if fitting:
-            best = min(fitting, key=lambda at: (left[at], at))
-            bins[best].append(row)
-            left[best] -= lengths[row]
-        else:
-            bins.append([row])
-            left.append(max(room - lengths[row], 0))
-    return bins
-
-
-def round_tokens(count: int, *, room: int, shapes: int = COMPILED_SHAPES) -> int:
-    """The next of the few sizes that batches have."""
-    step = _token_step(room, shapes)
-    return -(-count // step) * step
-
-
-def _token_step(room: int, shapes: int) -> int:
-    return max(-(-room // shapes), SMALLEST_PASS // shapes)
-
-
-def round_places(count: int, *, head_tokens: int) -> int:
-    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
-    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
-    if count >= head_tokens:
-        return -(-count // head_tokens) * head_tokens
-    return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
 
 
 class PackSizes(NamedTuple):
@@ -107,7 +75,7 @@ def pack(
 
 def _pack(rows: Sequence[Row], sizes: PackSizes, device: str, weights: Sequence[Tensor] | None) -> PackedPass:
     count = sum(len(row.tokens) for row in rows)
-    step = _token_step(sizes.room, sizes.shapes)
+    step = token_step(sizes.room, sizes.shapes)
     fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
     lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
     starts = [0, *np.cumsum(lengths).tolist()]

@@ -1,0 +1,252 @@
+"""Seconds of graft's own step on a card: compiled, recorded as CUDA graphs, or neither. Pure.
+
+In: a decoder's shape, a Tuning, what the card reaches, the rows. Out: seconds by parts. A group of kernels
+takes the longest of its launches, its operations and its traffic. Packs are filled up to the recorded sizes.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graftwork.costmodel.card_memory import weights_again
+from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
+from graftwork.costmodel.rates import UNEVEN_SHARE, StepRates
+from graftwork.model.shape import joined_sizes, layer_parameters
+from graftwork.records.fit import StepTime
+from graftwork.records.plan import ModelShape, Tuning
+
+ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
+"""Traffic a token, block and unit of width besides the products where layers are compiled: norms, gates,
+sums, thin products; and what of it a block does once more that starts from its input."""
+NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 70, 8, 23
+"""The same of kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
+and values, of the MLP's inside."""
+THIN_BYTES, CODE_BYTES = 4.2, 2.5
+"""A value that goes into or comes out of a product: the adapters' thin products read and write it
+several times, partly in the cache; its 8-bit code is made of it."""
+KERNELS = {"elementwise": 13, "thin": 28, "codes": 8}
+"""Of a block, forward and backward. Attention has four, products eight."""
+COMPILED_KERNELS = 30
+FORWARD_SHARE = 0.35
+"""Of both passes' work besides products, what blocks below the first adapted one do: they go forward only."""
+THIN_SECONDS = 6.3e-6
+"""The least that a thin product takes: its sums are long, and few processors share them."""
+LOGIT_BYTES, PLAIN_LOGIT_BYTES = 12, 100
+"""Traffic a logit: written, its exponent, its gradient, its code; compiled, and operation by operation."""
+OPTIMIZER_BYTES = 28
+"""AdamW in float32: four tensors read, three written."""
+HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
+"""More, smaller goes: the head's and the blocks' products run less full."""
+NF4_BYTES = 2.5
+"""Half a byte read, two written."""
+HOST_TABLE_SHARE = 0.25
+"""Of the transfers' rate: rows gathered from a table in pages that can be swapped."""
+CARD_KERNELS_A_BLOCK = 70
+"""Of both passes: called from Python where nothing is compiled and recorded."""
+HOST_OVER_LAUNCH = 1.5
+"""Seconds of the host a kernel of ours, over those of a bare launch: there is no autograd."""
+BYTES_A_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
+ATTENTION_PASSES = 3.5
+"""One forward, two and a half backward."""
+ATTENTION_SECONDS = (7.5e-6, 2.2e-5)
+"""The least that it takes, forward and backward: its kernels go through rows block by block."""
+
+FIXED = "beginning and end"
+
+
+class TrainedPart(NamedTuple):
+    """How many blocks have adapters, how many parameters are trained, and what the card reaches."""
+
+    adapted: int
+    trainable: int
+    rates: StepRates
+
+
+class RowStatistics(NamedTuple):
+    """What the time of a step depends on besides its tokens."""
+
+    mean_length: float
+    """The mean over tokens: the length of the row that a token is in."""
+    trained_share: float = 1.0
+    uneven: bool = False
+    """Rows differ in length."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], *, trained_share: float = 1.0) -> "RowStatistics":
+        squares = sum(length * length for length in lengths)
+        return cls(squares / sum(lengths), trained_share, uneven=min(lengths) < max(lengths))
+
+
+class Blocks(NamedTuple):
+    """Seconds of all blocks, by parts."""
+
+    products: float
+    again: float
+    attention: float
+    elementwise: float
+    changing: float
+
+
+def card_step(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
+    """One pass of `tuning.micro_tokens` tokens, and the optimizer's update."""
+    rates, adapted = part.rates, part.adapted
+    blocks = block_seconds(
+        shape, tuning, adapted=adapted, rates=rates, mean_length=rows.mean_length, uneven=rows.uneven
+    )
+    host = shape.hidden_size * 2 * tuning.micro_tokens / (rates.host * HOST_TABLE_SHARE)
+    factor = rates.factor_of(tuning.form)
+    head = head_seconds(shape, tuning, rates=rates, trained_share=rows.trained_share)
+    busy = {
+        "products": factor * blocks.products,
+        "computed again": factor * blocks.again,
+        "attention": factor * blocks.attention,
+        "elementwise": factor * blocks.elementwise,
+        "changing the weights' form": factor * blocks.changing,
+        "head": rates.head_factor * head,
+    }
+    parts = {
+        **busy,
+        "waiting for launches": max(0.0, _launching(shape, tuning, rates) - sum(busy.values())),
+        "embedding from the host": host if tuning.host_embedding else 0.0,
+        FIXED: rates.fixed_seconds,
+    }
+    update = part.trainable * OPTIMIZER_BYTES / rates.bandwidth + rates.fixed_a_layer * adapted
+    return StepTime(
+        parts={name: seconds for name, seconds in parts.items() if seconds},
+        once_a_step={"optimizer": update},
+    )
+
+
+def _launching(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
+    """Seconds of the host; a recording is launched at once."""
+    if tuning.compiled or tuning.recorded:
+        return 0.0
+    return CARD_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
+
+
+def card_passes(tuning: Tuning, tokens: float) -> int:
+    """Passes of an optimizer step of `tokens` tokens."""
+    return max(math.ceil(tokens / tuning.micro_tokens), 1)
+
+
+def filled_tokens(tuning: Tuning, tokens: float, *, uneven: bool) -> float:
+    """Tokens of a pass with those that fill it up to the next size: half a size where steps differ."""
+    shapes = COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES
+    if not uneven:
+        return round_tokens(round(tokens), room=tuning.micro_tokens, shapes=shapes)
+    step = token_step(tuning.micro_tokens, shapes)
+    return min(
+        tokens + step / 2,
+        max(tokens, round_tokens(tuning.micro_tokens, room=tuning.micro_tokens, shapes=shapes)),
+    )
+
+
+def card_step_parts(
+    shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics, *, tokens: float
+) -> dict[str, float]:
+    """Seconds of an optimizer step of `tokens` tokens, by what they are spent on."""
+    passes = card_passes(tuning, tokens)
+    filled = filled_tokens(tuning, tokens / passes, uneven=rows.uneven)
+    # Tokens that fill a pack up predict nothing.
+    rows = rows._replace(trained_share=rows.trained_share * tokens / passes / filled)
+    step = card_step(shape, tuning.model_copy(update={"micro_tokens": round(filled)}), part, rows)
+    return {name: seconds * passes for name, seconds in step.parts.items()} | step.once_a_step
+
+
+def card_seconds_a_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
+    """What a token costs where every row is as long as the longest and a pass is a step."""
+    step = card_step(shape, tuning, part, RowStatistics(tuning.longest))
+    return (sum(step.parts.values()) + sum(step.once_a_step.values())) / tuning.micro_tokens
+
+
+def block_seconds(
+    shape: ModelShape,
+    tuning: Tuning,
+    *,
+    adapted: int,
+    rates: StepRates,
+    mean_length: float,
+    uneven: bool = False,
+) -> Blocks:
+    """The blocks alone, before what a probe says of them."""
+    tokens, weights = tuning.micro_tokens, layer_parameters(shape)
+    products = _block_products(shape, tuning, rates)
+    goes = -(-tokens // tuning.chunk_tokens)
+    again = adapted - tuning.keep - tuning.lean
+    width = shape.hidden_size + shape.intermediate_size
+    attending = rates.attention_at(mean_length, shape.head_dim) * (UNEVEN_SHARE if uneven else 1.0)
+    mixing = 2 * mean_length * shape.heads * shape.head_dim * tokens / attending
+    forward = max(mixing, ATTENTION_SECONDS[0])
+    backward = max(mixing * (ATTENTION_PASSES - 1), ATTENTION_SECONDS[1])
+    again_weights = weights_again(shape, (tuning.keep, tuning.lean), adapted)
+    return Blocks(
+        products=products * (shape.layers + adapted),
+        again=products * again_weights / weights
+        + again * forward
+        + again * AGAIN_BYTES * width * tokens / rates.bandwidth
+        + BLOCK_GO_SECONDS * (adapted - tuning.keep) * goes,
+        attention=forward * shape.layers + backward * adapted,
+        elementwise=_elementwise(shape, tuning, rates) * (adapted + FORWARD_SHARE * (shape.layers - adapted)),
+        changing=_changing(tuning, weights=weights, layers=shape.layers, adapted=adapted, rates=rates),
+    )
+
+
+def _block_products(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
+    """Seconds of all products with a block's weights, one way."""
+    rate = rates.best_eight if tuning.form == "eight" else rates.half
+    width = BYTES_A_WEIGHT[tuning.form]
+    return sum(
+        rates.product_seconds(tuning.micro_tokens, inputs, outputs, rate, width=width)
+        for inputs, outputs in joined_sizes(shape).values()
+    )
+
+
+def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
+    """Seconds of a block's kernels that are neither products with its weights nor attention."""
+    tokens, h, i = tuning.micro_tokens, shape.hidden_size, shape.intermediate_size
+    if tuning.compiled:
+        traffic = ELEMENTWISE_BYTES * (h + i) * tokens / rates.bandwidth
+        return max(traffic, COMPILED_KERNELS * rates.kernel_seconds)
+    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    values = sum(sum(size) for size in joined_sizes(shape).values())
+    bytes_ = {
+        "elementwise": NORM_BYTES * h + ROTARY_BYTES * heads + GATE_BYTES * i,
+        "thin": THIN_BYTES * values,
+        "codes": CODE_BYTES * values if tuning.form == "eight" else 0,
+    }
+    least = {"thin": THIN_SECONDS}
+    return sum(
+        max(size * tokens / rates.bandwidth, KERNELS[group] * least.get(group, rates.kernel_seconds))
+        for group, size in bytes_.items()
+        if size
+    )
+
+
+def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates: StepRates) -> float:
+    """Weights turned over or opened: a block that computes again does so chunk by chunk."""
+    goes = -(-tuning.micro_tokens // tuning.chunk_tokens)
+    if tuning.form == "eight" and not tuning.turned:
+        turned = weights * (tuning.keep + (adapted - tuning.keep) * goes)
+        return 2 * turned / (rates.bandwidth * rates.turning)
+    if tuning.form == "four":
+        again = adapted - tuning.keep - tuning.lean
+        opened = layers - again + tuning.keep + 2 * tuning.lean * goes + 3 * again * goes
+        return NF4_BYTES * weights * opened / (rates.bandwidth * rates.dequantising)
+    return 0.0
+
+
+def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained_share: float = 1.0) -> float:
+    """Logits and their gradient, a chunk at a time, where a token is predicted."""
+    table = shape.vocab_size * shape.hidden_size
+    places = tuning.micro_tokens * trained_share
+    goes = max(1.0, places / tuning.head_tokens)
+    product = rates.best_eight if tuning.head == "eight" else rates.half
+    reading = goes * 2 * table * BYTES_A_WEIGHT[tuning.head] / rates.bandwidth
+    turning = goes * 2 * table / (rates.bandwidth * rates.turning)
+    logit_bytes = LOGIT_BYTES if tuning.compiled else PLAIN_LOGIT_BYTES
+    return (
+        max(places * 4.0 * table / product, reading)
+        + places * shape.vocab_size * logit_bytes / rates.bandwidth
+        + HEAD_GO_SECONDS * goes
+        + (turning if tuning.head == "eight" and not tuning.turned else 0.0)
+    )

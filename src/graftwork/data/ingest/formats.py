@@ -1,0 +1,207 @@
+"""Chooses the format of a row: the one that the settings name, their mapping, or the first that fits.
+
+In: a parsed row. Out: its interactions, usually one. Raises `BadRow` with what was expected.
+To add a built-in format, write `fits_NAME` and `read_NAME` and enter them in `FORMATS`; an installed
+package adds one through the entry points `graftwork.formats`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from graftwork.data.ingest import dataset_formats as datasets
+from graftwork.data.ingest import gateway_formats as gateways
+from graftwork.data.ingest import log_formats as logs
+from graftwork.data.ingest import observation_formats as observations
+from graftwork.data.ingest import trace_formats as traces
+from graftwork.data.ingest import transcripts
+from graftwork.data.ingest.blocks import RowResult
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.turns import drop_reasoning
+from graftwork.data.settings import DataSettings, FormatName
+from graftwork.process.extensions import load_extension
+from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.redact import redact
+
+
+class RowFormat(Protocol):
+    """What a format provides; an entry point in `graftwork.formats` names such an object."""
+
+    @property
+    def expects(self) -> str:
+        """The keys that such a row has, for error messages."""
+
+    def fits(self, row: dict[str, Any], /) -> bool:
+        """Whether the row has the keys of this format."""
+
+    def read(self, row: dict[str, Any], origin: Origin, /) -> Sequence[RowResult]:
+        """Read a row that fits. Raises `BadRow` that names the key that is wrong, and never its value."""
+
+
+class _BuiltInFormat(NamedTuple):
+    """`keys`: a row that has none of them does not fit."""
+
+    expects: str
+    keys: frozenset[str]
+    fits: Callable[[dict[str, Any]], bool]
+    read: Callable[[dict[str, Any], Origin], Sequence[RowResult]]
+
+
+def _single(
+    expects: str,
+    keys: str,
+    fits: Callable[[dict[str, Any]], bool],
+    read: Callable[[dict[str, Any], Origin], Interaction],
+) -> _BuiltInFormat:
+    """A format whose rows hold one interaction."""
+    return _BuiltInFormat(expects, frozenset(keys.split()), fits, lambda row, origin: [read(row, origin)])
+
+
+# Tried in this order: a format comes before those that its rows would also fit.
+FORMATS: dict[FormatName, _BuiltInFormat] = {
+    "repaired": _single(
+        "messages and reply with who answered them again",
+        "answered",
+        logs.fits_repaired,
+        logs.read_repaired,
+    ),
+    "otlp": _BuiltInFormat(
+        "a line of OTLP JSON (resourceSpans or resourceLogs)",
+        frozenset(("resourceSpans", "resourceLogs", "batches", "context")),
+        traces.fits_otlp,
+        traces.read_otlp,
+    ),
+    "mlflow": _BuiltInFormat(
+        "an MLflow trace with info and data",
+        frozenset(("info", "spans")),
+        traces.fits_mlflow,
+        traces.read_mlflow,
+    ),
+    "langsmith": _BuiltInFormat(
+        "a LangSmith run", frozenset(("run_type",)), observations.fits_langsmith, observations.read_langsmith
+    ),
+    "litellm": _BuiltInFormat(
+        "a LiteLLM log", frozenset(("call_type",)), gateways.fits_litellm, gateways.read_litellm
+    ),
+    "helicone": _BuiltInFormat(
+        "a Helicone request with request_body",
+        frozenset(("request_id",)),
+        gateways.fits_helicone,
+        gateways.read_helicone,
+    ),
+    "openai_stored": _BuiltInFormat(
+        "a stored completion or response with its input",
+        frozenset(("object",)),
+        gateways.fits_stored,
+        gateways.read_stored,
+    ),
+    "claude_code": _BuiltInFormat(
+        "a Claude Code transcript",
+        frozenset(("transcript",)),
+        transcripts.fits_claude_code,
+        transcripts.read_claude_code,
+    ),
+    "codex": _BuiltInFormat(
+        "a Codex transcript", frozenset(("transcript",)), transcripts.fits_codex, transcripts.read_codex
+    ),
+    "langfuse": _BuiltInFormat(
+        "a Langfuse observation or score",
+        frozenset(("trace_id", "traceId", "session_id", "sessionId")),
+        observations.fits_langfuse,
+        observations.read_langfuse,
+    ),
+    "captured": _single(
+        "a capture with request and reply", "request", logs.fits_captured, logs.read_captured
+    ),
+    "execution": _single(
+        "an execution with its output", "execution", logs.fits_execution, logs.read_execution
+    ),
+    "openai_log": _single(
+        "request and response", "response error", logs.fits_openai_log, logs.read_openai_log
+    ),
+    "session": _BuiltInFormat(
+        "a session with decisions, code_patterns or exchanges",
+        frozenset(("session", *logs.SESSION_LISTS)),
+        logs.fits_session,
+        logs.read_session,
+    ),
+    "preference": _single(
+        "prompt, chosen and rejected", "chosen", datasets.fits_preference, datasets.read_preference
+    ),
+    "chat": _single("messages", "messages", datasets.fits_chat, datasets.read_chat),
+    "sharegpt": _single(
+        "conversations with from and value",
+        "conversations conversation",
+        datasets.fits_sharegpt,
+        datasets.read_sharegpt,
+    ),
+    "alpaca": _single("instruction and output", "instruction", datasets.fits_alpaca, datasets.read_alpaca),
+    "completion": _single(
+        "prompt and completion", "prompt question", datasets.fits_completion, datasets.read_completion
+    ),
+}
+_EXPECTED = "; ".join(form.expects for form in FORMATS.values())
+REQUIRED = ("expects", "fits", "read")
+
+
+@cache
+def load_format(name: str) -> RowFormat:
+    """Return the built-in format of this name, or the one that an installed package adds."""
+    for known, form in FORMATS.items():
+        if known == name:
+            return form
+    extension: RowFormat = load_extension("graftwork.formats", name, attributes=REQUIRED)
+    return extension
+
+
+def find_format(row: dict[str, Any]) -> FormatName | None:
+    """Return the name of the first built-in format that fits the row."""
+    for name, form in FORMATS.items():
+        if not form.keys.isdisjoint(row) and form.fits(row):
+            return name
+    return None
+
+
+def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
+    """Read a row: its interactions, and what of it is no interaction."""
+    found = _read(row, origin, settings)
+    if settings.reasoning == "keep":
+        return found
+    return [_without_reasoning(result) if isinstance(result, Interaction) else result for result in found]
+
+
+def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
+    """Return only the interactions of a row."""
+    return [result for result in read_row(row, origin, settings=settings) if isinstance(result, Interaction)]
+
+
+def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> Sequence[RowResult]:
+    if "answered" in row and logs.fits_repaired(row):
+        # Our own rows among the logs of a project, whatever form the others have.
+        return [logs.read_repaired(row, origin)]
+    if settings.format:
+        form = load_format(settings.format)
+        if not form.fits(row):
+            raise BadRow(f"no row of the format {settings.format} {_name_keys(row)}; expected {form.expects}")
+        return form.read(row, origin)
+    if settings.mapping:
+        return [datasets.read_mapped(row, origin, mapping=settings.mapping)]
+    name = find_format(row)
+    if name is None:
+        raise BadRow(
+            f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
+        )
+    return FORMATS[name].read(row, origin)
+
+
+def _name_keys(row: dict[str, Any]) -> str:
+    # Redacted before it is cut: half a secret is not recognized as one.
+    keys = redact(", ".join(sorted(row)[:8])).text
+    return f"(keys: {keys[:120] or 'none'})"
+
+
+def _without_reasoning(found: Interaction) -> Interaction:
+    kept = {"reply": drop_reasoning(found.reply)}
+    if found.rejected is not None:
+        kept["rejected"] = drop_reasoning(found.rejected)
+    return found.model_copy(update=kept)

@@ -1,0 +1,557 @@
+"""Calls of language models from spans, by the conventions that libraries write.
+
+In: a span. Out: its interaction, or the rule that leaves it out. Reads OpenTelemetry's GenAI conventions
+(messages on spans, message events, the older prompt and completion attributes), OpenInference, and the
+attributes of Langfuse and MLflow. Spans of agents, tools and chains repeat the texts of their children:
+only calls of models become rows.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from graftwork.data.ingest.api_bodies import FINISH_REASONS, take_answer, take_limit, take_question, unwrap
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    take_cost,
+    take_count,
+    take_fact,
+    take_figure,
+    take_tokens,
+    take_usage,
+    write_json,
+)
+from graftwork.data.ingest.spans import Span, SpanEvent, to_nanoseconds, unflatten
+from graftwork.data.ingest.turns import (
+    ROLES,
+    LogTurn,
+    cut_after_reply,
+    require_user,
+    take_message,
+    take_turns,
+    to_messages,
+    write_reply,
+)
+from graftwork.records.interaction import Interaction, Origin
+
+OTHER_SPAN = "other_span"
+NO_CONTENT = "no_content"
+NO_REPLY = "no_reply"
+IN_OTHER_SPAN = "repeats_other_span"
+RULES = {
+    OTHER_SPAN: "spans of agents, tools and other work: only calls of models become rows",
+    NO_CONTENT: "calls without content: the instrumentation did not record messages",
+    NO_REPLY: "calls without a recorded reply",
+    IN_OTHER_SPAN: "spans of agents that repeat the calls below them",
+}
+INCOMPLETE = "incomplete"
+"""The finish reason of a stream that broke off."""
+
+_MODEL_OPERATIONS = ("chat", "text_completion", "generate_content", "completion")
+_MODEL_KINDS = ("generation", "llm", "chat_model", "completion")
+_CALL_EVENT = "gen_ai.client.inference.operation.details"
+_MESSAGE_EVENTS = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+_SCORE_EVENT = "gen_ai.evaluation.result"
+_FINISHED = {
+    **FINISH_REASONS,
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "error": INCOMPLETE,
+    "MAX_TOKENS": "length",
+    "STOP": "stop",
+}
+
+
+class LeftOutCall(Exception):
+    """The span is no row, by this rule."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self.rule = rule
+
+
+class _Call(NamedTuple):
+    """What a span holds: the turns asked, the reply if there is one, and facts that override the span's."""
+
+    turns: list[LogTurn]
+    reply: LogTurn | None
+    tools: Any = None
+    facts: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
+    """Facts of the request, used where the span has none."""
+
+
+def is_agent_call(span: Span) -> bool:
+    """Whether this is the span of an agent, which some libraries put the messages of its calls on."""
+    return span.attributes.get("gen_ai.operation.name") == "invoke_agent"
+
+
+def is_model_call(span: Span) -> bool:
+    facts = span.attributes
+    kind = facts.get("openinference.span.kind")
+    if kind is not None:
+        return bool(kind == "LLM")
+    operation = facts.get("gen_ai.operation.name") or facts.get("llm.request.type")
+    if operation is not None:
+        return isinstance(operation, str) and operation in _MODEL_OPERATIONS
+    kind = open_text(facts.get("langfuse.observation.type") or facts.get("mlflow.spanType"))
+    if kind is not None:
+        return isinstance(kind, str) and kind.lower() in _MODEL_KINDS
+    return "gen_ai.request.model" in facts or any(
+        key.startswith(("gen_ai.prompt", "gen_ai.completion")) for key in facts
+    )
+
+
+def read_call(span: Span, origin: Origin, *, session: str | None = None) -> Interaction:
+    """Read the span of a call of a model. Raises `LeftOutCall` where it is no row."""
+    call = _find_call(span)
+    if call is None or not call.turns:
+        raise LeftOutCall(NO_CONTENT)
+    require_user(call.turns, "the messages")
+    reply = write_reply(call.reply) if call.reply is not None else ""
+    if not reply and not span.failed:
+        raise LeftOutCall(NO_REPLY)
+    facts = _take_facts(span, origin)
+    facts |= {key: value for key, value in call.facts.items() if value}
+    facts |= {key: value for key, value in call.asked.items() if facts.get(key) is None}
+    facts["session"] = facts["session"] or session
+    reason = facts.pop("finish_reason", None)
+    facts["finish_reason"] = _FINISHED.get(reason or "", reason)
+    if span.failed:
+        # Half an answer is truncated; without any the call failed.
+        facts["finish_reason"] = INCOMPLETE if reply else facts["finish_reason"]
+        facts["status"] = None if reply else "failed"
+    return Interaction(messages=to_messages(call.turns, tools=call.tools), reply=reply, **facts)
+
+
+def open_text(value: Any) -> Any:
+    """Return the value of an attribute that some libraries write as JSON, text included."""
+    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        return value[1:-1]
+    return open_json(value)
+
+
+def _find_call(span: Span) -> _Call | None:
+    """Try the conventions, the most exact first."""
+    for read in (_read_genai, _read_openinference, _read_message_events, _read_numbered, _read_bodies):
+        call = read(span)
+        if call is not None and call.turns:
+            return call
+    return None
+
+
+def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
+    facts = span.attributes
+    reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
+    reason = reasons[0] if isinstance(reasons, list) and reasons else None
+    stated = first_of(facts, "langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
+    usage = {} if stated is None else take_usage({"usage": open_json(stated)})
+    return {
+        "id": span.id or str(origin),
+        "origin": origin,
+        "trace": span.trace or span.id or str(origin),
+        "status": None,
+        "finish_reason": take_fact(reason) or take_fact(facts.get("llm.finish_reason")),
+        "group": take_fact(first_of(facts, "gen_ai.agent.name", "agent.name")),
+        "session": take_fact(
+            first_of(facts, "gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+        ),
+        "model": take_fact(
+            first_of(
+                facts,
+                *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
+                *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
+            )
+        )
+        or take_fact(open_text(facts.get("mlflow.llm.model"))),
+        "duration_ms": span.duration_ms,
+        "first_token_ms": _take_first_token(span),
+        "prompt_tokens": take_tokens(
+            first_of(
+                facts, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"
+            )
+        ),
+        "reply_tokens": take_tokens(
+            first_of(
+                facts,
+                *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+                "llm.token_count.completion",
+            )
+        ),
+        "cached_tokens": take_tokens(
+            first_of(
+                facts,
+                *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+                "llm.token_count.prompt_details.cache_read",
+            )
+        ),
+        "cost": _take_cost(facts),
+        **usage,
+        "max_tokens": take_count(facts.get("gen_ai.request.max_tokens")) or _take_limit(facts),
+        **_take_score(span),
+        "extra": _take_extra(span),
+    }
+
+
+def _take_extra(span: Span) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if span.service and len(span.service) <= 200:
+        extra["service"] = span.service
+    if span.started is not None and 0 < span.started < 4e18:
+        extra["timestamp"] = datetime.fromtimestamp(span.started / 1e9, UTC).isoformat()
+    return extra
+
+
+def _take_cost(facts: dict[str, Any]) -> float | None:
+    stated = take_cost(first_of(facts, "gen_ai.usage.cost", "llm.cost.total"))
+    if stated is not None:
+        return stated
+    details = open_json(first_of(facts, "langfuse.observation.cost_details", "mlflow.llm.cost"))
+    return take_cost(details) or None if isinstance(details, dict) else None
+
+
+def _take_limit(facts: dict[str, Any]) -> int | None:
+    return take_limit(
+        open_json(first_of(facts, "llm.invocation_parameters", "langfuse.observation.model.parameters"))
+    )
+
+
+def _take_first_token(span: Span) -> float | None:
+    seconds = take_figure(
+        first_of(span.attributes, "gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
+    )
+    if seconds is not None and seconds >= 0:
+        return seconds * 1000
+    began = to_nanoseconds(open_text(span.attributes.get("langfuse.observation.completion_start_time")))
+    if began is None or span.started is None or began < span.started:
+        return None
+    return (began - span.started) / 1e6
+
+
+def _take_score(span: Span) -> dict[str, Any]:
+    """Return the score of an evaluation that was recorded on the call."""
+    scores = [
+        take_figure(event.attributes.get("gen_ai.evaluation.score.value"))
+        for event in span.events
+        if event.name == _SCORE_EVENT
+    ]
+    stated = [score for score in scores if score is not None]
+    return {"reward": sum(stated) / len(stated), "reward_level": "call"} if stated else {}
+
+
+def _read_genai(span: Span) -> _Call | None:
+    """Read the current conventions: messages with parts, on the span or on an event of it."""
+    facts = span.attributes
+    if "gen_ai.input.messages" not in facts:
+        facts = next((e.attributes for e in span.events if e.name == _CALL_EVENT), {})
+    if facts.get("gen_ai.input.messages") is None:
+        return None
+    turns = _take_part_messages(facts["gen_ai.input.messages"], "gen_ai.input.messages")
+    system = _take_instructions(facts.get("gen_ai.system_instructions"))
+    if system and (not turns or turns[0].role != "system"):
+        turns.insert(0, LogTurn("system", system))
+    outputs = open_json(facts.get("gen_ai.output.messages") or [])
+    replies = _take_part_messages(outputs, "gen_ai.output.messages")
+    reply = next((turn for turn in replies if turn.role == "assistant"), None)
+    first = outputs[0] if isinstance(outputs, list) and outputs else None
+    stated = first.get("finish_reason") if isinstance(first, dict) else None
+    tools = take_tool_definitions(facts.get("gen_ai.tool.definitions"))
+    return _Call(turns, reply, tools, {"finish_reason": take_fact(stated)})
+
+
+def _take_instructions(value: Any) -> str:
+    parts = open_json(value)
+    if parts is None:
+        return ""
+    [turn] = take_message({"role": "system", "content": _to_parts(parts, "gen_ai.system_instructions")}, "")
+    return turn.content
+
+
+def take_tool_definitions(value: Any) -> list[dict[str, Any]]:
+    """Return tools in OpenAI's nested form, from that or from the flat form."""
+    listed = open_json(value)
+    tools = []
+    for item in listed if isinstance(listed, list) else ():
+        tool = open_json(item)
+        if not isinstance(tool, dict):
+            continue
+        if isinstance(tool.get("function"), dict) or not isinstance(tool.get("name"), str):
+            tools.append(tool)
+            continue
+        named = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
+        schema = first_of(tool, "parameters", "input_schema")
+        tools.append(
+            {"type": "function", "function": named | ({} if schema is None else {"parameters": schema})}
+        )
+    return tools
+
+
+def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
+    listed = open_json(value)
+    if not isinstance(listed, list):
+        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(listed)}")
+    turns: list[LogTurn] = []
+    for place, item in enumerate(listed):
+        message = item if type(item) is dict else open_json(item)
+        plain = _take_plain(message) if type(message) is dict else None
+        if plain is not None:
+            turns.append(plain)
+            continue
+        name = f"{key}[{place}]"
+        if not isinstance(message, dict):
+            raise BadRow(f"`{name}` must be an object with role and parts, and is {name_type(message)}")
+        if "parts" not in message:
+            turns += take_message(message, name)
+            continue
+        parts = _to_parts(message["parts"], f"{name}.parts")
+        role = message.get("role", "assistant")
+        if isinstance(role, str) and ROLES.get(role.lower()) == "tool":
+            role = "user"  # results in parts become turns of a tool
+        turns += take_message({"role": role, "content": parts}, name)
+    return turns
+
+
+def _take_plain(message: dict[str, Any]) -> LogTurn | None:
+    """Read a message of one text, as nearly all are: spares the search for calls and reasoning."""
+    parts, named = message.get("parts"), message.get("role", "assistant")
+    role = ROLES.get(named) if type(named) is str else None
+    if type(parts) is not list or len(parts) != 1 or role is None or type(parts[0]) is not dict:
+        return None
+    part = parts[0]
+    content = part.get("content")
+    if part.get("type") != "text" or type(content) is not str or "\0" in content or role == "tool":
+        return None
+    return LogTurn(role, content)
+
+
+def _to_parts(value: Any, key: str) -> list[Any]:
+    """Return parts under the names that chat APIs give them."""
+    listed = open_json(value)
+    if isinstance(listed, str):
+        return [{"type": "text", "text": listed}]
+    if not isinstance(listed, list):
+        raise BadRow(f"`{key}` must be a list of parts, and is {name_type(listed)}")
+    parts: list[Any] = []
+    for part in listed:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_call":
+            parts.append({"type": "tool_use", "name": part.get("name"), "input": part.get("arguments")})
+        elif kind in ("tool_call_response", "tool_response"):
+            result = first_of(part, "response", "result", "content")
+            parts.append({"type": "tool_result", "content": result})
+        elif kind in ("text", "reasoning", "compaction"):
+            content = first_of(part, "content", "text")
+            if content is not None or kind != "compaction":
+                parts.append({"type": "reasoning" if kind == "reasoning" else "text", "text": content})
+        else:
+            parts.append(part)
+    return parts
+
+
+def _read_openinference(span: Span) -> _Call | None:
+    asked = _take_numbered(span.attributes, "llm.input_messages")
+    if not asked:
+        return None
+    replies = _take_numbered(span.attributes, "llm.output_messages")
+    turns = take_turns(asked, "llm.input_messages")
+    reply = None
+    if replies:
+        [reply] = take_message({**replies[0], "role": "assistant"}, "llm.output_messages.0")
+    tools = []
+    if "llm.tools.0.tool.json_schema" in span.attributes:
+        schemas = [item.get("tool") for item in unflatten(span.attributes, "llm.tools")]
+        tools = [open_json(item.get("json_schema")) for item in schemas if isinstance(item, dict)]
+    return _Call(turns, reply, tools, _find_finish(span))
+
+
+def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Return the messages under numbered keys; those with role and content alone by a shorter way."""
+    start = f"{prefix}."
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if not key.startswith(start):
+            continue
+        number, _, name = key[len(start) :].partition(".")
+        if name not in ("message.role", "message.content") or not number.isdecimal() or len(number) > 9:
+            return [_to_message(item) for item in unflatten(attributes, prefix)]
+        found.setdefault(number, {"role": "assistant"})[name[8:]] = value
+    return [found[number] for number in sorted(found, key=int)]
+
+
+def _find_finish(span: Span) -> dict[str, Any]:
+    """Return the finish reason from the response body; a stream that broke off has none."""
+    body = open_json(span.attributes.get("output.value"))
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return {}
+    return {"finish_reason": take_fact(choices[0].get("finish_reason")) or INCOMPLETE}
+
+
+def _to_message(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenInference as chat APIs write it."""
+    inner = item.get("message")
+    message = dict(inner) if isinstance(inner, dict) else {}
+    parts = message.pop("contents", None)
+    if isinstance(parts, list) and message.get("content") is None:
+        held = [part.get("message_content") for part in parts if isinstance(part, dict)]
+        message["content"] = [part for part in held if isinstance(part, dict)]
+    calls = message.pop("tool_calls", None)
+    if isinstance(calls, list):
+        held = [call.get("tool_call") for call in calls if isinstance(call, dict)]
+        message["tool_calls"] = [call for call in held if isinstance(call, dict)]
+    if "function_call_name" in message:
+        message["function_call"] = {
+            "name": message.pop("function_call_name"),
+            "arguments": message.pop("function_call_arguments_json", None),
+        }
+    message.setdefault("role", "assistant")
+    return message
+
+
+def _read_message_events(span: Span) -> _Call | None:
+    """Read one event per message, as the conventions had it up to version 1.36."""
+    turns: list[LogTurn] = []
+    reply: LogTurn | None = None
+    reason = None
+    for event in span.events:
+        role = _MESSAGE_EVENTS.get(event.name)
+        content = _open_event(event)
+        if role is not None:
+            turns += take_message({"role": role, **content}, event.name)
+        elif event.name == "gen_ai.choice" and reply is None:
+            inner = open_json(content.get("message"))
+            message = (
+                inner if isinstance(inner, dict) else {"content": first_of(content, "message", "content")}
+            )
+            tool_calls = first_of(message, "tool_calls") or content.get("tool_calls")
+            held = {"content": message.get("content"), "tool_calls": tool_calls}
+            [reply] = take_message({"role": "assistant", **held}, event.name)
+            reason = take_fact(content.get("finish_reason"))
+        elif event.name == "gen_ai.content.prompt":
+            turns += _take_prompt(event.attributes.get("gen_ai.prompt"))
+        elif event.name == "gen_ai.content.completion":
+            turns += _take_prompt(event.attributes.get("gen_ai.completion"), role="assistant")
+    if turns and reply is None and turns[-1].role == "assistant":
+        reply = turns.pop()
+    return _Call(turns, reply, None, {"finish_reason": reason}) if turns else None
+
+
+def _open_event(event: SpanEvent) -> dict[str, Any]:
+    """Return the content of a message event: its body, or its attributes."""
+    body = (
+        event.body
+        if isinstance(event.body, dict)
+        else open_json(event.attributes.get("gen_ai.event.content"))
+    )
+    held = body if isinstance(body, dict) else event.attributes
+    return {key: value for key, value in held.items() if key != "role" or isinstance(value, str)}
+
+
+def _take_prompt(value: Any, *, role: str = "user") -> list[LogTurn]:
+    opened = open_json(value)
+    if isinstance(opened, list):
+        return take_turns(opened, "gen_ai.prompt") if opened else []
+    if isinstance(opened, dict) and "role" in opened:
+        return take_message(opened, "gen_ai.prompt")
+    return take_message({"role": role, "content": value}, "gen_ai.prompt") if value else []
+
+
+def _read_numbered(span: Span) -> _Call | None:
+    """Read `gen_ai.prompt.0.content` and the like, as OpenLLMetry writes them."""
+    asked = unflatten(span.attributes, "gen_ai.prompt") or unflatten(span.attributes, "llm.prompts")
+    if not asked:
+        return None
+    replies = unflatten(span.attributes, "gen_ai.completion") or unflatten(span.attributes, "llm.completions")
+    turns: list[LogTurn] = []
+    for place, item in enumerate(asked):
+        turns += take_message({"role": "user", **item}, f"gen_ai.prompt.{place}")
+    reply = None
+    reason = None
+    if replies:
+        reason = take_fact(replies[0].get("finish_reason"))
+        [reply] = take_message({**replies[0], "role": "assistant"}, "gen_ai.completion.0")
+    tools = take_tool_definitions(unflatten(span.attributes, "llm.request.functions"))
+    return _Call(turns, reply, tools, {"finish_reason": reason})
+
+
+def _read_bodies(span: Span) -> _Call | None:
+    """Read whole requests and responses: Langfuse, MLflow, and the plain values of OpenInference."""
+    facts = span.attributes
+    names = (
+        ("langfuse.observation.input", "langfuse.observation.output"),
+        ("mlflow.spanInputs", "mlflow.spanOutputs"),
+        ("input.value", "output.value"),
+        ("gen_ai.prompt", "gen_ai.completion"),
+        ("traceloop.entity.input", "traceloop.entity.output"),
+    )
+    for asked, answered in names:
+        if facts.get(asked) is not None:
+            read = read_bodies(facts[asked], facts.get(answered))
+            return _Call(read.turns, read.reply, read.tools, read.facts, read.asked)
+    return None
+
+
+class Bodies(NamedTuple):
+    """What was asked and answered, the tools, and the facts of the response and of the request."""
+
+    turns: list[LogTurn]
+    reply: LogTurn | None
+    tools: Any = None
+    facts: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
+
+
+def read_bodies(asked: Any, answered: Any) -> Bodies:
+    """Read what a tool kept as input and output of a call: bodies of an API, messages, or text."""
+    request = open_text(asked)
+    tools = None
+    if request is None or request in ("", [], {}):
+        return Bodies([], None)
+    if isinstance(request, dict) and (request.keys() & {"messages", "input", "prompt", "contents"}):
+        turns = take_question(request)
+        tools = first_of(request, "tools", "functions")
+    elif isinstance(request, list):
+        turns = take_turns(request, "the input")
+    elif isinstance(request, dict) and "role" in request:
+        turns = take_message(request, "the input")
+    else:
+        text = write_json(request, "the input") if isinstance(request, dict) else request
+        turns = take_message({"role": "user", "content": text}, "the input")
+    reply, facts = read_output(open_text(answered))
+    if reply is None and turns and turns[-1].role == "assistant":
+        *turns, reply = cut_after_reply(turns, "the input")
+    held = request if isinstance(request, dict) else {}
+    return Bodies(
+        turns, reply, tools, facts, {"model": take_fact(held.get("model")), "max_tokens": take_limit(held)}
+    )
+
+
+def read_output(answered: Any) -> tuple[LogTurn | None, dict[str, Any]]:
+    """Read a response body, a message, a list of messages, or text; with the facts of the response."""
+    if answered is None or answered in ("", {}, []):
+        return None, {}
+    if isinstance(answered, list):
+        last = open_json(answered[-1])
+        answered = last if isinstance(last, dict) else {"content": last}
+    elif not isinstance(answered, dict):
+        answered = {"content": answered}
+    body = unwrap(answered, "the output")
+    is_response = body.get("choices") is not None or isinstance(body.get("output"), list)
+    if is_response or (isinstance(body.get("content"), list) and "stop_reason" in body):
+        answer = take_answer(body)
+        reason = answer.finish_reason or (INCOMPLETE if is_response else None)
+        return answer.turn, {
+            **take_usage(body),
+            "model": take_fact(body.get("model")),
+            "finish_reason": reason,
+        }
+    if body.keys() & {"role", "content", "tool_calls"}:
+        return take_message({**body, "role": "assistant"}, "the output")[0], {}
+    return LogTurn("assistant", write_json(body, "the output")), {}

@@ -1,0 +1,275 @@
+"""Spans of OpenTelemetry traces, from OTLP JSON and from the SDK's console exporter.
+
+In: a parsed row. Out: spans with plain attributes, each with its path in the row for error messages, and
+log records that hold the content of calls. Does not know what an attribute means.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from graftwork.data.ingest.fields import BadRow, first_of, name_type, open_json, take_figure
+
+DEEPEST_VALUE = 64
+_SCALARS = ("stringValue", "boolValue", "doubleValue", "bytesValue")
+_FAILED = (2, "2", "STATUS_CODE_ERROR", "ERROR", "Error", "error")
+
+
+class SpanEvent(NamedTuple):
+    name: str
+    attributes: dict[str, Any]
+    body: Any = None
+
+
+class Span(NamedTuple):
+    """`started` and `ended` are nanoseconds; None where the trace does not state them."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    started: float | None
+    ended: float | None
+    attributes: dict[str, Any]
+    events: list[SpanEvent]
+    failed: bool
+    service: str | None = None
+
+    @property
+    def duration_ms(self) -> float | None:
+        if self.started is None or self.ended is None or self.ended < self.started:
+            return None
+        return (self.ended - self.started) / 1e6
+
+
+class PlacedSpan(NamedTuple):
+    """A span, or why it cannot be read, and its path in the row."""
+
+    path: str
+    span: Span | BadRow
+
+
+def list_spans(row: dict[str, Any]) -> Iterator[PlacedSpan]:
+    """Yield the spans of a line of OTLP JSON. A span that cannot be read does not stop the others."""
+    for path, resource, scope in _list_scopes(row, ("resourceSpans", "batches"), "scopeSpans"):
+        service = resource.get("service.name")
+        listed = first_of(scope, "spans") or []
+        if not isinstance(listed, list):
+            yield PlacedSpan(f"{path}.spans", BadRow(f"it must be a list, and is {name_type(listed)}"))
+            continue
+        for place, item in enumerate(listed):
+            yield _place(f"{path}.spans[{place}]", item, service if isinstance(service, str) else None)
+
+
+def list_log_records(row: dict[str, Any]) -> Iterator[tuple[str, Span | BadRow]]:
+    """Yield the log records of a line of OTLP JSON as spans with one event; only those of one call each."""
+    for path, _, scope in _list_scopes(row, ("resourceLogs",), "scopeLogs"):
+        listed = scope.get("logRecords") or []
+        if not isinstance(listed, list):
+            yield f"{path}.logRecords", BadRow(f"it must be a list, and is {name_type(listed)}")
+            continue
+        for place, item in enumerate(listed):
+            name = f"{path}.logRecords[{place}]"
+            try:
+                yield name, _to_log_span(item)
+            except BadRow as error:
+                yield name, error
+
+
+def read_console_span(row: dict[str, Any]) -> Span:
+    """Read a span as `ConsoleSpanExporter` and `ReadableSpan.to_json` write it."""
+    context = _take(row, "context", dict)
+    status = _take(row, "status", dict)
+    events = [
+        SpanEvent(_text(_require(item, "event").get("name")), _take(item, "attributes", dict))
+        for item in _take(row, "events", list)
+    ]
+    resource = _take(row, "resource", dict)
+    resource_facts = resource.get("attributes")
+    service = resource_facts.get("service.name") if isinstance(resource_facts, dict) else None
+    return Span(
+        trace=_text(context.get("trace_id")).removeprefix("0x"),
+        id=_text(context.get("span_id")).removeprefix("0x"),
+        parent=_text(row.get("parent_id")).removeprefix("0x"),
+        name=_text(row.get("name")),
+        started=to_nanoseconds(row.get("start_time")),
+        ended=to_nanoseconds(row.get("end_time")),
+        attributes=_take(row, "attributes", dict),
+        events=events,
+        failed=status.get("status_code") in _FAILED,
+        service=service if isinstance(service, str) else None,
+    )
+
+
+def to_nanoseconds(value: Any) -> float | None:
+    """Return a time in nanoseconds since 1970, from nanoseconds or from ISO text."""
+    number = take_figure(value)
+    if number is not None:
+        return number
+    if not isinstance(value, str) or not 10 <= len(value) <= 40:
+        return None
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    try:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e9
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def to_plain(value: Any, *, depth: int = 0) -> Any:
+    """Return the value that an OTLP `AnyValue` holds."""
+    if not isinstance(value, dict):
+        return value  # some exporters write plain values
+    for name in _SCALARS:
+        if name in value:
+            return value[name]
+    if "intValue" in value:
+        number = take_figure(value["intValue"])
+        return int(number) if number is not None and abs(number) < 1 << 63 else None
+    if depth >= DEEPEST_VALUE:
+        raise BadRow("an attribute is nested too deeply")
+    if "arrayValue" in value:
+        listed = value["arrayValue"].get("values") if isinstance(value["arrayValue"], dict) else None
+        return [to_plain(item, depth=depth + 1) for item in listed] if isinstance(listed, list) else []
+    if "kvlistValue" in value:
+        listed = value["kvlistValue"].get("values") if isinstance(value["kvlistValue"], dict) else None
+        return to_attributes(listed or [], "kvlistValue", depth=depth + 1)
+    return None
+
+
+def to_attributes(value: Any, key: str, *, depth: int = 0) -> dict[str, Any]:
+    """Return attributes as an object: OTLP lists pairs of key and value."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list):
+        raise BadRow(f"`{key}` must be a list of keys and values, and is {name_type(value)}")
+    found: dict[str, Any] = {}
+    for place, pair in enumerate(value):
+        name = pair.get("key") if isinstance(pair, dict) else None
+        if not isinstance(name, str):
+            raise BadRow(f"`{key}[{place}].key` must be text")
+        held = pair.get("value")
+        is_text = type(held) is dict and "stringValue" in held  # as nearly all are
+        found[name] = held["stringValue"] if is_text else to_plain(held, depth=depth)
+    return found
+
+
+def unflatten(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Return the list that keys such as `PREFIX.0.message.role` spell out, in the order of their numbers."""
+    root: dict[str, Any] = {}
+    start = f"{prefix}."
+    for key, value in attributes.items():
+        if not key.startswith(start):
+            continue
+        parts = key[len(start) :].split(".")
+        if len(parts) > DEEPEST_VALUE:
+            raise BadRow(f"a key under `{prefix}` is nested too deeply")
+        inside = root
+        for part in parts[:-1]:
+            if not isinstance(inside.get(part), dict):
+                inside[part] = {}
+            inside = inside[part]
+        inside.setdefault(parts[-1], value)
+    return [item for item in _to_list(root) if isinstance(item, dict)]
+
+
+def _to_list(value: Any) -> list[Any]:
+    """Turn objects whose keys are all numbers into lists, inside out."""
+    made = _to_lists(value)
+    return made if isinstance(made, list) else []
+
+
+def _to_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _to_lists(item) for key, item in value.items()}
+    if inner and all(key.isdecimal() and len(key) < 10 for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner
+
+
+def _list_scopes(
+    row: dict[str, Any], outer: tuple[str, ...], inner: str
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    name = next((key for key in outer if row.get(key) is not None), outer[0])
+    for place, item in enumerate(_take(row, name, list)):
+        path = f"{name}[{place}]"
+        resource = first_of(_require(item, path), "resource") or {}
+        facts = resource.get("attributes") if isinstance(resource, dict) else None
+        attributes = to_attributes(facts, f"{path}.resource.attributes") if isinstance(facts, list) else {}
+        # The name up to version 0.19 of OTLP.
+        scopes = first_of(item, inner, "instrumentationLibrarySpans") or []
+        if not isinstance(scopes, list):
+            raise BadRow(f"`{path}.{inner}` must be a list, and is {name_type(scopes)}")
+        for number, scope in enumerate(scopes):
+            yield f"{path}.{inner}[{number}]", attributes, _require(scope, f"{path}.{inner}[{number}]")
+
+
+def _place(path: str, item: Any, service: str | None) -> PlacedSpan:
+    try:
+        return PlacedSpan(path, _to_span(item, service))
+    except BadRow as error:
+        return PlacedSpan(path, error)
+
+
+def _to_span(item: Any, service: str | None) -> Span:
+    span = _require(item, "the span")
+    status = _take(span, "status", dict)
+    events = []
+    for place, event in enumerate(_take(span, "events", list)):
+        held = _require(event, f"events[{place}]")
+        attributes = to_attributes(held.get("attributes") or [], f"events[{place}].attributes")
+        events.append(SpanEvent(_text(held.get("name")), attributes))
+    return Span(
+        trace=_text(span.get("traceId")),
+        id=_text(span.get("spanId")),
+        parent=_text(span.get("parentSpanId")),
+        name=_text(span.get("name")),
+        started=to_nanoseconds(span.get("startTimeUnixNano")),
+        ended=to_nanoseconds(span.get("endTimeUnixNano")),
+        attributes=to_attributes(span.get("attributes") or [], "attributes"),
+        events=events,
+        failed=status.get("code") in _FAILED,
+        service=service,
+    )
+
+
+def _to_log_span(item: Any) -> Span:
+    record = _require(item, "the log record")
+    attributes = to_attributes(record.get("attributes") or [], "attributes")
+    body = to_plain(record.get("body"))
+    name = first_of(record, "eventName") or attributes.get("event.name")
+    return Span(
+        trace=_text(record.get("traceId")),
+        id=_text(record.get("spanId")),
+        parent="",
+        name=_text(name),
+        started=to_nanoseconds(first_of(record, "timeUnixNano", "observedTimeUnixNano")),
+        ended=None,
+        attributes=attributes,
+        events=[SpanEvent(_text(name), attributes, open_json(body))],
+        failed=False,
+    )
+
+
+def _require(value: Any, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRow(f"`{key}` must be an object, and is {name_type(value)}")
+    return value
+
+
+def _take(row: dict[str, Any], key: str, kind: type) -> Any:
+    value = row.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        expected = "a list" if kind is list else "an object"
+        raise BadRow(f"`{key}` must be {expected}, and is {name_type(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and "\0" not in value else ""

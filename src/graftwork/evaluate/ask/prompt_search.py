@@ -1,0 +1,258 @@
+"""`python -m graftwork.evaluate.ask.prompt_search JOB.json`: an instruction for the base, improved by gepa.
+
+In: training and validation cases, a first instruction, a budget of answers. Out: `prompt.json`, the prompt
+that does best on the validation cases; the first one where nothing is better. No test case is ever asked.
+The package `gepa` is imported here and nowhere else.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.settings import EvaluateSettings, choose_success
+from graftwork.evaluate.subjects import parse_subject
+from graftwork.files.disk import write_atomic
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
+from graftwork.inference.endpoint import EndpointEngine
+from graftwork.inference.engine import DecodingSettings, InferenceEngine, MeasuringEngine
+from graftwork.inference.selection import open_engine, settle, source_of
+from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.interaction import Message
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
+from graftwork.records.report import Case, EvalJob
+
+GEPA = "gepa"
+COMPONENT = "instruction"
+REFLECTION_TOKENS = 1024
+SHOWN_CHARACTERS = 2000
+
+AskAll = Callable[[str, Sequence[Case]], list[str]]
+"""What the model answers to these cases with this instruction."""
+GradeOne = Callable[[Case, str], float]
+Propose = Callable[[str], str]
+"""What a language model answers to a request to improve an instruction."""
+
+
+class PromptSearchJob(Record):
+    """All that the worker gets. The first `training` cases of the job's file are for proposals."""
+
+    folder: str
+    job: EvalJob
+    """The base as it is asked; its worked examples are part of the prompt."""
+    training: int
+    instruction: str
+    rows: tuple[str, ...] = ()
+    settings: EvaluateSettings
+    project_folder: str
+
+
+class SearchBudget(NamedTuple):
+    answers: int
+    seed: int = 0
+
+
+class SearchResult(NamedTuple):
+    """`score` is the mean over the validation cases; `answers` were asked for it."""
+
+    instruction: str
+    score: float
+    first_score: float
+    answers: int
+
+
+class _Trace(NamedTuple):
+    case: Case
+    answer: str
+    score: float
+
+
+class PromptAdapter:
+    """Connects gepa to the model and the project's own metric."""
+
+    propose_new_texts = None
+
+    def __init__(self, ask: AskAll, grade_one: GradeOne) -> None:
+        self._ask, self._grade = ask, grade_one
+        self.answers = 0
+
+    def evaluate(self, batch: list[Case], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+        from gepa import EvaluationBatch
+
+        answers = self._ask(candidate[COMPONENT], batch)
+        self.answers += len(batch)
+        scores = [self._grade(case, answer) for case, answer in zip(batch, answers, strict=True)]
+        traces = [_Trace(*found) for found in zip(batch, answers, scores, strict=True)]
+        return EvaluationBatch(
+            outputs=answers, scores=scores, trajectories=traces if capture_traces else None
+        )
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """What went well and what did not, as text; the reference is a training row's own."""
+        shown = [
+            {
+                "Inputs": _cut(trace.case.messages[-1].content),
+                "Generated Outputs": _cut(trace.answer),
+                "Feedback": "This answer is right."
+                if trace.score >= 1
+                else f"This answer scores {trace.score:.2f} of 1. A right answer is: "
+                f"{_cut(trace.case.reference)}",
+            }
+            for trace in eval_batch.trajectories or ()
+        ]
+        return dict.fromkeys(components_to_update, shown)
+
+
+class _Silent:
+    def log(self, message: str) -> None:
+        """The worker's heartbeat reports progress; gepa's own lines are not kept."""
+
+
+def search_instruction(
+    adapter: PromptAdapter,
+    *,
+    first: str,
+    training: Sequence[Case],
+    validation: Sequence[Case],
+    propose: Propose,
+    budget: SearchBudget,
+) -> SearchResult:
+    """The best instruction within the budget. The same answers and seed give the same instruction."""
+    import gepa
+
+    found = gepa.optimize(
+        seed_candidate={COMPONENT: first},
+        trainset=list(training),
+        valset=list(validation),
+        adapter=adapter,
+        reflection_lm=lambda prompt: propose(_as_text(prompt)),
+        max_metric_calls=budget.answers,
+        logger=_Silent(),
+        seed=budget.seed,
+        track_best_outputs=False,
+    )
+    scores = list(found.val_aggregate_scores)
+    return SearchResult(
+        instruction=str(found.best_candidate[COMPONENT]),
+        score=float(scores[found.best_idx]),
+        first_score=float(scores[0]),
+        answers=adapter.answers,
+    )
+
+
+def search_prompt(job: PromptSearchJob) -> None:
+    """Load the base, search, write the prompt."""
+    settings, folder = job.settings, Path(job.folder)
+    cases = read_cases(Path(job.job.cases_file))
+    eval_job = settle(job.job)
+    with Heart(folder) as heart:
+        heart.beat("loading the model", 0, settings.prompt.max_answers)
+        engine = open_engine(eval_job.engine, source_of(eval_job))
+        ask = ask_with(engine, eval_job)
+        adapter = PromptAdapter(_reporting(ask, heart, settings.prompt.max_answers), grade_by(job))
+        result = search_instruction(
+            adapter,
+            first=job.instruction,
+            training=cases[: job.training],
+            validation=cases[job.training :],
+            propose=_proposer(settings, engine),
+            budget=SearchBudget(settings.prompt.max_answers, settings.prompt.seed),
+        )
+        engine.close()
+        prompt = PromptVariant(
+            instruction=result.instruction,
+            examples=eval_job.worked_example,
+            rows=job.rows,
+            optimizer=f"{GEPA}: {result.first_score:.3f} → {result.score:.3f} on "
+            f"{len(cases) - job.training} validation rows, {result.answers} answers",
+        )
+        write_atomic(folder / PROMPT_FILE, prompt.to_json())
+        heart.beat("done", settings.prompt.max_answers, settings.prompt.max_answers)
+
+
+def ask_with(engine: MeasuringEngine, job: EvalJob) -> AskAll:
+    decoding = DecodingSettings(job.max_new_tokens)
+
+    def ask(instruction: str, cases: Sequence[Case]) -> list[str]:
+        prompt = PromptVariant(instruction=instruction, examples=job.worked_example)
+        answers: list[str] = []
+        for start in range(0, len(cases), job.batch_size):
+            some = cases[start : start + job.batch_size]
+            rendered = [engine.render(prompt.apply(case.messages)) for case in some]
+            answers += [reply.text for reply in engine.answer(rendered, decoding)]
+        return answers
+
+    return ask
+
+
+def grade_by(job: PromptSearchJob) -> GradeOne:
+    """The metric that counts successes; where it does not apply to a case, the case says nothing: 0."""
+    settings = job.settings
+    metric = choose_success(settings)
+    context = GradeContext(
+        fields=settings.fields,
+        checks={check.name: check for check in settings.checks},
+        folder=Path(job.project_folder),
+    )
+    return lambda case, answer: grade(metric, case, answer, context=context) or 0.0
+
+
+def _proposer(settings: EvaluateSettings, engine: InferenceEngine) -> Propose:
+    """The endpoint of the settings, else the base itself."""
+    given = settings.prompt.reflection
+    endpoint = parse_subject(given).endpoint if given is not None else None
+    asked: InferenceEngine = EndpointEngine(endpoint) if endpoint is not None else engine
+    decoding = DecodingSettings(REFLECTION_TOKENS)
+
+    def propose(text: str) -> str:
+        rendered = asked.render((Message(role="user", content=text),))
+        return asked.answer([rendered], decoding)[0].text
+
+    return propose
+
+
+def _reporting(ask: AskAll, heart: Heart, total: int) -> AskAll:
+    done = 0
+
+    def asked(instruction: str, cases: Sequence[Case]) -> list[str]:
+        nonlocal done
+        answers = ask(instruction, cases)
+        done += len(cases)
+        heart.beat("optimising the prompt", min(done, total), total)
+        return answers
+
+    return asked
+
+
+def _as_text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(str(turn.get("content", "")) for turn in prompt)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} …"
+
+
+def require_gepa() -> None:
+    """Refused before a model has answered anything."""
+    import importlib.util
+
+    if importlib.util.find_spec(GEPA) is None:
+        raise EnvironmentLacks(
+            "the package gepa is not installed",
+            why="evaluate.prompt.optimizer is gepa",
+            fix="pip install gepa, or set evaluate.prompt.optimizer: none",
+            where="evaluate.prompt.optimizer",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(PromptSearchJob, lambda job: Path(job.folder), search_prompt))

@@ -1,0 +1,218 @@
+"""How far a judge agrees with people: agreement and Cohen's kappa, with intervals over sessions.
+
+In: answers that people labelled, and what the judge says of them. Out: a JudgeCalibration. Pure. A pair that
+the judge leaves open counts as a disagreement; one that it could not judge is left out and counted.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from graftwork.evaluate.statistics.bounded import bounded_mean
+from graftwork.evaluate.statistics.intervals import Interval
+from graftwork.evaluate.statistics.means import RESAMPLES, widened_tail
+from graftwork.records.base import Figure, Record
+from graftwork.records.report import Case
+
+Mode = Literal["pairwise", "pointwise"]
+GOOD_MARK = 0.75
+"""A mark of 4 or 5 of 5 calls an answer good."""
+
+
+class LabelledAnswer(NamedTuple):
+    """An answer that a person called good or not. The case shows no reference that gives the label away."""
+
+    case: Case
+    text: str
+    good: bool
+    cluster: str
+
+
+class LabelledPair(NamedTuple):
+    """Two answers of which a person preferred one."""
+
+    case: Case
+    preferred: str
+    other: str
+    cluster: str
+
+
+class JudgeOpinion(NamedTuple):
+    """A person's label and the judge's on the same thing."""
+
+    person: bool
+    judge: bool
+    cluster: str
+    group: str = ""
+
+
+class JudgeCalibration(Record):
+    """What is known of a judge before its verdict may count."""
+
+    model: str
+    identity: str
+    """A hash of all that decides what the judge says."""
+    mode: Mode
+    labels: int
+    clusters: int
+    """Sessions, or questions asked again, that the labels come of."""
+    agreement: Figure
+    kappa: Figure | None
+    """None where people gave all answers the same label: all agreement may be chance."""
+    both_good: int = 0
+    judge_only: int = 0
+    """Called good by the judge and not by people …"""
+    people_only: int = 0
+    """… and the other way round."""
+    both_bad: int = 0
+    unjudged: int = 0
+    groups: dict[str, str] = {}
+    """Agreement by role, where a role has labels."""
+    confidence: float
+    min_kappa: float
+    min_labels: int
+    made_at: str = ""
+
+    @property
+    def sufficient(self) -> bool:
+        return not self.why_not
+
+    @property
+    def why_not(self) -> str:
+        """Why the judge may not decide anything; empty where it may."""
+        if self.labels < self.min_labels:
+            return f"it was compared with {self.labels} labels of people, and needs {self.min_labels}"
+        if self.kappa is None:
+            return "people gave every answer the same label, so agreement may be chance"
+        if self.kappa.low < self.min_kappa:
+            return (
+                f"its kappa with people is {self.kappa.value:.2f} ({self.kappa.low:.2f} to "
+                f"{self.kappa.high:.2f}), and must be at least {self.min_kappa:g} for sure"
+            )
+        return ""
+
+
+class CalibrationTerms(NamedTuple):
+    """Who is calibrated, and what it takes."""
+
+    model: str
+    identity: str
+    mode: Mode
+    confidence: float
+    min_kappa: float
+    min_labels: int
+
+
+def calibrate(
+    opinions: Sequence[JudgeOpinion], *, terms: CalibrationTerms, unjudged: int = 0
+) -> JudgeCalibration:
+    counts = {
+        (person, judge): sum((o.person, o.judge) == (person, judge) for o in opinions)
+        for person in (True, False)
+        for judge in (True, False)
+    }
+    clusters = [opinion.cluster for opinion in opinions]
+    agreed = [float(opinion.person == opinion.judge) for opinion in opinions]
+    agreement = Interval(0.0, 1.0)
+    if opinions:
+        agreement = bounded_mean(agreed, clusters, confidence=terms.confidence)
+    share = sum(agreed) / len(agreed) if agreed else 0.0
+    kappa = kappa_of(opinions, mode=terms.mode)
+    bounds = _bound_kappa(opinions, terms) if kappa is not None else None
+    return JudgeCalibration(
+        model=terms.model,
+        identity=terms.identity,
+        mode=terms.mode,
+        labels=len(opinions),
+        clusters=len(set(clusters)),
+        agreement=Figure(value=share, low=min(agreement.low, share), high=max(agreement.high, share)),
+        kappa=None
+        if kappa is None or bounds is None
+        else Figure(value=kappa, low=min(bounds.low, kappa), high=max(bounds.high, kappa)),
+        both_good=counts[True, True],
+        judge_only=counts[False, True],
+        people_only=counts[True, False],
+        both_bad=counts[False, False],
+        unjudged=unjudged,
+        groups=_by_group(opinions),
+        confidence=terms.confidence,
+        min_kappa=terms.min_kappa,
+        min_labels=terms.min_labels,
+    )
+
+
+def kappa_of(opinions: Sequence[JudgeOpinion], *, mode: Mode) -> float | None:
+    """Agreement beyond chance, as a share of what is possible; None where people's labels do not differ.
+
+    Of a pair, which is shown in both orders, chance agrees in half of the cases.
+    """
+    if not opinions:
+        return None
+    n = len(opinions)
+    agreed = sum(opinion.person == opinion.judge for opinion in opinions) / n
+    if mode == "pairwise":
+        return 2 * agreed - 1
+    person = sum(opinion.person for opinion in opinions) / n
+    judge = sum(opinion.judge for opinion in opinions) / n
+    if person in (0.0, 1.0):
+        return None
+    chance = person * judge + (1 - person) * (1 - judge)
+    return (agreed - chance) / (1 - chance)
+
+
+def _bound_kappa(opinions: Sequence[JudgeOpinion], terms: CalibrationTerms) -> Interval:
+    """Sessions drawn as wholes. A draw whose labels do not differ shows no agreement beyond chance."""
+    groups: dict[str, list[JudgeOpinion]] = {}
+    for opinion in opinions:
+        groups.setdefault(opinion.cluster, []).append(opinion)
+    parts = list(groups.values())
+    draw = random.Random(0)
+    found = []
+    for _ in range(RESAMPLES):
+        some = [opinion for part in draw.choices(parts, k=len(parts)) for opinion in part]
+        kappa = kappa_of(some, mode=terms.mode)
+        found.append(0.0 if kappa is None else kappa)
+    found.sort()
+    tail, last = widened_tail((1 - terms.confidence) / 2, n=len(parts)), len(found) - 1
+    low, high = found[int(tail * last)], found[last - int(tail * last)]
+    if terms.mode == "pairwise" or low == high:
+        # As exact as the agreement itself: without a single disagreement a draw has none either.
+        agreed = [float(opinion.person == opinion.judge) for opinion in opinions]
+        exact = bounded_mean(agreed, [o.cluster for o in opinions], confidence=terms.confidence)
+        low, high = min(low, 2 * exact.low - 1), max(high, 2 * exact.high - 1)
+    return Interval(max(low, -1.0), min(high, 1.0))
+
+
+def _by_group(opinions: Sequence[JudgeOpinion]) -> dict[str, str]:
+    counts: dict[str, list[int]] = {}
+    for opinion in opinions:
+        if opinion.group:
+            right, total = counts.setdefault(opinion.group, [0, 0])
+            counts[opinion.group] = [right + (opinion.person == opinion.judge), total + 1]
+    return {group: f"{right} of {total}" for group, (right, total) in sorted(counts.items())}
+
+
+def opinions_of_marks(
+    labelled: Sequence[LabelledAnswer], marks: Mapping[str, float | None]
+) -> tuple[list[JudgeOpinion], int]:
+    """`marks` are by the id of the case; answers without one are counted."""
+    known = [(answer, marks.get(answer.case.id)) for answer in labelled]
+    opinions = [
+        JudgeOpinion(answer.good, mark >= GOOD_MARK, answer.cluster, answer.case.group or "")
+        for answer, mark in known
+        if mark is not None
+    ]
+    return opinions, len(known) - len(opinions)
+
+
+def opinions_of_pairs(
+    labelled: Sequence[LabelledPair], grades: Mapping[str, float | None]
+) -> tuple[list[JudgeOpinion], int]:
+    """A grade of 1 is for the answer that the person preferred, 0 for the other one, 0.5 for neither."""
+    known = [(pair, grades.get(pair.case.id)) for pair in labelled]
+    opinions = [
+        JudgeOpinion(True, grade == 1.0, pair.cluster, pair.case.group or "")
+        for pair, grade in known
+        if grade is not None
+    ]
+    return opinions, len(known) - len(opinions)

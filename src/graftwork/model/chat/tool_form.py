@@ -1,0 +1,115 @@
+"""How a chat template writes tool calls, learned from what it writes.
+
+In: a function that renders an assistant's turn. Out: the form (what stands before, between and behind the
+calls), by which a turn is read back to text and calls; None for a template whose calls cannot be read back.
+The calls themselves must be JSON with a name and arguments, one by one or as a list.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from graftwork.text.tool_calls import TextAndCalls, ToolCall
+
+_PROBE_TEXT = "I look it up."
+_FIRST = ToolCall("find_station", {"city": "Bern", "count": 2})
+_SECOND = ToolCall("read_clock", {})
+_ARGUMENTS = ("arguments", "parameters")
+
+WriteTurn = Callable[[TextAndCalls], str]
+"""The body of an assistant's turn as the template writes it. Raises where the template refuses."""
+
+
+class _FoundCall(NamedTuple):
+    start: int
+    end: int
+    calls: tuple[ToolCall, ...]
+
+
+class ToolForm(NamedTuple):
+    """`before` stands between text and the first call, `alone` before a call without text."""
+
+    alone: str
+    before: str | None
+    between: str | None
+    behind: str
+
+    def read(self, body: str) -> TextAndCalls | None:
+        """Read a turn back; None if it holds no calls in this form."""
+        found = _find_calls(body)
+        if not found or body[found[-1].end :].strip() != self.behind.strip():
+            return None
+        for one, other in pairwise(found):
+            if self.between is None or body[one.end : other.start].strip() != self.between.strip():
+                return None
+        calls = tuple(call for part in found for call in part.calls)
+        head = body[: found[0].start]
+        if head.strip() == self.alone.strip():
+            return TextAndCalls("", calls)
+        if self.before is None or not head.rstrip().endswith(self.before.strip()):
+            return None
+        return TextAndCalls(head.rstrip().removesuffix(self.before.strip()).rstrip(), calls)
+
+
+def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:
+    """Learn the form from three turns, and prove it on them."""
+    probes = (
+        TextAndCalls("", (_FIRST,)),
+        TextAndCalls(_PROBE_TEXT, (_FIRST,)),
+        TextAndCalls("", (_FIRST, _SECOND)),
+    )
+    bodies = [_try(write, probe, refused) for probe in probes]
+    alone, texted, several = (None if body is None else _find_calls(body) for body in bodies)
+    if not alone or bodies[0] is None:
+        return None
+    form = ToolForm(bodies[0][: alone[0].start], None, None, bodies[0][alone[-1].end :])
+    if texted and bodies[1] is not None and _PROBE_TEXT in (head := bodies[1][: texted[0].start]):
+        form = form._replace(before=head.partition(_PROBE_TEXT)[2])
+    if several and bodies[2] is not None and len(several) > 1:
+        form = form._replace(between=bodies[2][several[0].end : several[1].start])
+    return form if form.read(bodies[0]) == probes[0] else None
+
+
+def _try(write: WriteTurn, probe: TextAndCalls, refused: type[Exception]) -> str | None:
+    try:
+        return write(probe)
+    except refused:
+        return None
+
+
+def _find_calls(body: str) -> list[_FoundCall]:
+    """Find the JSON values in a text that are calls, or lists of calls."""
+    decoder = json.JSONDecoder()
+    found: list[_FoundCall] = []
+    place = 0
+    while (start := _next_bracket(body, place)) is not None:
+        try:
+            value, end = decoder.raw_decode(body, start)
+        except (ValueError, RecursionError):
+            place = start + 1
+            continue
+        calls = _to_calls(value)
+        if calls:
+            found.append(_FoundCall(start, end, calls))
+            place = end
+        else:
+            place = start + 1
+    return found
+
+
+def _next_bracket(body: str, place: int) -> int | None:
+    starts = [start for mark in "{[" if (start := body.find(mark, place)) >= 0]
+    return min(starts) if starts else None
+
+
+def _to_calls(value: Any) -> tuple[ToolCall, ...]:
+    listed: Sequence[Any] = value if isinstance(value, list) else [value]
+    calls = []
+    for item in listed:
+        name = item.get("name") if isinstance(item, dict) else None
+        key = next((key for key in _ARGUMENTS if isinstance(item, dict) and key in item), None)
+        if not isinstance(name, str) or key is None:
+            return ()
+        calls.append(ToolCall(name, item[key]))
+    return tuple(calls)

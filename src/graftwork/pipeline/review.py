@@ -1,0 +1,302 @@
+"""The queue of rows that people should look at, ordered by what would help most, and what decisions do.
+
+In: an open project: its captures, the last evaluation, the last audit, the dataset. Out: items; decisions
+are stored at once. Decisions about captures become feedback when the session ends; those about rows of the
+log are written to a log of their own, which replaces the rows.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from graftwork.data.repair.targets import hash_prompt
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.disk import write_atomic
+from graftwork.pipeline.corrections import list_corrections, read_messages
+from graftwork.pipeline.drift import find_unlike
+from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.repair import default_out
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.records.audit import Audit
+from graftwork.records.correction import ReviewAction, ReviewDecision, ReviewItem, ReviewReason
+from graftwork.records.dataset import SPLITS, Row
+from graftwork.records.errors import GraftError
+from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Origin
+from graftwork.store.captures import FeedbackStore
+from graftwork.store.reviews import ReviewStore
+
+REVIEWED_FILE = "reviewed.jsonl"
+WEIGHTS: dict[ReviewReason, float] = {
+    "disagreement": 8.0,
+    "low_reward": 6.0,
+    "gate_failure": 5.0,
+    "wrong_label": 4.0,
+    "drift": 3.0,
+    "rare_group": 2.0,
+    "unrated": 1.0,
+}
+"""What a look is worth; the reasons of an item add up."""
+MOST_CAPTURES = 2000
+MOST_ROWS = 50_000
+SMALL_GROUP = 10
+
+
+class AppliedReviews(NamedTuple):
+    """What the decisions so far came to: feedback on captures, and lines of the log of reviewed rows."""
+
+    feedback: int
+    rows: int
+    file: Path | None
+
+
+class ReviewQueue:
+    """Hands out items that nobody has decided about, the most helpful first."""
+
+    def __init__(self, work: OpenProject, *, who: str) -> None:
+        self._work, self._who = work, who
+        self._store = ReviewStore(work.database, project=work.settings.project)
+        self._items = list_items(work)
+        self._undone: list[ReviewItem] = []
+
+    @property
+    def waiting(self) -> int:
+        decided = self._store.decided()
+        return sum(item.key not in decided for item in self._items)
+
+    def next(self) -> ReviewItem | None:
+        """The next item. What somebody else decided in the meantime is left out."""
+        decided = self._store.decided()
+        candidates = [*reversed(self._undone), *self._items]
+        return next((item for item in candidates if item.key not in decided), None)
+
+    def decide(self, item: ReviewItem, action: ReviewAction, *, reply: str | None = None) -> bool:
+        """Store a decision; False where somebody else was faster."""
+        return self._store.add(
+            ReviewDecision(item=item, action=action, who=self._who, at=timestamp(), reply=reply)
+        )
+
+    def undo(self) -> ReviewItem | None:
+        """Take back the last decision that is not applied yet; the item comes next again."""
+        last = self._store.undo(self._who, at=timestamp())
+        if last is None:
+            return None
+        self._undone.append(last.item)
+        return last.item
+
+    def apply(self, *, out: Path | None = None) -> AppliedReviews:
+        return apply_reviews(self._work, out=out)
+
+
+def list_items(work: OpenProject) -> list[ReviewItem]:
+    """List everything worth a look, the most helpful first, without what is decided."""
+    found: dict[str, ReviewItem] = {}
+    for item in (*_list_captures(work), *_list_rows(work)):
+        known = found.get(item.key)
+        if known is None:
+            found[item.key] = item
+        else:
+            reasons = {**known.reasons, **item.reasons}
+            found[item.key] = known.model_copy(
+                update={"reasons": reasons, "other": known.other or item.other}
+            )
+    decided = ReviewStore(work.database, project=work.settings.project).decided()
+    return sorted(
+        (item for item in found.values() if item.key not in decided),
+        key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key),
+    )
+
+
+def _list_captures(work: OpenProject) -> Iterator[ReviewItem]:
+    """Captures that people rated low, disagree about or have not rated, or that are unlike training rows."""
+    disputed = {
+        correction.capture: conflict
+        for conflict in list_corrections(work).conflicts
+        for correction in conflict.corrections
+    }
+    low = work.settings.data.captures.negative_below
+    newest = heapq.nlargest(MOST_CAPTURES, enumerate(work.captures.export()), key=lambda pair: pair[0])
+    captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
+    unlike = find_unlike(work, captures)
+    answers = _group_answers(captures)
+    for capture in captures:
+        messages = read_messages(capture)
+        if not messages:
+            continue
+        reasons: dict[ReviewReason, str] = {}
+        other = ""
+        if capture.id in disputed:
+            reasons["disagreement"] = "people corrected this prompt in different ways"
+            texts = [given.corrected for given in disputed[capture.id].corrections]
+            other = "\n---\n".join(dict.fromkeys(texts))
+        elif capture.correction is not None:
+            continue
+        elif len(answers[hash_prompt(messages)]) > 1:
+            reasons["disagreement"] = "the same prompt was answered in different ways"
+            other = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
+        if capture.feedback is not None and capture.feedback < low:
+            reasons["low_reward"] = f"users gave it {capture.feedback:g}"
+        if capture.id in unlike:
+            reasons["drift"] = "it is unlike any training prompt"
+        if capture.feedback is None:
+            reasons["unrated"] = "nobody rated it"
+        if reasons:
+            yield ReviewItem(
+                key=f"capture:{capture.id}",
+                kind="capture",
+                messages=messages,
+                reply=capture.reply,
+                reasons=reasons,
+                group=capture.model,
+                capture=capture.id,
+                other=other,
+            )
+
+
+def _group_answers(captures: list[Capture]) -> dict[str, list[str]]:
+    """The distinct answers to each prompt."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for capture in captures:
+        messages = read_messages(capture)
+        if messages:
+            listed = found[hash_prompt(messages)]
+            if capture.reply not in listed:
+                listed.append(capture.reply)
+    return found
+
+
+def _list_rows(work: OpenProject) -> Iterator[ReviewItem]:
+    """Rows of the dataset that the adapter failed at, or that the audit doubts."""
+    prepared = work.ledger.get("prepare")
+    if prepared is None:
+        return
+    folder = Path(PreparedData.model_validate(prepared.output).folder)
+    failed, doubts = _find_failures(work), _find_doubts(work)
+    try:
+        read_manifest(folder)
+        rows = [row for split in SPLITS for row in islice(iterate_rows(folder, split), MOST_ROWS)]
+    except GraftError:
+        return  # the dataset is gone: only captures can be looked at
+    sizes = Counter(row.group for row in rows)
+    for row in rows:
+        if row.capture is not None or "." in row.id:
+            continue  # captures are in the queue themselves; a part of a conversation is no row of the log
+        reasons: dict[ReviewReason, str] = dict(doubts.get(row.origin, {}))
+        if row.id in failed:
+            reasons["gate_failure"] = "the adapter fails this held-out case"
+        if row.group is not None and len(sizes) > 1 and sizes[row.group] < SMALL_GROUP and row.answered:
+            reasons["rare_group"] = f"its role has {sizes[row.group]} rows, and a teacher wrote the reply"
+        if reasons:
+            yield _to_item(row, reasons, other=failed.get(row.id, ""))
+
+
+def _to_item(row: Row, reasons: dict[ReviewReason, str], *, other: str) -> ReviewItem:
+    prompt = hash_prompt(row.messages)
+    return ReviewItem(
+        key=f"row:{row.input_hash}:{prompt[:16]}",
+        kind="row",
+        messages=row.messages,
+        reply=row.reply,
+        reasons=reasons,
+        group=row.group,
+        origin=row.origin,
+        input_hash=row.input_hash,
+        other=other,
+    )
+
+
+def _find_failures(work: OpenProject) -> dict[str, str]:
+    """What the adapter said to the held-out cases that it fails, by the id of the case."""
+    entry = work.ledger.get("evaluate")
+    if entry is None:
+        return {}
+    evaluated = Evaluated.model_validate(entry.output)
+    primary = work.settings.gate.primary_rule
+    metric = evaluated.report.candidate.metrics.get(primary.metric) if primary is not None else None
+    if metric is None:
+        return {}
+    failed = {case for case, score in metric.scores.items() if score is not None and score < 0.5}
+    folder = evaluated.folders.get(evaluated.report.candidate.subject)
+    try:
+        answers = read_answers(Path(folder)) if folder else []
+    except (GraftError, OSError):
+        answers = []
+    said = {answer.case_id: answer.text for answer in answers}
+    return {case: said.get(case, "") for case in failed}
+
+
+def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
+    entry = work.ledger.get("audit")
+    if entry is None:
+        return {}
+    audit = Audit.model_validate(entry.output)
+    found: dict[Origin, dict[ReviewReason, str]] = defaultdict(dict)
+    for doubt in audit.label_noise.suspicious:
+        found[doubt.origin]["wrong_label"] = f"the rest of the log suggests {doubt.suggested!r}"
+    for cluster in audit.clusters:
+        if cluster.kind == "conflicting_answers":
+            for origin in cluster.rows:
+                found[origin]["disagreement"] = "other rows of the log answer the same prompt differently"
+    return found
+
+
+def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedReviews:
+    """Turn decisions about captures into feedback, once, and write the log of reviewed rows."""
+    store = ReviewStore(work.database, project=work.settings.project)
+    feedback = FeedbackStore(work.database, project=work.settings.project)
+    given, lines = 0, []
+    for entry in store.standing():
+        review = entry.review
+        if review.item.kind == "row":
+            line = write_review(review)
+            lines += [line] if line is not None else []
+        elif not entry.applied:
+            said = _to_feedback(review)
+            # A kill between the two would give the same feedback twice, which changes nothing.
+            given += said is not None and feedback.add(said)
+            store.mark_applied(entry.place)
+    path = out or default_out(work).with_name(REVIEWED_FILE)
+    if lines or path.exists():
+        write_atomic(path, b"".join(lines), private=True)
+    return AppliedReviews(given, len(lines), path if lines else None)
+
+
+def _to_feedback(review: ReviewDecision) -> Feedback | None:
+    if review.action == "skip":
+        return None
+    correction = {"accept": review.item.reply, "reject": None, "edit": review.reply}[review.action]
+    score = 1.0 if review.action == "accept" else 0.0
+    return Feedback(
+        capture=review.item.capture, at=review.at, score=score, who=review.who, correction=correction
+    )
+
+
+def write_review(review: ReviewDecision) -> bytes | None:
+    """The line of the log that replaces a row; None where the row stays as it is."""
+    if review.action not in ("reject", "edit"):
+        return None
+    item, edited = review.item, review.reply if review.action == "edit" else None
+    origin = AnswerOrigin(
+        by="reviewer",
+        name=review.who,
+        at=review.at,
+        prompt_hash=hash_prompt(item.messages),
+        replaces=item.input_hash,
+        reason=", ".join(item.reasons),
+        rejected=edited is None,
+    )
+    values = {
+        "id": f"reviewed-{item.input_hash[:16]}",
+        "messages": [{"role": turn.role, "content": turn.content} for turn in item.messages],
+        "reply": item.reply if edited is None else edited,
+        "rejected": item.reply if edited is not None and item.reply.strip() else None,
+        "group": item.group,
+        "answered": origin.model_dump(mode="json"),
+    }
+    return orjson.dumps({key: value for key, value in values.items() if value is not None}) + b"\n"

@@ -1,0 +1,283 @@
+"""Takes traces over OTLP/HTTP: calls of models that other programs made become captures.
+
+In: the body of `POST /v1/traces`, protobuf or JSON, gzip or not. Out: exchanges for the capture writer, which
+redacts them, and an answer that says how many spans were not taken. Decoding runs in a thread, a few requests
+at a time, so that chat requests do not wait for it. Does not know what a span means: `read` does.
+"""
+
+import asyncio
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from graftwork.serve.captures import CaptureWriter, ServedExchange
+from graftwork.serve.http_messages import ApiError, Request, Response, json_response
+from graftwork.text.shape import has_too_many_values
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_AT_ONCE = 2
+_RETRY = (("retry-after", "1"),)
+_DEEPEST = 64
+_SLICE = 1 << 16
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+
+
+class TracedCalls(NamedTuple):
+    """What a request holds: calls of models, and spans that cannot be read, with the first reason."""
+
+    exchanges: list[ServedExchange]
+    unreadable: int = 0
+    why: str = ""
+
+
+class BadTrace(ValueError):
+    """The body is not OTLP."""
+
+
+class TraceIntake:
+    """`read` turns a parsed request into exchanges; it is called in a thread."""
+
+    def __init__(
+        self,
+        read: Callable[[dict[str, Any]], TracedCalls],
+        *,
+        captures: CaptureWriter,
+        most_bytes: int,
+    ) -> None:
+        self._read = read
+        self._captures = captures
+        self._most_bytes = most_bytes
+        self._under_way = 0
+        self.calls = 0
+        self.rejected = 0
+
+    async def take(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        packing = request.headers.get("content-encoding", "identity").strip().lower()
+        if kind not in (PROTOBUF, JSON):
+            raise ApiError(415, f"send traces as {PROTOBUF} or {JSON}")
+        if packing not in ("gzip", "identity", ""):
+            raise ApiError(415, "send traces with content-encoding gzip, or without")
+        if self._under_way >= _AT_ONCE:
+            raise ApiError(429, "too many traces at once; try again soon", code="full", headers=_RETRY)
+        self._under_way += 1
+        try:
+            taken = await asyncio.to_thread(self._decode, request.body, kind, packing == "gzip")
+        except BadTrace as error:
+            raise ApiError(400, str(error), code="bad_trace") from None
+        finally:
+            self._under_way -= 1
+        dropped = sum(not self._captures.offer(exchange) for exchange in taken.exchanges)
+        self.calls += len(taken.exchanges) - dropped
+        self.rejected += taken.unreadable + dropped
+        why = taken.why or ("the queue of captures is full" if dropped else "")
+        return _answer(kind, rejected=taken.unreadable + dropped, why=why)
+
+    def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
+        data = unpack(body, most=self._most_bytes) if packed else body
+        return self._read(parse_json(data) if kind == JSON else parse_protobuf(data))
+
+
+def unpack(body: bytes, *, most: int) -> bytes:
+    """Decompress gzip up to a size."""
+    unpacker = zlib.decompressobj(wbits=31)
+    pieces: list[bytes] = []
+    size = 0
+    left = body
+    try:
+        while left and not unpacker.eof:
+            piece = unpacker.decompress(left, _SLICE)
+            size += len(piece)
+            if size > most:
+                raise ApiError(413, f"the trace unpacks to more than {most:,} bytes")
+            pieces.append(piece)
+            left = unpacker.unconsumed_tail
+    except zlib.error:
+        raise BadTrace("the body is no gzip") from None
+    if not unpacker.eof:
+        raise BadTrace("the gzip stream ends too early")
+    return b"".join(pieces)
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    if has_too_many_values(data):
+        raise BadTrace("the body holds too many values")
+    try:
+        row = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadTrace(f"the body is not valid JSON: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("resourceSpans"), list):
+        raise BadTrace("the body must be an object with resourceSpans")
+    return row
+
+
+def parse_protobuf(data: bytes) -> dict[str, Any]:
+    """Decode an ExportTraceServiceRequest to the form of OTLP JSON, with plain attributes."""
+    spans = [_resource_spans(value) for number, value in _fields(data) if number == 1]
+    return {"resourceSpans": spans}
+
+
+def _resource_spans(data: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"resource": {}, "scopeSpans": []}
+    for number, value in _fields(data):
+        if number == 1:
+            # Attributes come as a list of pairs, as in JSON.
+            found["resource"] = {"attributes": [_pair(item) for at, item in _fields(value) if at == 1]}
+        elif number == 2:
+            spans = [_span(item) for at, item in _fields(value) if at == 2]
+            found["scopeSpans"].append({"spans": spans})
+    return found
+
+
+_IDS = {1: "traceId", 2: "spanId", 4: "parentSpanId"}
+_TIMES = {7: "startTimeUnixNano", 8: "endTimeUnixNano"}
+
+
+def _span(data: Any) -> dict[str, Any]:
+    span: dict[str, Any] = {"attributes": [], "events": [], "status": {}}
+    for number, value in _fields(data):
+        if number in _IDS:
+            span[_IDS[number]] = _raw(value).hex()
+        elif number == 5:
+            span["name"] = _text(value)
+        elif number in _TIMES:
+            span[_TIMES[number]] = value
+        elif number == 9:
+            span["attributes"].append(_pair(value))
+        elif number == 11:
+            span["events"].append(_event(value))
+        elif number == 15:
+            codes = [code for at, code in _fields(value) if at == 3]
+            span["status"] = {"code": codes[-1]} if codes else {}
+    return span
+
+
+def _event(data: Any) -> dict[str, Any]:
+    event: dict[str, Any] = {"name": "", "attributes": []}
+    for number, value in _fields(data):
+        if number == 2:
+            event["name"] = _text(value)
+        elif number == 3:
+            event["attributes"].append(_pair(value))
+    return event
+
+
+def _pair(data: Any, depth: int = 0) -> dict[str, Any]:
+    pair: dict[str, Any] = {"key": "", "value": {}}
+    for number, value in _fields(data):
+        if number == 1:
+            pair["key"] = _text(value)
+        elif number == 2:
+            pair["value"] = _any_value(value, depth)
+    return pair
+
+
+def _any_value(data: Any, depth: int) -> dict[str, Any]:
+    """Decode an AnyValue under the names that OTLP JSON has for its kinds."""
+    if depth >= _DEEPEST:
+        raise BadTrace("an attribute is nested too deeply")
+    kind: dict[str, Any] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            kind = {"stringValue": _text(value)}
+        elif number == 2:
+            kind = {"boolValue": bool(value)}
+        elif number == 3:
+            kind = {"intValue": _signed(value)}
+        elif number == 4:
+            kind = {"doubleValue": _double(value)}
+        elif number == 5:
+            values = [_any_value(item, depth + 1) for at, item in _fields(value) if at == 1]
+            kind = {"arrayValue": {"values": values}}
+        elif number == 6:
+            pairs = [_pair(item, depth + 1) for at, item in _fields(value) if at == 1]
+            kind = {"kvlistValue": {"values": pairs}}
+    return kind
+
+
+def _signed(value: Any) -> int:
+    if not isinstance(value, int):
+        raise BadTrace("the body is no OTLP message")
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _double(value: Any) -> float:
+    if not isinstance(value, int):
+        raise BadTrace("the body is no OTLP message")
+    return float(struct.unpack("<d", struct.pack("<Q", value))[0])
+
+
+def _fields(data: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a message: numbers as integers, everything else as bytes."""
+    view = memoryview(_raw(data))
+    place, end = 0, len(view)
+    while place < end:
+        tag, place = _read_varint(view, place)
+        kind, number = tag & 7, tag >> 3
+        value: Any
+        if kind == _VARINT:
+            value, place = _read_varint(view, place)
+        elif kind in (_FIXED64, _FIXED32):
+            width = 8 if kind == _FIXED64 else 4
+            if place + width > end:
+                raise BadTrace("the body ends within a message")
+            value = int.from_bytes(view[place : place + width], "little")
+            place += width
+        elif kind == _BYTES:
+            size, place = _read_varint(view, place)
+            if place + size > end:
+                raise BadTrace("the body ends within a message")
+            value = view[place : place + size]
+            place += size
+        else:
+            raise BadTrace("the body is no OTLP message")
+        yield number, value
+
+
+def _read_varint(view: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(_LONGEST_VARINT):
+        if place >= len(view):
+            raise BadTrace("the body ends within a message")
+        byte = view[place]
+        place += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place
+    raise BadTrace("the body is no OTLP message")
+
+
+def _raw(value: Any) -> bytes | memoryview:
+    if isinstance(value, int):
+        raise BadTrace("the body is no OTLP message")
+    return value  # type: ignore[no-any-return]
+
+
+def _text(value: Any) -> str:
+    return bytes(_raw(value)).decode("utf-8", errors="replace")
+
+
+def _answer(kind: str, *, rejected: int, why: str) -> Response:
+    """The answer that OTLP asks for: empty, or how many spans were not taken and why."""
+    if kind == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why[:500]}}
+        return json_response(partial if rejected else {})
+    body = b""
+    if rejected:
+        message = why[:500].encode()
+        inner = b"\x08" + _write_varint(rejected) + b"\x12" + _write_varint(len(message)) + message
+        body = b"\x0a" + _write_varint(len(inner)) + inner
+    return Response(200, body, (("content-type", PROTOBUF),))
+
+
+def _write_varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,96 @@
+"""Decisions of reviewers, in the order in which they were made.
+
+Decisions are only added. An item is decided by its last decision, unless that one was undone. Does not know
+what a decision does to the data.
+"""
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select, update
+
+from graftwork.records.correction import ReviewDecision
+from graftwork.store.database import Database
+from graftwork.store.schema import reviews
+
+
+class ReviewEntry(NamedTuple):
+    """`applied` says whether the decision has become feedback on a capture."""
+
+    place: int
+    review: ReviewDecision
+    applied: bool
+
+
+class ReviewStore:
+    """The reviews of one project."""
+
+    def __init__(self, database: Database, *, project: str) -> None:
+        self._database = database
+        self._project = project
+
+    def add(self, review: ReviewDecision) -> bool:
+        """Keep a decision; False where somebody decided about the item in the meantime."""
+        with self._database.write() as connection:
+            if review.item.key in self._last_of(connection, review.item.key):
+                return False
+            self._insert(connection, review)
+            return True
+
+    def undo(self, who: str, *, at: str) -> ReviewDecision | None:
+        """Take back this reviewer's last decision that can be: one that is not applied yet."""
+        with self._database.write() as connection:
+            standing = [entry for entry in self._standing(connection) if entry.review.who == who]
+            if not standing or standing[-1].applied:
+                return None
+            last = standing[-1].review
+            self._insert(connection, last.model_copy(update={"action": "undo", "at": at, "reply": None}))
+            return last
+
+    def decided(self) -> set[str]:
+        """The keys of the items that need no further look."""
+        with self._database.read() as connection:
+            return {entry.review.item.key for entry in self._standing(connection)}
+
+    def standing(self) -> tuple[ReviewEntry, ...]:
+        """The decisions that hold, the oldest first."""
+        with self._database.read() as connection:
+            return tuple(self._standing(connection))
+
+    def mark_applied(self, place: int) -> None:
+        with self._database.write() as connection:
+            connection.execute(update(reviews).where(reviews.c.seq == place).values(applied=True))
+
+    def _standing(self, connection: Connection) -> list[ReviewEntry]:
+        query = select(reviews.c.seq, reviews.c.item, reviews.c.applied, reviews.c.body).where(
+            reviews.c.project == self._project
+        )
+        held: dict[str, ReviewEntry] = {}
+        for row in connection.execute(query.order_by(reviews.c.seq)):
+            review = ReviewDecision.model_validate(row.body)
+            if review.action == "undo":
+                held.pop(row.item, None)
+            else:
+                held[row.item] = ReviewEntry(row.seq, review, bool(row.applied))
+        return sorted(held.values(), key=lambda entry: entry.place)
+
+    def _last_of(self, connection: Connection, item: str) -> set[str]:
+        query = (
+            select(reviews.c.action)
+            .where(reviews.c.project == self._project, reviews.c.item == item)
+            .order_by(reviews.c.seq.desc())
+            .limit(1)
+        )
+        last = connection.scalar(query)
+        return {item} if last is not None and last != "undo" else set()
+
+    def _insert(self, connection: Connection, review: ReviewDecision) -> None:
+        row = {
+            "project": self._project,
+            "item": review.item.key,
+            "who": review.who,
+            "reviewed_at": review.at,
+            "action": review.action,
+            "applied": False,
+            "body": review.model_dump(mode="json"),
+        }
+        connection.execute(reviews.insert(), [row])

@@ -1,0 +1,124 @@
+"""Tool calls and tool definitions as text, in the one form that interactions keep them.
+
+A call is JSON in <tool_call> tags; the tools that a model may call are a `# Tools` block of the system turn
+(both as in Qwen's template). In: calls and definitions, or text. Out: the other. Reading back gives None for
+text that is not exactly in this form, so that nothing is lost by writing it again.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
+TOOLS_MARK = "<tools>"
+_TOOLS_BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+_TOOLS_BEHIND = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class ToolCall(NamedTuple):
+    name: str
+    arguments: Any
+
+
+class TextAndCalls(NamedTuple):
+    """What an assistant wrote: text, then calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+class PromptAndTools(NamedTuple):
+    """A system prompt without its block, and the tools that the block defines."""
+
+    prompt: str
+    tools: tuple[dict[str, Any], ...]
+
+
+def write_call(call: ToolCall) -> str:
+    """Write a call as chat templates do: keys in order, a space after each separator."""
+    return f"{OPEN}{_write({'name': call.name, 'arguments': call.arguments})}{CLOSE}"
+
+
+def write_calls(answer: TextAndCalls) -> str:
+    calls = [write_call(call) for call in answer.calls]
+    return "\n".join([answer.text, *calls] if answer.text else calls)
+
+
+def split_calls(content: str) -> TextAndCalls | None:
+    """Split text and the calls behind it; None if there are none, or not in this form."""
+    start = content.find(OPEN)
+    if start < 0 or not content.endswith(CLOSE):
+        return None
+    calls = []
+    for part in content[start + len(OPEN) : -len(CLOSE)].split(f"{CLOSE}\n{OPEN}"):
+        try:
+            call = json.loads(part)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        calls.append(ToolCall(call["name"], call.get("arguments")))
+    text = content[: start - 1] if start and content[start - 1] == "\n" else content[:start]
+    answer = TextAndCalls(text, tuple(calls))
+    return answer if _writes_back(content, answer) else None
+
+
+def _writes_back(content: str, answer: TextAndCalls) -> bool:
+    try:
+        return write_calls(answer) == content
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_calls(text: str) -> tuple[ToolCall, ...] | None:
+    """Read every call in a text, however it is spaced; None if one of them is no call."""
+    calls = []
+    for part in _TAGGED.findall(text):
+        try:
+            call = json.loads(part)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        calls.append(ToolCall(call["name"], call.get("arguments")))
+    return tuple(calls)
+
+
+def write_tools(tools: Sequence[dict[str, Any]]) -> str:
+    """Write tool definitions; empty if there are none."""
+    return _TOOLS_BEFORE + "\n".join(map(_write, tools)) + _TOOLS_BEHIND if tools else ""
+
+
+def split_tools(system: str) -> PromptAndTools | None:
+    """Split a system prompt and the tools at its end; None if it has no such block."""
+    start = system.find(_TOOLS_BEFORE)
+    if start < 0 or not system.endswith(_TOOLS_BEHIND):
+        return None
+    tools = []
+    for line in system[start + len(_TOOLS_BEFORE) : -len(_TOOLS_BEHIND)].split("\n"):
+        try:
+            tool = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(tool, dict):
+            return None
+        tools.append(tool)
+    prompt = system[:start]
+    if prompt and not prompt.endswith("\n\n"):
+        return None
+    return PromptAndTools(prompt.removesuffix("\n\n"), tuple(tools))
+
+
+def _write(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,122 @@
+"""The prompted base on the tiny model: asked, compared, released without an adapter and served; and costs."""
+
+import json
+from urllib.request import Request, urlopen
+
+import pytest
+
+from graftwork.api.project import open_project
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.pipeline.prompt_release import without_itself
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.prompt import PROMPT_FILE
+
+SYSTEM = (
+    "You are a gardener. Answer in JSON with the keys answer, citations and refused, from the sources only."
+)
+
+
+@pytest.fixture
+def logged(small_project, change_settings):
+    """The project with a system prompt, times, tokens and a model with a known price in its log."""
+    path = small_project / "logs" / "log.jsonl"
+    lines = []
+    for number, line in enumerate(path.read_text().splitlines()[:-1]):
+        row = json.loads(line)
+        row["messages"].insert(0, {"role": "system", "content": SYSTEM})
+        row |= {"model": "gpt-4o-mini-2024-07-18", "timestamp": f"2026-10-{1 + number % 10:02d}T08:00:00Z"}
+        row |= {"usage": {"prompt_tokens": 1000 + number, "completion_tokens": 100}, "duration_ms": 900.0}
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n")
+    change_settings(small_project, evaluate={"max_cases": 6, "latency_cases": 6})
+    return small_project
+
+
+def of(report, name):
+    subjects = (report.baseline, report.candidate, *report.others)
+    return next(subject for subject in subjects if subject.subject == name)
+
+
+def test_a_dropped_system_prompt_and_the_log_are_compared_by_what_they_cost(
+    logged, change_settings, listener
+):
+    costs = {"usd_per_hour": 0.5, "success": "json_valid"}
+    change_settings(logged, data={"logged_system_prompt": "drop"}, evaluate={"costs": costs})
+    project = open_project(logged, reporter=listener)
+    report = project.evaluate(("base", "base+prompt", "base+logged_prompt", "log"), limit=4).report
+    plain, long = (of(report, name).metrics["tokens_per_task"] for name in ("base", "base+logged_prompt"))
+    assert long.value > plain.value
+    assert any("trained away" in remark and "tokens less" in remark for remark in report.remarks)
+    assert of(report, "base+prompt").generation.settings["worked_examples"] == 4
+    assert of(report, "base+logged_prompt").generation.settings["logged_system_prompt"] is True
+    log = of(report, "log").metrics
+    assert 1100 <= log["tokens_per_task"].value <= 1170
+    # 1,000 to 1,069 tokens in at $0.15 a million and 100 out at $0.60.
+    assert log["cost_per_success"].value == pytest.approx(0.00022, rel=0.05)
+    assert log["latency_p95_seconds"].value == pytest.approx(0.9)
+
+
+def test_a_month_of_the_log_is_priced_and_hosting_is_found(logged, listener):
+    found = open_project(logged, reporter=listener).savings()
+    assert found.days == 10
+    assert found.logged_usd_per_month.value == pytest.approx(7 * 30.4375 * 0.000215, rel=0.05)
+    assert [price.model for price in found.prices] == ["gpt-4o-mini"]
+    assert found.hosting.usd_per_month.value > 10
+    assert found.saved_usd_per_month.value < 0
+
+
+def test_a_prompt_is_gated_released_verified_and_served_without_an_adapter(logged, listener):
+    project = open_project(logged, reporter=listener)
+    release = project.release_prompt()
+    names = {file.path for file in release.files}
+    assert PROMPT_FILE in names
+    assert not any(name.endswith(".safetensors") for name in names)
+    assert project.releases()[0].aliases == ("champion",)
+    assert "train" not in listener.done
+    with project.serving() as url:
+        body = {"model": "champion", "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 3}
+
+        def ask(model):
+            request = Request(
+                f"{url}/v1/chat/completions",
+                json.dumps(body | {"model": model}).encode(),
+                {"content-type": "application/json"},
+            )
+            with urlopen(request) as answer:
+                return answer.headers["x-graft-release"], json.loads(answer.read())["usage"]
+
+        served, prompted = ask("champion")
+        assert served == release.id
+        # The worked examples go before the question.
+        assert prompted["prompt_tokens"] > ask("base")[1]["prompt_tokens"] + 100
+    kept = {path.name for path in (logged / ".graft" / "answers").rglob("*.json")}
+    project.evaluate(("base", "release:champion"), limit=4)
+    assert {path.name for path in (logged / ".graft" / "answers").rglob("*.json")} == kept
+
+
+def test_a_prompt_that_the_gate_refuses_is_not_released(logged, change_settings, listener):
+    change_settings(logged, gate={"rules": [{"metric": "truncated", "under": 0.5}]})
+    project = open_project(logged, reporter=listener)
+    with pytest.raises(AnswerIsNo, match="not released"):
+        project.release_prompt()
+    assert project.releases() == ()
+
+
+def test_a_rule_against_the_prompted_base_has_it_asked_with_the_adapter(logged, change_settings, listener):
+    rules = [{"metric": "latency_seconds", "against": "prompt", "margin": 1000.0}]
+    change_settings(logged, gate={"rules": rules}, train={"epochs": 1})
+    verdict = open_project(logged, reporter=listener).gate(update=True)
+    assert verdict.rules[0].against == "base+prompt"
+    assert verdict.rules[0].n
+
+
+def test_the_prompted_base_itself_is_held_against_the_base():
+    settings = GateSettings.model_validate(
+        {
+            "rules": [{"metric": "json_valid", "against": "prompt", "margin": 0.1}],
+            "primary": {"metric": "answer_match", "against": "prompt"},
+        }
+    )
+    changed = without_itself(settings)
+    assert changed.rules[0].against == "base"
+    assert changed.primary_rule.against == "base"

@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.tool_calls import grade_tool_call_f1, grade_tool_calls
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case
+from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
+
+FIND = ToolCall("find", {"a": 1, "b": 2})
+READ = ToolCall("read", {})
+TOOLS = write_tools([{"type": "function", "function": {"name": "find"}}])
+
+
+def case(reference, *, system="Be brief."):
+    messages = (Message(role="system", content=system), Message(role="user", content="Where?"))
+    return Case(id="1", origin=Origin(file="f", line=1), messages=messages, reference=reference)
+
+
+def said(*calls, text=""):
+    return write_calls(TextAndCalls(text, calls))
+
+
+def grades(of, text):
+    return grade_tool_calls(of, text, AnswerFields()), grade_tool_call_f1(of, text, AnswerFields())
+
+
+@pytest.mark.parametrize(
+    ("answer", "exact", "partial"),
+    [
+        (said(FIND, READ), 1.0, 1.0),
+        (said(FIND, READ, text="I look it up."), 1.0, 1.0),
+        (said(READ, FIND), 0.0, 0.5),
+        (said(FIND), 0.0, 2 / 3),
+        (said(FIND, READ, READ), 0.0, 0.8),
+        (said(ToolCall("find", {"a": 1, "b": 3}), READ), 0.0, 0.875),
+        (said(ToolCall("other", {"a": 1, "b": 2}), READ), 0.0, 0.5),
+        ("It is in Bern.", 0.0, 0.0),
+        ("<tool_call>\nfind(1, 2)\n</tool_call>", 0.0, 0.0),
+    ],
+)
+def test_calls_are_graded_by_name_arguments_and_order(answer, exact, partial):
+    assert grades(case(said(FIND, READ)), answer) == (exact, pytest.approx(partial))
+
+
+def test_other_spacing_and_order_of_keys_are_the_same_call():
+    compact = json.dumps({"arguments": {"b": 2, "a": 1}, "name": "find"}, separators=(",", ":"))
+    assert grades(case(said(FIND)), f"<tool_call>{compact}</tool_call>") == (1.0, 1.0)
+
+
+def test_calling_where_the_reference_does_not_is_wrong():
+    offered = case("Here.", system=f"Be brief.\n\n{TOOLS}")
+    assert grades(offered, said(FIND)) == (0.0, 0.0)
+    assert grades(offered, "There.") == (1.0, 1.0)
+
+
+def test_the_question_does_not_arise_without_tools_and_calls():
+    assert grades(case("Here."), said(FIND)) == (None, None)

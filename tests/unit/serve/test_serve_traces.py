@@ -1,0 +1,272 @@
+"""Traces over OTLP/HTTP become captures: protobuf and JSON, gzip, bounded, authenticated, redacted."""
+
+import asyncio
+import gzip
+import importlib
+import json
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+from serve_harness import DEADLINE, ListSink, open_house
+
+from graftwork.data.ingest.log_formats import read_captured
+from graftwork.pipeline.trace_intake import read_traces
+from graftwork.records.interaction import Origin
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.otlp import BadTrace, TracedCalls, parse_json, parse_protobuf, unpack
+from graftwork.serve.settings import ServeSettings
+
+TRACES = Path(__file__).parents[2] / "data" / "traces"
+PACKED = (TRACES / "exporter.pb.gz").read_bytes()
+LINES = (TRACES / "genai.otlp.jsonl").read_bytes().splitlines()
+PROTOBUF = (("content-type", "application/x-protobuf"),)
+GZIP = (*PROTOBUF, ("content-encoding", "gzip"))
+JSON = (("content-type", "application/json"),)
+
+
+async def post(house, body, headers, *, key=None):
+    sent = (*headers, ("authorization", f"Bearer {key}")) if key else headers
+    reply = await Client(port=house.port).send("POST", "/v1/traces", body=body, headers=sent)
+    return reply.status, await reply.read()
+
+
+def house(sink, **options):
+    return open_house(sink, read_traces=read_traces, **options)
+
+
+def test_what_the_real_exporter_sends_becomes_captures(run):
+    async def main():
+        sink = ListSink()
+        async with house(sink) as open_:
+            assert await post(open_, PACKED, GZIP) == (200, b"")
+            await open_.close_captures()
+        return sink.captures
+
+    captures = run(main)
+    assert sorted(capture.reply for capture in captures) == sorted(
+        [
+            "The station is next to the river.",
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>',
+            "It is sunny in Bern.",
+            "Here it comes, piece by piece.",
+            "You said",
+            "Everything begins with",
+        ]
+    )
+    first = next(capture for capture in captures if capture.reply.startswith("The station"))
+    assert (first.model, first.release) == ("guide", "small-1-2026")
+    assert (first.prompt_tokens, first.reply_tokens, first.finish_reason) == (21, 9, "stop")
+    assert first.trace
+    assert first.total_ms > 0
+
+
+def test_json_without_compression_is_taken_too(run):
+    async def main():
+        sink = ListSink()
+        async with house(sink) as open_:
+            for line in LINES:
+                assert await post(open_, line, JSON) == (200, b"{}")
+            await open_.close_captures()
+        return sink.captures
+
+    assert len(run(main)) == 6
+
+
+def test_a_batch_that_is_sent_again_has_the_same_ids():
+    rows = [parse_protobuf(unpack(PACKED, most=1 << 24)) for _ in range(2)]
+    first, second = ([exchange.id for exchange in read_traces(row).exchanges] for row in rows)
+    assert first == second
+    assert len(set(first)) == 6
+
+
+def test_protobuf_and_json_of_the_same_spans_are_read_alike():
+    packed = read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges
+    plain = [exchange for line in LINES for exchange in read_traces(parse_json(line)).exchanges]
+
+    def facts(exchange):
+        return (exchange.reply, exchange.request, exchange.release, exchange.prompt_tokens, exchange.model)
+
+    assert sorted(map(repr, map(facts, packed))) == sorted(map(repr, map(facts, plain)))
+
+
+def test_a_traced_call_reads_back_as_a_log_and_not_as_an_answer_of_ours(run):
+    async def main():
+        sink = ListSink()
+        async with house(sink) as open_:
+            await post(open_, PACKED, GZIP)
+            await open_.close_captures()
+        return sink.captures
+
+    rows = [
+        read_captured(json.loads(capture.to_json()), Origin(file="captures.jsonl", line=1))
+        for capture in run(main)
+    ]
+    assert all(row.capture is None and row.trace for row in rows)
+    assert {row.model for row in rows} == {"small-1-2026"}
+    assert {row.group for row in rows} == {"guide"}
+
+
+def test_secrets_are_redacted_before_anything_is_kept(run):
+    secret = "sk-proj-Zk3Jq9XvT1mB7sLw0RdC5yHnE2uGf8ApQ6"
+    row = json.loads(LINES[0])
+    text = json.dumps(row).replace("Where is the station?", f"My key is {secret} and mail is a@example.com.")
+
+    async def main():
+        sink = ListSink()
+        async with house(sink) as open_:
+            await post(open_, text.encode(), JSON)
+            await open_.close_captures()
+        return sink.captures
+
+    kept = "".join(capture.to_json() for capture in run(main))
+    assert secret not in kept
+    assert "a@example.com" not in kept
+
+
+def test_without_the_key_nothing_is_taken(run):
+    async def main():
+        sink = ListSink()
+        async with house(sink, api_key="key") as open_:
+            refused = await post(open_, PACKED, GZIP)
+            taken = await post(open_, PACKED, GZIP, key="key")
+            await open_.close_captures()
+        return refused[0], taken[0], len(sink.captures)
+
+    assert run(main) == (401, 200, 6)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"\xff\xff\xff", PROTOBUF, 400),
+        (b"no gzip", GZIP, 400),
+        (PACKED[:100], GZIP, 400),
+        (b"[]", JSON, 400),
+        (b"{", JSON, 400),
+        (b"{}", JSON, 400),
+        (b"x", (("content-type", "text/plain"),), 415),
+        (b"x", (*PROTOBUF, ("content-encoding", "br")), 415),
+        (gzip.compress(bytes(1 << 20)), GZIP, 413),
+    ],
+)
+def test_bad_bodies_are_refused_with_the_reason(run, body, headers, status):
+    async def main():
+        settings = ServeSettings(traces_max_unpacked_bytes=1 << 16)
+        async with house(ListSink(), settings=settings) as open_:
+            return await post(open_, body, headers)
+
+    found, answer = run(main)
+    assert found == status
+    assert json.loads(answer)["error"]["message"]
+
+
+def test_spans_that_cannot_be_read_are_counted_in_the_answer(run):
+    row = json.loads(LINES[0])
+    row["resourceSpans"][0]["scopeSpans"][0]["spans"].append({"attributes": 7})
+
+    async def main():
+        async with house(ListSink()) as open_:
+            return await post(open_, json.dumps(row).encode(), JSON)
+
+    status, answer = run(main)
+    assert status == 200
+    assert json.loads(answer)["partialSuccess"]["rejectedSpans"] == "1"
+
+
+def test_it_is_off_where_nothing_is_captured(run):
+    async def main():
+        async with house(None) as open_:
+            off = await post(open_, PACKED, GZIP)
+        async with house(ListSink(), settings=ServeSettings(traces=False)) as open_:
+            return off[0], (await post(open_, PACKED, GZIP))[0]
+
+    assert run(main) == (404, 404)
+
+
+def test_chat_is_answered_while_traces_are_being_read_and_more_traces_are_refused(run):
+    release = threading.Event()
+
+    def slow(_row):
+        assert release.wait(DEADLINE)
+        return TracedCalls([])
+
+    async def main():
+        async with open_house(ListSink(), read_traces=slow) as open_:
+            waiting = [asyncio.create_task(post(open_, PACKED, GZIP)) for _ in range(2)]
+            try:
+                while open_.gateway._traces._under_way < 2:
+                    await asyncio.sleep(0)
+                refused = await post(open_, PACKED, GZIP)
+                async with AsyncOpenAI(base_url=f"{open_.url}/v1", api_key="x", timeout=DEADLINE) as client:
+                    answer = await client.chat.completions.create(
+                        model="champion", messages=[{"role": "user", "content": "hello there"}]
+                    )
+            finally:
+                release.set()
+            done = [status for status, _ in await asyncio.gather(*waiting)]
+            return refused[0], answer.choices[0].message.content, done
+
+    refused, answer, done = run(main)
+    assert (refused, done) == (429, [200, 200])
+    assert answer
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_as_protobuf_are_a_trace_or_are_refused(data):
+    try:
+        row = parse_protobuf(data)
+    except BadTrace:
+        return
+    read_traces(row)
+
+
+@given(st.integers(0, 3000), st.binary(max_size=4))
+def test_a_broken_request_of_the_exporter_is_read_or_refused(place, put):
+    whole = unpack(PACKED, most=1 << 24)
+    place %= len(whole)
+    with suppress(BadTrace):
+        read_traces(parse_protobuf(whole[:place] + put + whole[place + len(put) :]))
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked():
+    with pytest.raises(ApiError):
+        unpack(gzip.compress(bytes(64 << 20)), most=1 << 20)
+
+
+def test_the_real_exporter_talks_to_the_gateway(run):
+    name = "opentelemetry.exporter.otlp.proto.http"
+    http = pytest.importorskip(name, reason="the OTLP exporter is not installed")
+    exporter = importlib.import_module(f"{name}.trace_exporter")
+    sdk = importlib.import_module("opentelemetry.sdk.trace")
+    export = importlib.import_module("opentelemetry.sdk.trace.export")
+
+    def send(url):
+        provider = sdk.TracerProvider()
+        made = exporter.OTLPSpanExporter(
+            endpoint=f"{url}/v1/traces",
+            headers={"authorization": "Bearer key"},
+            compression=http.Compression.Gzip,
+        )
+        provider.add_span_processor(export.SimpleSpanProcessor(made))
+        messages = '[{"role": "user", "parts": [{"type": "text", "content": "Where?"}]}]'
+        said = '[{"role": "assistant", "parts": [{"type": "text", "content": "Here."}]}]'
+        facts = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": messages}
+        with provider.get_tracer("x").start_as_current_span("chat", attributes=facts) as span:
+            span.set_attribute("gen_ai.output.messages", said)
+        provider.shutdown()
+
+    async def main():
+        sink = ListSink()
+        async with house(sink, api_key="key") as open_:
+            await asyncio.to_thread(send, open_.url)
+            await open_.close_captures()
+        return sink.captures
+
+    [capture] = run(main)
+    assert (capture.reply, capture.request["messages"]) == ("Here.", [{"role": "user", "content": "Where?"}])
