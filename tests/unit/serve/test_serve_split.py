@@ -268,7 +268,7 @@ class QuietEngine:
     def __init__(self, *models):
         self.models = ("base", *models)
 
-    async def load_adapter(self, name, folder):
+    async def load_adapter(self, name, folder, *, keep=()):
         self.models = (*self.models, name)
 
 
