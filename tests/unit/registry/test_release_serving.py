@@ -105,7 +105,7 @@ class Engine:
     def __init__(self) -> None:
         self.state, self.models = "ready", ["base"]
 
-    async def load_adapter(self, name: str, folder: str) -> None:
+    async def load_adapter(self, name: str, folder: str, *, keep: object = ()) -> None:
         assert Path(folder).name == name
         self.models.append(name)
 
