@@ -27,6 +27,7 @@ from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
+from graftwork.serve.settings import ServeSettings
 
 OTHER = "o" * 64
 
@@ -75,17 +76,17 @@ def make(work, tmp_path):
 def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_words(work, make):
     main, same = make("main"), make("same", model="tagger")
     with open_store(work).lease() as held:
-        assert set(serving.engine_job(work, held).adapters) == {main, same}
+        assert set(serving.engine_job(work, held, ServeSettings()).adapters) == {main, same}
         other = make("other", model="tagger", base=OTHER)
-        assert set(serving.engine_job(work, held).adapters) == {main}
+        assert set(serving.engine_job(work, held, ServeSettings()).adapters) == {main}
         assert "tagger needs another base" in work.reporter.words[-1]
-        assert serving._AdapterFinder(work, held, TEMPLATE_PRINT)(other) is None
+        assert serving._AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings())(other) is None
 
 
 def test_the_main_models_own_release_must_have_its_base(work, make):
     make("main", base=OTHER)
     with open_store(work).lease() as held, pytest.raises(UserMistake, match="another base") as reported:
-        serving.engine_job(work, held)
+        serving.engine_job(work, held, ServeSettings())
     assert reported.value.fix
 
 
@@ -93,7 +94,7 @@ def test_what_is_served_stays_after_a_rollback_until_the_server_ends(work, make)
     make("first")
     second = make("second")
     with open_store(work).lease() as held:
-        assert second in serving.engine_job(work, held).adapters
+        assert second in serving.engine_job(work, held, ServeSettings()).adapters
         rollback_alias(work)
         assert collect_garbage(work).releases == ()
     assert collect_garbage(work).releases == (second,)
@@ -105,7 +106,7 @@ class Engine:
     def __init__(self) -> None:
         self.state, self.models = "ready", ["base"]
 
-    async def load_adapter(self, name: str, folder: str) -> None:
+    async def load_adapter(self, name: str, folder: str, *, keep: object = ()) -> None:
         assert Path(folder).name == name
         self.models.append(name)
 
@@ -125,7 +126,7 @@ def book(work):
         yield AliasWatcher(
             Engine(),
             resolve_aliases=work.releases.aliases,
-            find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT),
+            find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings()),
             clock=Clock(),
         )
 
