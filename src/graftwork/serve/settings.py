@@ -10,7 +10,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
-from graftwork.text.redact import VariableName
+from graftwork.text.redact import EndpointUrl, VariableName
 
 
 class SplitSettings(Record):
@@ -73,9 +73,8 @@ class EngineSettings(Record):
         description="llamacpp: tokens of keys and values that all running requests share.",
     )
 
-    url: str | None = Field(
+    url: EndpointUrl | None = Field(
         default=None,
-        pattern=r"^https?://[^@\s]+$",
         description="vllm, sglang, endpoint: where the server is, up to and including `/v1`. None starts one "
         "here.",
     )
