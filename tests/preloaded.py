@@ -14,7 +14,6 @@ import ctypes
 import gc
 import importlib
 import io
-import itertools
 import json
 import os
 import platform
@@ -172,9 +171,7 @@ def is_supported() -> bool:
 
 def _read_environment(variables: Any) -> dict[str, str]:
     if variables is None:
-        # A library in C may have set variables that `os.environ` does not show, and a program inherits them.
-        environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-        variables = itertools.takewhile(lambda variable: variable is not None, environ)
+        return dict(os.environ)
     pairs = (os.fsdecode(variable).partition("=") for variable in variables)
     return {name: value for name, _, value in pairs}
 

@@ -1,6 +1,5 @@
 """A process that starts from the preloaded one cannot be distinguished from one that was started again."""
 
-import ctypes
 import json
 import os
 import signal
@@ -87,18 +86,6 @@ def both(starter, package, monkeypatch):
         return results
 
     return run
-
-
-def test_a_preloaded_process_inherits_what_a_library_set_in_c(both):
-    library = ctypes.CDLL(None)
-    library.setenv(b"SET_IN_C", b"yes", 1)
-    try:
-        (_, again, _), (_, clone, _) = both(DESCRIBE)
-    finally:
-        library.unsetenv(b"SET_IN_C")
-    assert "SET_IN_C" not in os.environ
-    for output in (again, clone):
-        assert ["SET_IN_C", "yes"] in json.loads(output)["variables"]
 
 
 @pytest.mark.parametrize("options", [{}, {"start_new_session": True}, {"env": {"ONLY": "this"}}], ids=str)
