@@ -1,10 +1,12 @@
 """A process that starts from the preloaded one cannot be distinguished from one that was started again."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 
 import pytest
 
@@ -60,7 +62,18 @@ def package(tmp_path):
 
 
 @pytest.fixture
-def both(starter, package, monkeypatch):
+def plain_environment():
+    """Removes variables that a library set in C: programs inherit them, and `os.environ` lacks them."""
+    library = ctypes.CDLL(None)
+    environ = ctypes.POINTER(ctypes.c_char_p).in_dll(library, "environ")
+    names = [variable.partition(b"=")[0] for variable in takewhile(lambda found: found is not None, environ)]
+    for name in names:
+        if name not in os.environb:
+            library.unsetenv(name)
+
+
+@pytest.fixture
+def both(starter, package, monkeypatch, plain_environment):
     """Runs a module of the package in both ways; the two results."""
 
     def run(source, *arguments, stop_when="", **options):
