@@ -113,7 +113,7 @@ def _decide(
         return False
     kept = queue.decide(item, action, reply=reply)
     if not kept:
-        terminal.say("somebody else has decided about it")
+        terminal.say("another reviewer has decided about it")
     return kept
 
 

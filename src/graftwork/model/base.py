@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
@@ -248,13 +247,8 @@ def gguf_file() -> Path:
 
 
 def convert_embedded(folder: Path) -> None:
-    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    # transformers reads the file three times and builds the map of names for every module: once is enough.
-    for name in ("GGUFReader", "get_tensor_name_map"):
-        setattr(gguf, name, cache(getattr(gguf, name)))
 
     source = gguf_file()
     where = str(source.parent)
