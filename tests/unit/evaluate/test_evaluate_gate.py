@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.comparison import compare
@@ -123,6 +123,7 @@ limits = st.integers(1, 99).map(lambda p: p / 100)
 
 
 @given(marks, limits, st.sampled_from(["must", "invariant"]))
+@example(pairs=[(False, False)] * 5 + [(False, True)] * 2, limit=0.09, severity="must")
 def test_the_decision_follows_from_the_rules(pairs, limit, severity):
     before, after = zip(*pairs, strict=True)
     settings = GateSettings(rules=(GateRule(metric="json_valid", over=limit, severity=severity),))

@@ -4,11 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from graftwork.evaluate.statistics.bounded import (
+    approximate_chance,
     bounded_difference,
     bounded_mean,
     chance_not_positive,
@@ -153,3 +154,17 @@ def test_the_number_of_units_has_the_power_that_was_asked_for(size):
         drawn = draw.choice(totals, size=count)
         shown += chance_not_positive(np.append(drawn, -size)[None, :])[0] < 0.025
     assert 0.75 <= shown / 600 <= 0.9
+
+
+@given(
+    right=st.integers(1, 400),
+    wrong=st.integers(0, 4000),
+    limit=st.floats(0.01, 0.99),
+)
+@example(right=29, wrong=71, limit=0.09)
+@example(right=285, wrong=715, limit=0.09)
+def test_the_approximate_chance_is_within_a_hundredth_of_the_exact_one(right, wrong, limit):
+    weights = np.array([[1 - limit, -limit, -limit]])
+    counts = np.array([[right, wrong, 1.0]])
+    exact = chance_not_positive(weights, counts)
+    assert abs(approximate_chance(weights, counts) - exact) < 0.01

@@ -174,7 +174,9 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
         bend = (counts * (weights / left) ** 2).sum(1)
         low, high = np.where(slope < 0, at, low), np.where(slope < 0, high, at)
         moved = at - slope / bend
-        at = np.where((moved > low) & (moved < high), moved, (low + high) / 2)
+        # A search that has arrived stays where it is, though that point is now one of the bounds.
+        stays = (moved > low) & (moved < high) | (moved == at)
+        at = np.where(stays, moved, (low + high) / 2)
     left = 1 - weights * at[:, None]
     bend = (counts * (weights / left) ** 2).sum(1)
     root = np.sign(at) * np.sqrt(np.maximum(2 * (counts * np.log(left)).sum(1), 0.0))
