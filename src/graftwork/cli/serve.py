@@ -4,11 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.cli import serve_keys
 from graftwork.cli.command import Folder
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings
+
+app = typer.Typer(invoke_without_command=True)
+app.add_typer(serve_keys.app, name="keys")
 
 Challenger = Annotated[
     str | None,
@@ -28,7 +32,9 @@ Engine = Annotated[
 ]
 
 
+@app.callback()
 def serve(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 for any free port.")] = None,
     engine: Engine = None,
@@ -47,6 +53,8 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     Example:  graft serve --engine llamacpp
     """
+    if context.invoked_subcommand is not None:
+        return
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.serving import describe_experiment

@@ -112,6 +112,7 @@ def serve_here(
                     captures=sink,
                     feedback=sink,
                     read_traces=read_traces,
+                    load_keys=work.api_keys.list,
                 ),
                 on_ready=on_ready,
                 stop=stop,

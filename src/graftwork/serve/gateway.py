@@ -5,7 +5,6 @@ writer. Every answer names its release. Loads no weights and no torch; answers 5
 """
 
 import asyncio
-import hmac
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -26,6 +25,7 @@ from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
+from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
@@ -40,6 +40,7 @@ from graftwork.serve.http_messages import (
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.keys import ANYONE, KeyHolder, KeyRing, Scope
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
@@ -60,6 +61,8 @@ _KNOWN = {
     "/metrics": "GET",
     "/health": "GET",
 }
+_SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "feedback", "/metrics": "metrics"}
+"""What the key of a request needs; for all other paths it is `models`."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class RunningExchange:
     started: float
     at: float
     assignment: ArmAssignment | None = None
+    key: KeyHolder = ANYONE
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
     texts: list[str] = field(default_factory=list)
@@ -106,6 +110,13 @@ class RunningExchange:
     @property
     def ended(self) -> bool:
         return len(self.endings) == self.call.choices
+
+    def count_tokens(self) -> int:
+        """The tokens that count against the budget; estimated for an answer that broke off."""
+        if self.ended or not self.asked:
+            return sum(self.usage)
+        prompt = sum(len(message["content"]) for message in self.call.messages)
+        return max(sum(self.usage), estimate_tokens(prompt) + len(self.texts))
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
@@ -156,14 +167,13 @@ class Gateway:
         api_key: str | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._routes = routes
         self._captures = captures
-        self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
-        # Without a key, a web page could reach this server through a host name of its own: check the name.
-        self._check_host = api_key is None and is_loopback(settings.host)
+        self._keys = keys or KeyRing(api_key)
         self._limits = ChatLimits(
             settings.default_model,
             settings.max_new_tokens,
@@ -195,7 +205,7 @@ class Gateway:
             if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
                 raise ApiError(400, "/health takes no body")
             return
-        self._require_key(head)
+        self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
         route = (request.method, request.path)
@@ -206,7 +216,9 @@ class Gateway:
         if route == ("GET", "/v1/models"):
             routes = self._routes()
             routes.require_loaded()
-            return Response(200, encode_models(routes.names()))
+            own = self._keys.require(request).models
+            names = {name: to for name, to in routes.names().items() if not own or name in own}
+            return Response(200, encode_models(names))
         if route == ("GET", "/metrics"):
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
         if route == ("POST", "/v1/feedback"):
@@ -224,21 +236,13 @@ class Gateway:
     # -- access --------------------------------------------------------------------------------
 
     def _require_host(self, request: Request) -> None:
-        if not self._check_host:
+        # Without a key, a web page could reach this server through a host name of its own: check the name.
+        if self._keys.required or not is_loopback(self._settings.host):
             return
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name and not is_loopback(name.strip("[]")):
             raise ApiError(403, f"this server answers only on this machine, not as {name!r}")
-
-    def _is_authorized(self, request: Request) -> bool:
-        given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
-        return self._bearer is None or hmac.compare_digest(given.encode(), self._bearer)
-
-    def _require_key(self, request: Request) -> None:
-        if not self._is_authorized(request):
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer …` or `x-api-key`"
-            raise ApiError(401, message, code="invalid_api_key")
 
     # -- health and metrics --------------------------------------------------------------------
 
@@ -247,9 +251,12 @@ class Gateway:
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
-        if self._is_authorized(request):
+        holder = self._keys.find(request)
+        if holder is not None and "admin" in holder.scopes:
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
+            if self._keys.required:
+                health["keys"] = {key.name: key.usage.describe() for key in self._keys.holders}
             if self._settings.split is not None:
                 health["split"] = self._describe_split(routes)
         return json_response(health, status=200 if ready else 503)
@@ -296,10 +303,13 @@ class Gateway:
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
         try:
+            key = self._keys.require(request)
+            key.usage.take_request()
             call = self._admit(request, api)
+            key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
-            label = running.head.release
+            label, running.key = running.head.release, key
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
             answer = await self._answer(running)
@@ -313,6 +323,7 @@ class Gateway:
             self.metrics.disconnects += 1
             if running is not None:
                 running.disconnected = True
+                running.key.usage.add_tokens(running.count_tokens())
                 self._note_failure(running)
             raise
         self.metrics.count_request(label, 200)
@@ -447,6 +458,7 @@ class Gateway:
             reply_tokens=running.usage.reply,
             seconds=elapsed,
         )
+        running.key.usage.add_tokens(running.count_tokens())
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:

@@ -16,6 +16,7 @@ from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
+from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
 from graftwork.serve.settings import ServeSettings, find_api_key
@@ -33,6 +34,7 @@ class ServedProject:
     captures: CaptureSink | None = None
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
+    load_keys: LoadKeys = tuple
 
 
 async def serve(
@@ -45,7 +47,7 @@ async def serve(
     engine_module: str | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
-    api_key = find_api_key(settings)
+    keys, api_key = await _open_keys(settings, project.load_keys)
     stop = stop or asyncio.Event()
     make_folder(Path(engine_job.folder))
     engine = EngineSupervisor(
@@ -66,8 +68,12 @@ async def serve(
         api_key=api_key,
         feedback=project.feedback,
         read_traces=project.read_traces,
+        keys=keys,
     )
     server = gateway.open_server()
+    following = asyncio.create_task(
+        follow_keys(keys, project.load_keys, seconds=settings.key_refresh_seconds)
+    )
     with _stopping_on_signals(stop):
         try:
             port = await _listen(server, settings)
@@ -79,6 +85,7 @@ async def serve(
         finally:
             # In this order: finish the answers, stop the engine, then flush the captures.
             await server.close(drain_seconds=settings.drain_seconds)
+            following.cancel()
             await engine.stop()
             if captures is not None:
                 await asyncio.to_thread(captures.close)
@@ -104,6 +111,14 @@ def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
             "engine": settings.engine,
         }
     )
+
+
+async def _open_keys(settings: ServeSettings, load: LoadKeys) -> tuple[KeyRing, str | None]:
+    stored = await asyncio.to_thread(load)
+    api_key = find_api_key(settings, has_keys=any(is_usable(key) for key in stored))
+    ring = KeyRing(api_key)
+    ring.replace(stored)
+    return ring, api_key
 
 
 def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:

@@ -113,7 +113,8 @@ class ServeSettings(Record):
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Anything but this machine itself needs `api_key_env`.",
+        description="Address to listen on. Anything but this machine itself needs keys (`graft serve keys "
+        "create`) or `api_key_env`.",
     )
 
     port: int = Field(
@@ -208,7 +209,13 @@ class ServeSettings(Record):
     api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the key clients must present as bearer "
-        "token.",
+        "token. It may do everything, along with the keys of `graft serve keys`.",
+    )
+
+    key_refresh_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="Seconds until a created key works and a revoked one stops.",
     )
 
     max_new_tokens: int = Field(
@@ -262,15 +269,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def find_api_key(settings: ServeSettings) -> str | None:
-    """The key that clients must present, or None where only this machine can ask."""
+def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | None:
+    """The key of the environment, or None where there are others or only this machine can ask."""
     if settings.api_key_env is None:
-        if is_loopback(settings.host):
+        if has_keys or is_loopback(settings.host):
             return None
         raise UserMistake(
             f"serving on {settings.host} needs a key",
             why="everyone who can reach this machine could use the model and fill the captures",
-            fix="export GRAFT_API_KEY=… and set `serve.api_key_env: GRAFT_API_KEY`, or serve on 127.0.0.1",
+            fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
+            "GRAFT_API_KEY`, or serve on 127.0.0.1",
             where="serve.host",
         )
     key = os.environ.get(settings.api_key_env, "").strip()
