@@ -28,7 +28,7 @@ ORDER = {
     "multi_run",
     "api": "audits, plans < project",
     "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, model, plan_cost, "
-    "plan_fit, project, release_exchange, run, serve_keys, train < gate, plan, release, serve < main",
+    "plan_fit, project, release_exchange, run, serve_keys, train < serve < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

@@ -60,7 +60,7 @@ def create_key(
     if not work.api_keys.add(key):
         raise UserMistake(
             f"there is a valid key {name!r} already",
-            why="names tell keys apart in logs and metrics",
+            why="logs and metrics name a key by it",
             fix=f"choose another name, or `graft serve keys revoke {name}` first",
             where=name,
         )

@@ -164,7 +164,6 @@ class Gateway:
         settings: ServeSettings,
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
-        api_key: str | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
         keys: KeyRing | None = None,
@@ -173,7 +172,7 @@ class Gateway:
         self._settings = settings
         self._routes = routes
         self._captures = captures
-        self._keys = keys or KeyRing(api_key)
+        self._keys = keys or KeyRing()
         self._limits = ChatLimits(
             settings.default_model,
             settings.max_new_tokens,

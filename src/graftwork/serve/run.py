@@ -47,7 +47,7 @@ async def serve(
     engine_module: str | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
-    keys, api_key = await _open_keys(settings, project.load_keys)
+    keys = await _open_keys(settings, project.load_keys)
     stop = stop or asyncio.Event()
     make_folder(Path(engine_job.folder))
     engine = EngineSupervisor(
@@ -65,7 +65,6 @@ async def serve(
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
-        api_key=api_key,
         feedback=project.feedback,
         read_traces=project.read_traces,
         keys=keys,
@@ -113,12 +112,11 @@ def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
     )
 
 
-async def _open_keys(settings: ServeSettings, load: LoadKeys) -> tuple[KeyRing, str | None]:
+async def _open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
     stored = await asyncio.to_thread(load)
-    api_key = find_api_key(settings, has_keys=any(is_usable(key) for key in stored))
-    ring = KeyRing(api_key)
+    ring = KeyRing(find_api_key(settings, has_keys=any(is_usable(key) for key in stored)))
     ring.replace(stored)
-    return ring, api_key
+    return ring
 
 
 def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:

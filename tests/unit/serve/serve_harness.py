@@ -11,6 +11,7 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
+from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.stub_engine import StubEngine
@@ -109,10 +110,9 @@ async def open_house(
             settings=settings,
             routes=lambda: routes,
             captures=captures,
-            api_key=api_key,
             feedback=feedback,
             read_traces=read_traces,
-            keys=keys,
+            keys=keys or KeyRing(api_key),
         )
         server = gateway.open_server()
         port = await server.listen()
