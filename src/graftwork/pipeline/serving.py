@@ -96,6 +96,7 @@ def serve_here(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal comes, or `stop` is set."""
+    from graftwork.pipeline.forget import prune_captures
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
@@ -110,6 +111,7 @@ def serve_here(
                     resolve_aliases=work.releases.aliases,
                     find_adapter=_AdapterFinder(work, lease, job.template_fingerprint, settings),
                     captures=sink,
+                    prune_captures=prune_captures(work, settings),
                     feedback=sink,
                     read_traces=read_traces,
                     load_keys=work.api_keys.list,

@@ -29,6 +29,7 @@ from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.verdict import Verdict
+from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry, StepEntry
 
@@ -231,6 +232,8 @@ class ProjectStatus(Record):
     aliases: dict[str, str]
     releases: int
     captures: int
+    capture_totals: CaptureTotals | None = None
+    """What became of all exchanges that were to be captured; None where nothing was served yet."""
     working: bool
     drift: PromptDrift = PromptDrift()
 
@@ -247,6 +250,7 @@ def project_status(work: OpenProject) -> ProjectStatus:
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
         captures=work.captures.count(),
+        capture_totals=read_totals(work.project.serving),
         working=lock_holder(work.project.state / "pipeline") is not None,
         drift=measure_drift(work),
     )

@@ -151,11 +151,17 @@ class Capture(Record):
     cost: float | None = None
     """US dollars, as the trace states them."""
     cached_tokens: int | None = None
+    user: str | None = None
+    """Who asked, or a pseudonym of it, so that their captures can be deleted. Never exported."""
 
     def to_line(self) -> str:
         """The capture as a line of a log; what is not stated is left out, as older versions did."""
         unknown = {name for name in (*CORRECTED_FIELDS, *TRACE_FIELDS) if getattr(self, name) is None}
-        return self.model_dump_json(exclude=unknown)
+        return self.model_dump_json(exclude={*unknown, "user"})
+
+    def to_journal(self) -> str:
+        """The capture as a line that holds all of it."""
+        return self.model_dump_json()
 
 
 class Feedback(Record):

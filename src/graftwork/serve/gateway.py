@@ -26,9 +26,10 @@ from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
+from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -87,6 +88,7 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    body_bytes: int = 0
 
     def headers(self, *, captured: bool) -> Headers:
         release = ("x-graft-release", self.head.release)
@@ -135,6 +137,8 @@ class RunningExchange:
             total_ms=elapsed * 1000,
             disconnected=self.disconnected,
             assignment=self.assignment,
+            user=self.call.user,
+            size=self.body_bytes + sum(map(len, self.texts)),
         )
 
 
@@ -281,6 +285,7 @@ class Gateway:
             "kept": self._captures.kept,
             "dropped": self._captures.dropped,
             "lost": self._captures.lost,
+            "lost_when_killed": self._captures.counts["killed"],
         }
         if self._feedback is not None:
             counts["feedback"] = self._feedback.kept
@@ -308,7 +313,7 @@ class Gateway:
             key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
-            label, running.key = running.head.release, key
+            label, running.key, running.body_bytes = running.head.release, key, len(request.body)
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
             answer = await self._answer(running)
@@ -394,6 +399,8 @@ class Gateway:
         for place, piece in enumerate(choices):
             running.note(piece if place == 0 else {**piece, "index": place})
         body = running.api.encode(running.head, running.call, choices, running.usage)
+        if self._captures is not None and running.api.is_captured:
+            self._captures.expect()
         return Response(
             200,
             body,
@@ -405,6 +412,8 @@ class Gateway:
         """The answer as server-sent events. However it ends, it is counted and the stream closed."""
         encoder = running.api.open_stream(running.head, running.call)
         self._streaming.add(running.capture_id)
+        if self._captures is not None and running.api.is_captured:
+            self._captures.expect()
         try:
             yield encoder.opening()
             try:
@@ -461,7 +470,7 @@ class Gateway:
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
-            self._captures.offer(running.to_exchange(elapsed))
+            self._captures.offer(running.to_exchange(elapsed), expected=True)
 
 
 def _require_json(request: Request) -> None:

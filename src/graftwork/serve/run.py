@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from graftwork.files.disk import make_folder
 from graftwork.records.errors import UserMistake
-from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
+from graftwork.records.units import MIB
+from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
@@ -32,6 +34,8 @@ class ServedProject:
     resolve_aliases: ResolveAliases
     find_adapter: FindAdapter = lambda _release: None
     captures: CaptureSink | None = None
+    prune_captures: Callable[[], object] | None = None
+    """Deletes captures that are too old or too many. Called in a thread."""
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
     load_keys: LoadKeys = tuple
@@ -59,7 +63,7 @@ async def serve(
         find_adapter=project.find_adapter,
         split=settings.split,
     )
-    captures = _open_captures(project.captures, settings)
+    captures = _open_captures(project, settings, folder=Path(engine_job.folder))
     gateway = Gateway(
         engine,
         settings=settings,
@@ -119,10 +123,13 @@ async def _open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
     return ring
 
 
-def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:
-    if sink is None or not settings.capture:
+def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: Path) -> CaptureWriter | None:
+    if project.captures is None or not settings.capture:
         return None
-    captures = CaptureWriter(sink, queue_size=settings.capture_queue)
+    limits = CaptureLimits(
+        queue=settings.capture_queue, journal_bytes=int(settings.capture_journal_mib * MIB)
+    )
+    captures = CaptureWriter(project.captures, limits=limits, folder=folder, prune=project.prune_captures)
     captures.start()
     return captures
 

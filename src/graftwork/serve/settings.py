@@ -151,6 +151,26 @@ class ServeSettings(Record):
         description="Exchanges that may wait to be kept; beyond it the newest are dropped and counted.",
     )
 
+    capture_journal_mib: float = Field(
+        default=64,
+        gt=0,
+        description="Size of the file that keeps captures while the database is slow or fails; beyond it "
+        "they are lost and counted.",
+    )
+
+    capture_keep_days: float | None = Field(
+        default=None,
+        gt=0,
+        description="Captures that are older are deleted, with their feedback. None keeps all.",
+    )
+
+    capture_keep_mib: float | None = Field(
+        default=None,
+        gt=0,
+        description="The oldest captures are deleted, with their feedback, when all take more. None: no "
+        "limit.",
+    )
+
     traces: bool = Field(
         default=True,
         description="Take traces over OTLP/HTTP at /v1/traces and keep their calls of models as captures.",

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.captures import CaptureLimits, CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
@@ -92,6 +92,7 @@ async def open_house(
     read_traces=None,
     backend=None,
     keys=None,
+    capture_folder=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
@@ -103,7 +104,7 @@ async def open_house(
         engine = FixedEngine(EngineClient(path=path))
         captures = None
         if sink is not None:
-            captures = CaptureWriter(sink, queue_size=queue_size)
+            captures = CaptureWriter(sink, limits=CaptureLimits(queue=queue_size), folder=capture_folder)
             captures.start()
         gateway = Gateway(
             engine,
