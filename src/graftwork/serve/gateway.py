@@ -28,6 +28,7 @@ from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.http_messages import (
@@ -41,9 +42,10 @@ from graftwork.serve.http_messages import (
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
-from graftwork.serve.keys import ANYONE, KeyHolder, KeyRing, Scope
+from graftwork.serve.keys import ANYONE, KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
+from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest, RequestObserver
 from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
 from graftwork.serve.settings import ServeSettings, is_loopback
 
@@ -64,6 +66,7 @@ _KNOWN = {
 }
 _SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "feedback", "/metrics": "metrics"}
 """What the key of a request needs; for all other paths it is `models`."""
+_ADMIN_CONNECTIONS = 64
 
 
 @dataclass(slots=True)
@@ -88,7 +91,10 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    queue_seconds: float | None = None
     body_bytes: int = 0
+    path: str = ""
+    traceparent: str | None = None
 
     def headers(self, *, captured: bool) -> Headers:
         release = ("x-graft-release", self.head.release)
@@ -103,6 +109,8 @@ class RunningExchange:
             self.texts.append(piece["text"])
         if piece.get("finish_reason") is not None:
             self.endings.append(piece)
+            if (waited := piece.get("queue_ms")) is not None:
+                self.queue_seconds = waited / 1000
             self.usage = count_usage(self.call, self.endings)
             if is_first:
                 self.finish_reason = piece["finish_reason"]
@@ -119,6 +127,29 @@ class RunningExchange:
             return sum(self.usage)
         prompt = sum(len(message["content"]) for message in self.call.messages)
         return max(sum(self.usage), estimate_tokens(prompt) + len(self.texts))
+
+    def to_finished(self, elapsed: float) -> FinishedRequest:
+        first = self.first_token_at
+        return FinishedRequest(
+            at=self.at,
+            seconds=elapsed,
+            method="POST",
+            path=self.path,
+            status=CLIENT_LEFT if self.disconnected else 200,
+            key=self.key.name,
+            model=self.head.model,
+            release=self.head.release,
+            capture=self.capture_id,
+            prompt_tokens=self.usage.prompt,
+            reply_tokens=self.usage.reply,
+            first_token_seconds=None if first is None else first - self.started,
+            queue_seconds=self.queue_seconds,
+            finish_reason=self.finish_reason,
+            stream=self.call.stream,
+            max_tokens=self.call.max_tokens,
+            temperature=self.call.temperature,
+            traceparent=self.traceparent,
+        )
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
@@ -191,6 +222,7 @@ class Gateway:
         if read_traces is not None and captures is not None and settings.traces:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
+        self.observers: tuple[RequestObserver, ...] = ()
         self._streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
 
@@ -199,7 +231,16 @@ class Gateway:
         limits = HttpLimits(
             max_connections=self._settings.max_connections, max_body_bytes=self._settings.max_body_bytes
         )
-        return Server(self._handle, admit=self._check_head, limits=limits)
+        origins = self._settings.cors_origins
+        handler = allow_origins(self._handle, origins) if origins else self._handle
+        server = Server(handler, admit=self._check_head, limits=limits)
+        server.on_refused = self._note_refused
+        return server
+
+    def open_admin_server(self) -> Server:
+        """A server for metrics and the details of /health alone."""
+        limits = HttpLimits(max_connections=_ADMIN_CONNECTIONS, max_body_bytes=0)
+        return Server(self._handle_admin, admit=self._check_head, limits=limits)
 
     def _check_head(self, head: Request) -> None:
         """Refuse unauthorized requests, and bodies where none is expected, at the end of the headers."""
@@ -208,12 +249,35 @@ class Gateway:
             if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
                 raise ApiError(400, "/health takes no body")
             return
+        if self._settings.cors_origins and is_preflight(head):
+            return
         self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
+        if not self.observers or request.path in APIS:
+            return await self._dispatch(request)
+        at, started, error = time.time(), time.perf_counter(), None
+        try:
+            answer = await self._dispatch(request)
+            status = answer.status
+        except ApiError as refused:
+            status, error = refused.status, refused
+            raise
+        finally:
+            self._note_request(request, at=at, started=started, status=status, error=error)
+        return answer
+
+    async def _handle_admin(self, request: Request) -> Answer:
+        if request.method == "GET" and request.path == "/health":
+            return self._health(request, details=True)
+        if request.method == "GET" and request.path == "/metrics":
+            return self._answer_metrics()
+        raise ApiError(404, f"there is no {request.path} here; available: /health, /metrics")
+
+    async def _dispatch(self, request: Request) -> Answer:
         route = (request.method, request.path)
         if route == ("GET", "/health"):
-            return self._health(request)
+            return self._health(request, details=self._settings.admin_port is None)
         if request.method == "POST" and (api := APIS.get(request.path)) is not None:
             return await self._generate(request, api)
         if route == ("GET", "/v1/models"):
@@ -222,8 +286,8 @@ class Gateway:
             own = self._keys.require(request).models
             names = {name: to for name, to in routes.names().items() if not own or name in own}
             return Response(200, encode_models(names))
-        if route == ("GET", "/metrics"):
-            return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
+        if route == ("GET", "/metrics") and self._settings.admin_port is None:
+            return self._answer_metrics()
         if route == ("POST", "/v1/feedback"):
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
@@ -231,7 +295,9 @@ class Gateway:
         if request.path == "/v1/embeddings":
             message = "embeddings are not supported: no engine behind this server computes them"
             raise ApiError(404, message, code="unsupported_endpoint")
-        if request.path in _KNOWN:
+        if request.path in _KNOWN and not (
+            request.path == "/metrics" and self._settings.admin_port is not None
+        ):
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
         raise ApiError(404, f"there is no {request.path}; available: {', '.join(_KNOWN)}")
@@ -249,13 +315,13 @@ class Gateway:
 
     # -- health and metrics --------------------------------------------------------------------
 
-    def _health(self, request: Request) -> Response:
+    def _health(self, request: Request, *, details: bool) -> Response:
         engine, routes = self._engine.describe(), self._routes()
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
         holder = self._keys.find(request)
-        if holder is not None and "admin" in holder.scopes:
+        if details and holder is not None and "admin" in holder.scopes:
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._keys.required:
@@ -293,6 +359,9 @@ class Gateway:
             counts |= {"traced_calls": self._traces.calls, "traced_rejected": self._traces.rejected}
         return counts
 
+    def _answer_metrics(self) -> Response:
+        return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
+
     def _render_metrics(self) -> bytes:
         engine = self._engine.describe()
         gauges = {
@@ -300,12 +369,13 @@ class Gateway:
             "graft_engine_restarts_total": float(engine["restarts"]),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
         }
-        return self.metrics.render(gauges).encode()
+        return (self.metrics.render(gauges) + render_keys(self._keys)).encode()
 
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
+        at, started = time.time(), time.perf_counter()
         try:
             key = self._keys.require(request)
             key.usage.take_request()
@@ -314,11 +384,14 @@ class Gateway:
             session = request.headers.get("x-session-id") or call.user or None
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
             label, running.key, running.body_bytes = running.head.release, key, len(request.body)
+            running.path, running.traceparent = request.path, request.headers.get("traceparent")
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
             answer = await self._answer(running)
         except ApiError as error:
             self.metrics.count_request(label, error.status)
+            if self.observers:
+                self._note_request(request, at=at, started=started, status=error.status, error=error)
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)
@@ -329,6 +402,8 @@ class Gateway:
                 running.disconnected = True
                 running.key.usage.add_tokens(running.count_tokens())
                 self._note_failure(running)
+            if self.observers:
+                self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
             raise
         self.metrics.count_request(label, 200)
         return answer
@@ -466,11 +541,53 @@ class Gateway:
             reply_tokens=running.usage.reply,
             seconds=elapsed,
         )
+        if running.first_token_at is not None:
+            self.metrics.first_token_seconds.add(running.first_token_at - running.started)
+        if running.queue_seconds is not None:
+            self.metrics.queue_seconds.add(running.queue_seconds)
         running.key.usage.add_tokens(running.count_tokens())
+        if self.observers:
+            self._observe(running.to_finished(elapsed))
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
             self._captures.offer(running.to_exchange(elapsed), expected=True)
+
+    # -- logs ----------------------------------------------------------------------------------
+
+    def _note_request(
+        self, request: Request, *, at: float, started: float, status: int, error: ApiError | None = None
+    ) -> None:
+        """Report a request without an answer of a model."""
+        holder = self._keys.find(request)
+        self._observe(
+            FinishedRequest(
+                at=at,
+                seconds=time.perf_counter() - started,
+                method=request.method,
+                path=_name_path(request.path),
+                status=status,
+                key="" if holder is None else holder.name,
+                error=None if error is None else error.code or str(error.status),
+                traceparent=request.headers.get("traceparent"),
+            )
+        )
+
+    def _note_refused(self, path: str, error: ApiError) -> None:
+        self._observe(
+            FinishedRequest(
+                time.time(), 0.0, "", _name_path(path), error.status, error=error.code or "refused"
+            )
+        )
+
+    def _observe(self, request: FinishedRequest) -> None:
+        for observer in self.observers:
+            observer.note(request)
+
+
+def _name_path(path: str) -> str:
+    """Clients must not be able to write into logs what they like."""
+    return path if path in _KNOWN else "other"
 
 
 def _require_json(request: Request) -> None:

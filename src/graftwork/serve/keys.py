@@ -155,6 +155,19 @@ class KeyRing:
         return list(self._holders.values())
 
 
+def render_keys(ring: KeyRing) -> str:
+    """What each key has used, as Prometheus text. Names are given by the operator."""
+    lines: list[str] = []
+    for what in ("requests", "tokens"):
+        if ring.required:
+            lines.append(f"# TYPE graft_key_{what}_total counter")
+            lines += [
+                f'graft_key_{what}_total{{key="{holder.name}"}} {getattr(holder.usage, what)}'
+                for holder in ring.holders
+            ]
+    return "".join(line + "\n" for line in lines)
+
+
 def hold(key: ApiKey) -> KeyHolder:
     expires = None if key.expires_at is None else datetime.fromisoformat(key.expires_at).timestamp()
     return KeyHolder(

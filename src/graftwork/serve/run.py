@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,11 @@ from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
 from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_server import Server
-from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
+from graftwork.serve.keys import LoadKeys
+from graftwork.serve.operations import Listener, Operations, list_listeners, open_keys
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
-from graftwork.serve.settings import ServeSettings, find_api_key
+from graftwork.serve.settings import ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ async def serve(
     engine_module: str | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
-    keys = await _open_keys(settings, project.load_keys)
+    keys = await open_keys(settings, project.load_keys)
+    operations = Operations(settings)
     stop = stop or asyncio.Event()
     make_folder(Path(engine_job.folder))
     engine = EngineSupervisor(
@@ -73,25 +75,23 @@ async def serve(
         read_traces=project.read_traces,
         keys=keys,
     )
-    server = gateway.open_server()
-    following = asyncio.create_task(
-        follow_keys(keys, project.load_keys, seconds=settings.key_refresh_seconds)
-    )
-    with _stopping_on_signals(stop):
-        try:
-            port = await _listen(server, settings)
-            if not await _unless_stopped(engine.start(), stop):
-                return
-            await watcher.refresh()
-            on_ready(_url(settings.host, port))
-            await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
-        finally:
-            # In this order: finish the answers, stop the engine, then flush the captures.
-            await server.close(drain_seconds=settings.drain_seconds)
-            following.cancel()
-            await engine.stop()
-            if captures is not None:
-                await asyncio.to_thread(captures.close)
+    listeners = list_listeners(gateway, settings)
+    async with operations.running(gateway, keys, project.load_keys):
+        with _stopping_on_signals(stop):
+            try:
+                port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
+                if not await _unless_stopped(engine.start(), stop):
+                    return
+                await watcher.refresh()
+                on_ready(_url(settings.host, port, tls=operations.tls is not None))
+                await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
+            finally:
+                # In this order: finish the answers, stop the engine, then flush the captures.
+                for listener in listeners:
+                    await listener.server.close(drain_seconds=settings.drain_seconds)
+                await engine.stop()
+                if captures is not None:
+                    await asyncio.to_thread(captures.close)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -116,13 +116,6 @@ def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
     )
 
 
-async def _open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
-    stored = await asyncio.to_thread(load)
-    ring = KeyRing(find_api_key(settings, has_keys=any(is_usable(key) for key in stored)))
-    ring.replace(stored)
-    return ring
-
-
 def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: Path) -> CaptureWriter | None:
     if project.captures is None or not settings.capture:
         return None
@@ -134,14 +127,14 @@ def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: P
     return captures
 
 
-async def _listen(server: Server, settings: ServeSettings) -> int:
+async def _listen(listener: Listener, tls: ssl.SSLContext | None) -> int:
     try:
-        return await server.listen(host=settings.host, port=settings.port)
+        return await listener.server.listen(host=listener.host, port=listener.port, tls=tls)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
         raise UserMistake(
-            f"cannot listen on {settings.host}:{settings.port}",
+            f"cannot listen on {listener.host}:{listener.port}",
             why=error.strerror or str(error),
             fix="stop the process that listens there, or set `serve.port` (0 takes any free port)",
             where="serve.port",
@@ -179,6 +172,6 @@ def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, *, tls: bool) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-    return f"http://{shown}:{port}"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"

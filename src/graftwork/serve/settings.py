@@ -10,6 +10,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
+from graftwork.serve.operation_settings import OperationSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -108,7 +109,7 @@ class EngineSettings(Record):
         return self
 
 
-class ServeSettings(Record):
+class ServeSettings(OperationSettings):
     """The endpoint, its limits, and what it keeps of what it serves."""
 
     host: str = Field(
@@ -149,26 +150,6 @@ class ServeSettings(Record):
         default=1024,
         ge=1,
         description="Exchanges that may wait to be kept; beyond it the newest are dropped and counted.",
-    )
-
-    capture_journal_mib: float = Field(
-        default=64,
-        gt=0,
-        description="Size of the file that keeps captures while the database is slow or fails; beyond it "
-        "they are lost and counted.",
-    )
-
-    capture_keep_days: float | None = Field(
-        default=None,
-        gt=0,
-        description="Captures that are older are deleted, with their feedback. None keeps all.",
-    )
-
-    capture_keep_mib: float | None = Field(
-        default=None,
-        gt=0,
-        description="The oldest captures are deleted, with their feedback, when all take more. None: no "
-        "limit.",
     )
 
     traces: bool = Field(
@@ -230,12 +211,6 @@ class ServeSettings(Record):
         default=None,
         description="Name of the environment variable that holds the key clients must present as bearer "
         "token. It may do everything, along with the keys of `graft serve keys`.",
-    )
-
-    key_refresh_seconds: float = Field(
-        default=1.0,
-        gt=0,
-        description="Seconds until a created key works and a revoked one stops.",
     )
 
     max_new_tokens: int = Field(
