@@ -9,7 +9,7 @@ import hmac
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.serve.api.call import (
@@ -29,6 +29,7 @@ from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.family import Family
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -83,10 +84,14 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    route: str = ""
+    """The member of the family that answers, and why; for the response header."""
 
     def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
+        headers: Headers = (("x-graft-release", self.head.release),)
+        if self.route:
+            headers += (("x-graft-route", self.route),)
+        return (*headers, ("x-graft-capture", self.capture_id)) if captured else headers
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -156,10 +161,12 @@ class Gateway:
         api_key: str | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
+        family: Family | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._routes = routes
+        self._family = family
         self._captures = captures
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
         # Without a key, a web page could reach this server through a host name of its own: check the name.
@@ -206,7 +213,7 @@ class Gateway:
         if route == ("GET", "/v1/models"):
             routes = self._routes()
             routes.require_loaded()
-            return Response(200, encode_models(routes.names()))
+            return Response(200, encode_models(self._names(routes)))
         if route == ("GET", "/metrics"):
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
         if route == ("POST", "/v1/feedback"):
@@ -298,7 +305,9 @@ class Gateway:
         try:
             call = self._admit(request, api)
             session = request.headers.get("x-session-id") or call.user or None
+            call, route = self._choose_member(call, request)
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
+            running.route = route
             label = running.head.release
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
@@ -317,6 +326,25 @@ class Gateway:
             raise
         self.metrics.count_request(label, 200)
         return answer
+
+    def _names(self, routes: Routes) -> dict[str, str]:
+        """Every name that can be requested, the family's first."""
+        family = self._family
+        return routes.names() if family is None else {family.settings.name: "family", **routes.names()}
+
+    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
+        """The call for the family's member, and why it was chosen; other calls as they are."""
+        family = self._family
+        if family is None or call.model != family.settings.name:
+            return call, ""
+        model, why = family.route(call, request.headers)
+        alias = family.alias_of(model)
+        if alias not in self._routes().aliases and model != family.main:
+            # A member that is not released yet, or not loaded: the main model answers for it.
+            why, alias = f"{why}, {model} is not loaded", family.alias_of(family.main)
+            model = family.main
+        self.metrics.routed[model, why.split()[0]] += 1
+        return replace(call, model=alias), f"{model} ({why})"
 
     async def _answer(self, running: RunningExchange) -> Answer:
         if self._engine.state != "ready":
