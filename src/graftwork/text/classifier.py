@@ -98,7 +98,10 @@ def train_classifier(
 def set_threshold(
     classifier: TextClassifier, predictions: Sequence[tuple[Prediction, str]], *, target: float
 ) -> TextClassifier:
-    """The lowest threshold, from one half on, at which sure predictions are right at the rate of `target`."""
+    """The lowest threshold at which sure predictions are right at the rate of `target`.
+
+    It is never below the middle between a guess and certainty: a text of unknown words is near a guess.
+    """
     ranked = sorted(predictions, key=lambda pair: -pair[0].probability)
     threshold, right = 1.0, 0
     for place, (prediction, truth) in enumerate(ranked, 1):
@@ -107,7 +110,8 @@ def set_threshold(
         if not tied and right >= target * place:
             # Where all of them together reach the target, none has to be unsure.
             threshold = prediction.probability if place < len(ranked) else 0.0
-    return replace(classifier, threshold=max(threshold, 0.5))
+    lowest = (1 + 1 / len(classifier.labels)) / 2
+    return replace(classifier, threshold=max(threshold, lowest))
 
 
 class _Features(NamedTuple):

@@ -56,7 +56,7 @@ def ask(run, family, question, *, headers=None, sink=None, **body):
 
 
 def test_the_router_sends_a_question_to_its_specialist_and_says_so(run):
-    found = ask(run, family_of(router=make_router()), "Which archive is the file in?")
+    found = ask(run, family_of(router=make_router()), "Where is file 99 of the archive kept?")
     assert found["release"] == OTHER
     assert found["route"].startswith("storage (router 0.")
     assert found["models"][0] == "auto"
