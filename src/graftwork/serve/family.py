@@ -5,10 +5,10 @@ the project, and why. Pure; releases are chosen afterwards, by `serve/routing.py
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.settings import FamilySettings, RouteRule
@@ -17,15 +17,17 @@ from graftwork.text.classifier import TextClassifier
 ROLE_HEADER = "x-graft-role"
 
 
-class Route(NamedTuple):
+class MemberChoice(NamedTuple):
     model: str
+    alias: str
+    by: Literal["rule", "router", "default"]
     why: str
-    """`rule 2`, `router 0.97`, `router unsure 0.41` or `default`; for the response header."""
+    """For the response header: `rule 2`, `router 0.97`, `router unsure 0.41` or `default`."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The routes of a project's models behind one name."""
+    """The project's models behind one name."""
 
     settings: FamilySettings
     main: str
@@ -33,19 +35,30 @@ class Family:
     """The alias of each model's live release."""
     router: TextClassifier | None = None
 
-    def alias_of(self, model: str) -> str:
-        return self.aliases[model]
+    @property
+    def name(self) -> str:
+        return self.settings.name
 
-    def route(self, call: ChatCall, headers: Mapping[str, str]) -> Route:
+    def choose(self, call: ChatCall, headers: Mapping[str, str], *, loaded: Collection[str]) -> MemberChoice:
+        """The member for a call. The main model answers for one without a loaded release."""
+        chosen = self._choose(call, headers)
+        if chosen.alias in loaded or chosen.model == self.main:
+            return chosen
+        return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not loaded")
+
+    def _choose(self, call: ChatCall, headers: Mapping[str, str]) -> MemberChoice:
         for number, (rule, keywords) in enumerate(self._rules, 1):
             if matches(rule, call, headers, keywords=keywords):
-                return Route(rule.to, f"rule {number}")
+                return self._member(rule.to, "rule", f"rule {number}")
         if self.router is None:
-            return Route(self.main, "default")
+            return self._member(self.main, "default", "default")
         found = self.router.predict(user_text(call.messages))
         if found.label is None:
-            return Route(self.main, f"router unsure {found.probability:.2f}")
-        return Route(found.label, f"router {found.probability:.2f}")
+            return self._member(self.main, "router", f"router unsure {found.probability:.2f}")
+        return self._member(found.label, "router", f"router {found.probability:.2f}")
+
+    def _member(self, model: str, by: Literal["rule", "router", "default"], why: str) -> MemberChoice:
+        return MemberChoice(model, self.aliases[model], by, why)
 
     @cached_property
     def _rules(self) -> list[tuple[RouteRule, Callable[[str], object]]]:

@@ -29,7 +29,6 @@ from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
-from graftwork.serve.family import Family
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -161,12 +160,10 @@ class Gateway:
         api_key: str | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
-        family: Family | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._routes = routes
-        self._family = family
         self._captures = captures
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
         # Without a key, a web page could reach this server through a host name of its own: check the name.
@@ -213,7 +210,7 @@ class Gateway:
         if route == ("GET", "/v1/models"):
             routes = self._routes()
             routes.require_loaded()
-            return Response(200, encode_models(self._names(routes)))
+            return Response(200, encode_models(routes.names()))
         if route == ("GET", "/metrics"):
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
         if route == ("POST", "/v1/feedback"):
@@ -327,24 +324,14 @@ class Gateway:
         self.metrics.count_request(label, 200)
         return answer
 
-    def _names(self, routes: Routes) -> dict[str, str]:
-        """Every name that can be requested, the family's first."""
-        family = self._family
-        return routes.names() if family is None else {family.settings.name: "family", **routes.names()}
-
     def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
         """The call for the family's member, and why it was chosen; other calls as they are."""
-        family = self._family
-        if family is None or call.model != family.settings.name:
+        routes = self._routes()
+        if routes.family is None or call.model != routes.family.name:
             return call, ""
-        model, why = family.route(call, request.headers)
-        alias = family.alias_of(model)
-        if alias not in self._routes().aliases and model != family.main:
-            # A member that is not released yet, or not loaded: the main model answers for it.
-            why, alias = f"{why}, {model} is not loaded", family.alias_of(family.main)
-            model = family.main
-        self.metrics.routed[model, why.split()[0]] += 1
-        return replace(call, model=alias), f"{model} ({why})"
+        chosen = routes.family.choose(call, request.headers, loaded=routes.aliases)
+        self.metrics.routed[chosen.model, chosen.by] += 1
+        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})"
 
     async def _answer(self, running: RunningExchange) -> Answer:
         if self._engine.state != "ready":

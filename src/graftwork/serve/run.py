@@ -58,6 +58,7 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
+        family=project.family,
     )
     captures = _open_captures(project.captures, settings)
     gateway = Gateway(
@@ -68,7 +69,6 @@ async def serve(
         api_key=api_key,
         feedback=project.feedback,
         read_traces=project.read_traces,
-        family=project.family,
     )
     server = gateway.open_server()
     with _stopping_on_signals(stop):

@@ -90,7 +90,6 @@ async def open_house(
     feedback=None,
     read_traces=None,
     backend=None,
-    family=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
@@ -112,7 +111,6 @@ async def open_house(
             api_key=api_key,
             feedback=feedback,
             read_traces=read_traces,
-            family=family,
         )
         server = gateway.open_server()
         port = await server.listen()

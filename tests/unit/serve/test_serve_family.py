@@ -1,5 +1,7 @@
 """A family behind one name: rules, the learned router, and what the response headers say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
@@ -39,7 +41,7 @@ def ask(run, family, question, *, headers=None, sink=None, **body):
 
     async def main():
         async with (
-            open_house(sink, routes=ROUTES, family=family) as house,
+            open_house(sink, routes=replace(ROUTES, family=family)) as house,
             AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
         ):
             messages = [{"role": "user", "content": question}]
@@ -108,7 +110,7 @@ def test_a_capture_names_the_member_that_answered(run):
     async def main():
         async with (
             open_house(
-                sink, routes=ROUTES, family=family_of(RouteRule(to="storage", keywords=("disk",)))
+                sink, routes=replace(ROUTES, family=family_of(RouteRule(to="storage", keywords=("disk",))))
             ) as house,
             AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
         ):
