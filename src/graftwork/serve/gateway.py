@@ -6,47 +6,41 @@ writer. Every answer names its release. Loads no weights and no torch; answers 5
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from graftwork.serve.api.call import (
-    NO_TOKENS,
-    AnswerHead,
     ApiFormat,
     ChatCall,
     ChatLimits,
     PieceData,
-    TokenUsage,
-    describe_reply,
 )
 from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
-from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.captures import CaptureWriter, ServedExchange
-from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.choices import complete_choices, stream_choices
 from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.exchange import RunningExchange, begin_exchange
 from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
     ApiError,
-    Headers,
     Request,
     Response,
     StreamResponse,
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
-from graftwork.serve.keys import ANYONE, KeyHolder, KeyRing, Scope, render_keys
+from graftwork.serve.keys import KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest, RequestObserver
-from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
+from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
@@ -67,128 +61,6 @@ _KNOWN = {
 _SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "feedback", "/metrics": "metrics"}
 """What the key of a request needs; for all other paths it is `models`."""
 _ADMIN_CONNECTIONS = 64
-
-
-@dataclass(slots=True)
-class RunningExchange:
-    """What is known of one exchange while it runs."""
-
-    call: ChatCall
-    api: ApiFormat
-    head: AnswerHead
-    capture_id: str
-    session: str | None
-    started: float
-    at: float
-    assignment: ArmAssignment | None = None
-    key: KeyHolder = ANYONE
-    asked: bool = False
-    """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
-    texts: list[str] = field(default_factory=list)
-    endings: list[PieceData] = field(default_factory=list)
-    """The last pieces of the choices that ended."""
-    first_token_at: float | None = None
-    finish_reason: str | None = None
-    usage: TokenUsage = NO_TOKENS
-    disconnected: bool = False
-    queue_seconds: float | None = None
-    body_bytes: int = 0
-    path: str = ""
-    traceparent: str | None = None
-
-    def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
-
-    def note(self, piece: PieceData) -> None:
-        """Keep what the capture and the metrics need. Of several choices the first one is captured."""
-        if self.first_token_at is None and piece["text"]:
-            self.first_token_at = time.perf_counter()
-        is_first = piece.get("index", 0) == 0
-        if is_first:
-            self.texts.append(piece["text"])
-        if piece.get("finish_reason") is not None:
-            self.endings.append(piece)
-            if (waited := piece.get("queue_ms")) is not None:
-                self.queue_seconds = waited / 1000
-            self.usage = count_usage(self.call, self.endings)
-            if is_first:
-                self.finish_reason = piece["finish_reason"]
-                if calls := piece.get("tool_calls"):
-                    self.texts = [describe_reply("".join(self.texts), calls)]
-
-    @property
-    def ended(self) -> bool:
-        return len(self.endings) == self.call.choices
-
-    def count_tokens(self) -> int:
-        """The tokens that count against the budget; estimated for an answer that broke off."""
-        if self.ended or not self.asked:
-            return sum(self.usage)
-        prompt = sum(len(message["content"]) for message in self.call.messages)
-        return max(sum(self.usage), estimate_tokens(prompt) + len(self.texts))
-
-    def to_finished(self, elapsed: float) -> FinishedRequest:
-        first = self.first_token_at
-        return FinishedRequest(
-            at=self.at,
-            seconds=elapsed,
-            method="POST",
-            path=self.path,
-            status=CLIENT_LEFT if self.disconnected else 200,
-            key=self.key.name,
-            model=self.head.model,
-            release=self.head.release,
-            capture=self.capture_id,
-            prompt_tokens=self.usage.prompt,
-            reply_tokens=self.usage.reply,
-            first_token_seconds=None if first is None else first - self.started,
-            queue_seconds=self.queue_seconds,
-            finish_reason=self.finish_reason,
-            stream=self.call.stream,
-            max_tokens=self.call.max_tokens,
-            temperature=self.call.temperature,
-            traceparent=self.traceparent,
-        )
-
-    def to_exchange(self, elapsed: float) -> ServedExchange:
-        first = self.first_token_at
-        return ServedExchange(
-            id=self.capture_id,
-            at=self.at,
-            session=self.session,
-            model=self.call.model,
-            release=self.head.release,
-            request=self.call.body,
-            reply="".join(self.texts),
-            finish_reason=self.finish_reason,
-            prompt_tokens=self.usage.prompt,
-            reply_tokens=self.usage.reply,
-            first_token_ms=None if first is None else (first - self.started) * 1000,
-            total_ms=elapsed * 1000,
-            disconnected=self.disconnected,
-            assignment=self.assignment,
-            user=self.call.user,
-            size=self.body_bytes + sum(map(len, self.texts)),
-        )
-
-
-def begin_exchange(call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None) -> RunningExchange:
-    unique = uuid.uuid4().hex
-    now = time.time()
-    # A request without a session id is a session of its own.
-    release, assignment = choose_release(routes, call.model, session=session or unique)
-    head = AnswerHead(unique=unique, created=int(now), model=call.model, release=release)
-    return RunningExchange(
-        call=call,
-        api=api,
-        head=head,
-        capture_id=unique,
-        session=session,
-        started=time.perf_counter(),
-        at=now,
-        assignment=assignment,
-    )
 
 
 class Gateway:
@@ -382,7 +254,9 @@ class Gateway:
             call = self._admit(request, api)
             key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
+            call, route = self._choose_member(call, request)
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
+            running.route = route
             label, running.key, running.body_bytes = running.head.release, key, len(request.body)
             running.path, running.traceparent = request.path, request.headers.get("traceparent")
             if running.assignment is not None:
@@ -407,6 +281,15 @@ class Gateway:
             raise
         self.metrics.count_request(label, 200)
         return answer
+
+    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
+        """The call for the family's member, and why it was chosen; other calls as they are."""
+        routes = self._routes()
+        if routes.family is None or call.model != routes.family.name:
+            return call, ""
+        chosen = routes.family.choose(call, request.headers, loaded=routes.aliases)
+        self.metrics.routed[chosen.model, chosen.by] += 1
+        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})"
 
     async def _answer(self, running: RunningExchange) -> Answer:
         if self._engine.state != "ready":

@@ -16,6 +16,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.units import MIB
 from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import LoadKeys
@@ -40,6 +41,7 @@ class ServedProject:
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
     load_keys: LoadKeys = tuple
+    family: Family | None = None
 
 
 async def serve(
@@ -64,6 +66,7 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
+        family=project.family,
     )
     captures = _open_captures(project, settings, folder=Path(engine_job.folder))
     gateway = Gateway(
