@@ -5,9 +5,12 @@ import datetime
 import io
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -16,15 +19,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 
+from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
 from graftwork.serve.background import BackgroundBatches
+from graftwork.serve.capture_journal import read_totals
+from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Response
 from graftwork.serve.http_server import Server
-from graftwork.serve.keys import KeyRing
+from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.operations import Operations, list_listeners
 from graftwork.serve.otlp import parse_json
 from graftwork.serve.request_log import AccessLog, FinishedRequest, log_as_json
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.spans import SpanExporter, encode_spans, read_headers
 from graftwork.serve.tls import CertificateFiles, follow_certificate, open_tls
@@ -426,3 +433,69 @@ def test_headers_for_the_collector_have_the_form_of_opentelemetry(monkeypatch):
     monkeypatch.setenv("OTLP_HEADERS", "Authorization=Bearer%20x, x-team = a=b,nonsense")
     assert read_headers("OTLP_HEADERS") == {"authorization": "Bearer x", "x-team": "a=b"}
     assert read_headers(None) == {}
+
+
+# -- the whole endpoint ------------------------------------------------------------------------
+
+
+def test_a_whole_endpoint_has_keys_tls_and_an_admin_listener(run, tmp_path, capfd):
+    async def main():
+        files = write_certificate(tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            admin_port = free.getsockname()[1]
+        settings = ServeSettings(
+            port=0,
+            admin_port=admin_port,
+            tls_certificate=str(files.certificate),
+            tls_key=str(files.key),
+            access_log=True,
+            log_format="json",
+        )
+        key = ApiKey(
+            id="1", name="ci", digest=digest_secret("secret"), created_at="", scopes=("models", "admin")
+        )
+        project = ServedProject(
+            resolve_aliases=lambda: {"champion": RELEASE}, captures=ListSink(), load_keys=lambda: (key,)
+        )
+        job = EngineJob(folder=str(tmp_path / "engine"), base_folder="none", adapters={RELEASE: "none"})
+        ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+        task = asyncio.create_task(
+            serve(
+                settings,
+                engine_job=job,
+                project=project,
+                on_ready=ready.set_result,
+                stop=stop,
+                engine_module="graftwork.serve.stub_engine",
+            )
+        )
+        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        url = ready.result()
+        assert url.startswith("https://127.0.0.1:")
+        trusted = ssl.create_default_context(cafile=str(files.certificate))
+        trusted.check_hostname = False
+
+        def ask(address, path, body=None, key="secret"):
+            headers = {**dict(JSON), "authorization": f"Bearer {key}"}
+            request = urllib.request.Request(address + path, data=body, headers=headers)
+            try:
+                with urllib.request.urlopen(request, context=trusted, timeout=DEADLINE) as reply:
+                    return reply.status, reply.read()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read()
+
+        assert (await asyncio.to_thread(ask, url, "/v1/chat/completions", BODY))[0] == 200
+        assert (await asyncio.to_thread(ask, url, "/v1/chat/completions", BODY, "wrong"))[0] == 401
+        status, health = await asyncio.to_thread(ask, f"https://127.0.0.1:{admin_port}", "/health")
+        assert (status, json.loads(health)["keys"]["ci"]["requests_today"]) == (200, 1)
+        shown = await asyncio.to_thread(ask_endpoint, settings.model_copy(update={"port": 1}))
+        assert (shown.state, shown.url) == ("ok", f"https://127.0.0.1:{admin_port}")
+        stop.set()
+        await task
+
+    run(main)
+    logged = capfd.readouterr().err
+    entries = [json.loads(line) for line in logged.splitlines() if line.startswith('{"event":"request"')]
+    assert [(entry["status"], entry.get("key")) for entry in entries] == [(200, "ci"), (401, None)]
+    assert SECRET_PROMPT not in logged
+    assert read_totals(tmp_path / "engine").kept == 1
