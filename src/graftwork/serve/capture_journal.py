@@ -26,6 +26,7 @@ _MAGIC = b"graftcc1"
 _FIELDS = ("expected", "offered", "kept", "dropped", "lost", "journaled", "killed")
 _NUMBER = struct.Struct("<Q")
 _PAGE_BYTES = 1 << 20
+_PLACES = {field: len(_MAGIC) + _NUMBER.size * place for place, field in enumerate(_FIELDS)}
 _SIZE = len(_MAGIC) + _NUMBER.size * len(_FIELDS)
 
 
@@ -86,8 +87,7 @@ class CaptureCounts:
 
     def add(self, field: str, count: int = 1) -> None:
         value = self._values[field] = self._values[field] + count
-        place = len(_MAGIC) + _NUMBER.size * _FIELDS.index(field)
-        _NUMBER.pack_into(self._memory, place, self._start[field] + value)
+        _NUMBER.pack_into(self._memory, _PLACES[field], self._start[field] + value)
 
     def settle_past(self, *, journaled: int) -> int:
         """Count what the last process had not written when it ended as lost; returns how many."""

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _BATCH = 64
 _FLUSH_SECONDS = 0.1
+_REST_SECONDS = 0.0001
+"""Between two exchanges: redaction holds the interpreter's lock, which requests wait for."""
 _PATIENCE_SECONDS = 0.5
 """How long the sink may take before a batch goes to the journal."""
 _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
@@ -206,7 +208,8 @@ class CaptureWriter:
             self._bytes_out += exchange.size
             if (capture := self._redact(exchange)) is not None:
                 batch.append(capture)
-            time.sleep(0)  # redaction is CPU work: requests go first
+            if len(self._waiting) < self._limits.queue // 2 and not self._closing.is_set():
+                time.sleep(_REST_SECONDS)
         return batch
 
     def _keep(self, batch: list[Capture]) -> None:
