@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graftwork.records.audit import Audit
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
+    from graftwork.records.escalation import EscalationForecast
     from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.records.router import TrainedRouter
     from graftwork.serve.settings import EngineSettings, ServeSettings
@@ -169,6 +170,20 @@ class Project:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)
             prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
             return savings_of(work, audit, prepared.dataset)
+
+    def predict_escalation(
+        self,
+        *,
+        large: str = "log",
+        small: str = "adapter",
+        checks: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> "EscalationForecast":
+        """What happens if the small model answers first, and the large one where a check fails."""
+        from graftwork.pipeline.escalation import predict_escalation
+
+        with self.open() as work:
+            return predict_escalation(work, large=large, small=small, checks=checks, limit=limit)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
