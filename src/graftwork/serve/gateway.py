@@ -9,7 +9,8 @@ import hmac
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.serve.api.call import (
@@ -28,7 +29,10 @@ from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.failover.chain import NoReplica, failure_code
+from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -74,6 +78,17 @@ class RunningExchange:
     started: float
     at: float
     assignment: ArmAssignment | None = None
+    engine: ServingEngine | None = None
+    """The engine that is asked instead of the gateway's own."""
+    model: str = ""
+    """What the engine is asked for."""
+    passed: int = 0
+    """How many names of the fallback chain were passed."""
+    fallback: str = ""
+    """Why another model answers than the one that was asked for."""
+    replica: str | None = None
+    deadline: float | None = None
+    """When the client stops waiting, on the clock of `time.monotonic`; None if it did not say."""
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
     texts: list[str] = field(default_factory=list)
@@ -85,8 +100,20 @@ class RunningExchange:
     disconnected: bool = False
 
     def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
+        headers: Headers = (("x-graft-release", self.head.release),)
+        if captured:
+            headers += (("x-graft-capture", self.capture_id),)
+        if self.replica is not None:
+            headers += (("x-graft-replica", self.replica),)
+        return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+
+    def answer_by(self, target: FallbackTarget, why: str) -> None:
+        """Another model answers. It is no part of an experiment, and the capture is its own."""
+        self.head = replace(self.head, release=target.release)
+        self.engine, self.model, self.passed = target.engine, target.model, target.passed
+        self.fallback = describe_fallback(self.call.model, why)
+        if self.assignment is not None:
+            self.assignment, self.capture_id = None, uuid.uuid4().hex
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -127,22 +154,38 @@ class RunningExchange:
         )
 
 
-def begin_exchange(call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None) -> RunningExchange:
+def begin_exchange(
+    call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None, fallbacks: Fallbacks | None = None
+) -> RunningExchange:
     unique = uuid.uuid4().hex
     now = time.time()
-    # A request without a session id is a session of its own.
-    release, assignment = choose_release(routes, call.model, session=session or unique)
-    head = AnswerHead(unique=unique, created=int(now), model=call.model, release=release)
-    return RunningExchange(
+    target, why = None, ""
+    try:
+        # A request without a session id is a session of its own.
+        release, assignment = choose_release(routes, call.model, session=session or unique)
+    except ApiError as error:
+        # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
+        why = failure_code(error) or str(error.code)
+        if fallbacks is not None and (error.status == 503 or fallbacks.covers(call.model)):
+            target = fallbacks.find_next(call.model, routes)
+        if target is None:
+            raise
+        release, assignment = target.release, None
+    running = RunningExchange(
         call=call,
         api=api,
-        head=head,
+        head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
         capture_id=unique,
         session=session,
         started=time.perf_counter(),
         at=now,
         assignment=assignment,
+        model=release,
+        deadline=call.deadline,
     )
+    if target is not None:
+        running.answer_by(target, why)
+    return running
 
 
 class Gateway:
@@ -178,6 +221,9 @@ class Gateway:
         if read_traces is not None and captures is not None and settings.traces:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
+        self.fallbacks: Fallbacks | None = None
+        self.draining = False
+        self._idle = asyncio.Event()
         self._streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
 
@@ -247,6 +293,8 @@ class Gateway:
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
+        if self.draining:
+            ready, health["status"] = False, "stopping"
         if self._is_authorized(request):
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
@@ -296,9 +344,11 @@ class Gateway:
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
         try:
-            call = self._admit(request, api)
+            call = with_deadline(self._admit(request, api), request)
             session = request.headers.get("x-session-id") or call.user or None
-            running = begin_exchange(call, api=api, routes=self._routes(), session=session)
+            running = begin_exchange(
+                call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
+            )
             label = running.head.release
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
@@ -319,36 +369,71 @@ class Gateway:
         return answer
 
     async def _answer(self, running: RunningExchange) -> Answer:
-        if self._engine.state != "ready":
-            raise self._engine_down()
         self.metrics.in_flight += 1
-        streaming, call, model = False, running.call, running.head.release
-        running.asked = True
+        streaming = False
         try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
-                if not call.stream:
-                    return self._answer_whole(await self._complete(call, model), running)
-                stream = await self._stream(call, model)
+            async with asyncio.timeout(self._seconds_left(running)):
+                result = await self._ask(running)
+            if isinstance(result, list):
+                return self._answer_whole(result, running)
+            running.replica = getattr(result, "replica", None)
             headers = (*_EVENT_STREAM, *running.headers(captured=self._is_captured(running)))
             streaming = True  # from here on, `_events` decrements the counter
-            return StreamResponse(200, self._events(stream, running), headers)
+            return StreamResponse(200, self._events(result, running), headers)
         except TimeoutError as error:
-            raise self._too_slow() from error
+            raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
         finally:
             if not streaming:
-                self.metrics.in_flight -= 1
+                self._end_one()
 
-    async def _complete(self, call: ChatCall, model: str) -> list[PieceData]:
-        if call.options is None:
-            return [await self._engine.complete(call, model=model)]
-        return await complete_choices(self._engine, call, model=model)
+    async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
+        """Ask the release; if it fails, whoever its fallback chain names. Raises the first error."""
+        first: Exception | None = None
+        while True:
+            engine = running.engine or self._engine
+            try:
+                if engine.state != "ready":
+                    raise NoReplica("the engine is not ready")
+                running.asked = True
+                return await _ask_engine(engine, running)
+            except (OSError, ApiError) as error:
+                first = first or error
+                why = failure_code(error)
+                if why is None or not self._fall_back(running, why):
+                    raise first from None
 
-    async def _stream(self, call: ChatCall, model: str) -> ReplyStream:
-        if call.options is None:
-            return await self._engine.stream(call, model=model)
-        return await stream_choices(self._engine, call, model=model)
+    def _fall_back(self, running: RunningExchange, why: str) -> bool:
+        """Whether somebody else can be asked; if so, the exchange is theirs."""
+        if self.fallbacks is None:
+            return False
+        target = self.fallbacks.find_next(
+            running.call.model, self._routes(), passed=running.passed, failed=running.head.release
+        )
+        if target is None:
+            return False
+        self._note_failure(running)
+        running.answer_by(target, why)
+        return True
+
+    def _seconds_left(self, running: RunningExchange) -> float:
+        longest = self._settings.request_timeout_seconds
+        if running.deadline is None:
+            return longest
+        return min(longest, max(running.deadline - time.monotonic(), 0.0))
+
+    def _end_one(self) -> None:
+        self.metrics.in_flight -= 1
+        if self.draining and not self.metrics.in_flight:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests from now on; return when the running ones have ended, or after `seconds`."""
+        self.draining = True
+        if self.metrics.in_flight:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
     def _is_captured(self, running: RunningExchange) -> bool:
         return self._captures is not None and running.api.is_captured
@@ -376,11 +461,14 @@ class Gateway:
     def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""
         _require_json(request)
+        if self.draining:
+            raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
         if self.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
         return api.parse(request.body, self._limits)
 
     def _answer_whole(self, choices: list[PieceData], running: RunningExchange) -> Response:
+        running.replica = choices[0].get("replica")
         for place, piece in enumerate(choices):
             running.note(piece if place == 0 else {**piece, "index": place})
         body = running.api.encode(running.head, running.call, choices, running.usage)
@@ -398,7 +486,7 @@ class Gateway:
         try:
             yield encoder.opening()
             try:
-                while (pieces := await self._next_pieces(stream)) is not None:
+                while (pieces := await self._next_pieces(stream, running)) is not None:
                     for piece in pieces:
                         running.note(piece)
                     yield b"".join([encoder.piece(piece) for piece in pieces])
@@ -416,16 +504,16 @@ class Gateway:
             raise
         finally:
             stream.close()
-            self.metrics.in_flight -= 1
+            self._end_one()
             self._finish(running)
             self._streaming.discard(running.capture_id)
 
-    async def _next_pieces(self, stream: ReplyStream) -> list[PieceData] | None:
+    async def _next_pieces(self, stream: ReplyStream, running: RunningExchange) -> list[PieceData] | None:
         try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
+            async with asyncio.timeout(self._seconds_left(running)):
                 return await stream.next_pieces()
         except TimeoutError as error:
-            raise self._too_slow() from error
+            raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
 
@@ -434,7 +522,9 @@ class Gateway:
         message = f"the engine is not ready: {why}; try again soon"
         return ApiError(503, message, code="engine_down", headers=RETRY)
 
-    def _too_slow(self) -> ApiError:
+    def _too_slow(self, running: RunningExchange) -> ApiError:
+        if running.deadline is not None and time.monotonic() >= running.deadline:
+            return ApiError(504, f"no answer within the time that {TIMEOUT_HEADER} allows", code="timeout")
         seconds = self._settings.request_timeout_seconds
         return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
 
@@ -451,6 +541,17 @@ class Gateway:
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
             self._captures.offer(running.to_exchange(elapsed))
+
+
+async def _ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
+    call, model = running.call, running.model
+    if call.stream:
+        if call.options is None:
+            return await engine.stream(call, model=model)
+        return await stream_choices(engine, call, model=model)
+    if call.options is None:
+        return [await engine.complete(call, model=model)]
+    return await complete_choices(engine, call, model=model)
 
 
 def _require_json(request: Request) -> None:

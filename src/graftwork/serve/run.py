@@ -7,21 +7,23 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from graftwork.files.disk import make_folder
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
-from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.engines import open_endpoints, open_replicas
+from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
 from graftwork.serve.settings import ServeSettings, find_api_key
-from graftwork.serve.supervisor import EngineSupervisor
 
 T = TypeVar("T")
+
+_FLUSH_SECONDS = 2.0
+"""How long clients may take to read the end of answers that are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,8 @@ async def serve(
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
-    make_folder(Path(engine_job.folder))
-    engine = EngineSupervisor(
-        _apply_limits(engine_job, settings), module=engine_module or ENGINE_MODULES[settings.engine.kind]
-    )
+    engine = open_replicas(engine_job, settings, module=engine_module)
+    endpoints = open_endpoints(engine_job, settings)
     watcher = AliasWatcher(
         engine,
         resolve_aliases=project.resolve_aliases,
@@ -67,10 +67,14 @@ async def serve(
         feedback=project.feedback,
         read_traces=project.read_traces,
     )
+    if settings.failover.fallback:
+        gateway.fallbacks = Fallbacks(settings.failover.fallback, engine=engine, endpoints=endpoints)
     server = gateway.open_server()
     with _stopping_on_signals(stop):
         try:
             port = await _listen(server, settings)
+            for endpoint in endpoints.values():
+                endpoint.start_in_background()
             if not await _unless_stopped(engine.start(), stop):
                 return
             await watcher.refresh()
@@ -78,8 +82,9 @@ async def serve(
             await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
         finally:
             # In this order: finish the answers, stop the engine, then flush the captures.
-            await server.close(drain_seconds=settings.drain_seconds)
-            await engine.stop()
+            await gateway.drain(settings.drain_seconds)
+            await server.close(drain_seconds=_FLUSH_SECONDS)
+            await asyncio.gather(engine.stop(), *(endpoint.stop() for endpoint in endpoints.values()))
             if captures is not None:
                 await asyncio.to_thread(captures.close)
 
@@ -92,18 +97,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
-    return job.model_copy(
-        update={
-            "batch_size": settings.batch_size,
-            "batch_wait_ms": settings.batch_wait_ms,
-            "queue_limit": settings.queue_limit,
-            "threads": settings.threads,
-            "engine": settings.engine,
-        }
-    )
 
 
 def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:
