@@ -114,6 +114,10 @@ class EngineJob(Record):
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    probe_seconds: float = 2.0
+    """How often the server behind the engine is asked whether it answers."""
+    restart_seconds: float = 20.0
+    """Silence after which a server that was started here is started again."""
     engine: EngineSettings = EngineSettings()
 
 
@@ -222,8 +226,11 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
             return await _answer(backend, request)
     except TimeoutError as error:
         if not limit.expired():
-            raise
+            raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
         raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
+    except OSError as error:
+        message = f"the engine's server does not answer: {error.strerror or type(error).__name__}"
+        raise ApiError(503, message, code="engine_down") from error
 
 
 async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:

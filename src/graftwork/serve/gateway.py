@@ -207,12 +207,7 @@ class Gateway:
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
         # Without a key, a web page could reach this server through a host name of its own: check the name.
         self._check_host = api_key is None and is_loopback(settings.host)
-        self._limits = ChatLimits(
-            settings.default_model,
-            settings.max_new_tokens,
-            settings.max_new_tokens_limit,
-            settings.max_schema_bytes,
-        )
+        self._limits = _read_limits(settings)
         self.metrics = Metrics()
         self._feedback = None
         if feedback is not None and captures is not None:
@@ -226,6 +221,12 @@ class Gateway:
         self._idle = asyncio.Event()
         self._streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
+
+    def revise(self, settings: ServeSettings) -> None:
+        """Use other settings from the next request on."""
+        self._settings, self._limits = settings, _read_limits(settings)
+        if self.fallbacks is not None:
+            self.fallbacks.chains = dict(settings.failover.fallback)
 
     def open_server(self) -> Server:
         """A server that checks the head of each request before it reads the body."""
@@ -541,6 +542,15 @@ class Gateway:
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
             self._captures.offer(running.to_exchange(elapsed))
+
+
+def _read_limits(settings: ServeSettings) -> ChatLimits:
+    return ChatLimits(
+        settings.default_model,
+        settings.max_new_tokens,
+        settings.max_new_tokens_limit,
+        settings.max_schema_bytes,
+    )
 
 
 async def _ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:

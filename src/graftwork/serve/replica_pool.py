@@ -35,6 +35,8 @@ Attempt = Callable[["Replica", ChatCall, str], Awaitable[T]]
 
 _PAUSE_SECONDS = 0.1
 """About how long to wait before a replica that just failed is asked again because there is no other."""
+_IDLE_SECONDS = 0.05
+"""How often a replica that is to end is asked whether it is idle."""
 _STATES: tuple[EngineState, ...] = ("ready", "frozen", "unreachable", "starting", "down", "stopped")
 
 
@@ -42,6 +44,11 @@ class ReplicaEngine(ServingEngine, Protocol):
     """An engine that the pool starts and stops."""
 
     on_change: Callable[[EngineState], None]
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The adapters that it loads when it starts, with their folders."""
+        ...
 
     async def start(self) -> None: ...
 
@@ -113,7 +120,7 @@ class ReplicaPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self.hedges = 0
         for replica in self.replicas:
-            replica.engine.on_change = partial(self._note_state, replica)
+            self._watch(replica)
 
     def revise(self, settings: FailoverSettings, *, burst: int) -> None:
         """Use other settings from the next request on."""
@@ -189,6 +196,26 @@ class ReplicaPool:
         for replica in self.replicas:
             self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
 
+    def add(self, replica: Replica) -> None:
+        """One more replica, with the adapters that the others hold; it gets requests once it is ready."""
+        for name, folder in self.replicas[0].engine.adapters.items():
+            replica.engine.expect_adapter(name, folder)
+        self._watch(replica)
+        self.replicas.append(replica)
+        self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
+
+    def retire(self, replica: Replica, *, seconds: float) -> None:
+        """Send it no more requests, and end it with its last answer, at the latest after `seconds`."""
+        self.replicas.remove(replica)
+        self._run(_end_when_idle(replica, seconds))
+
+    async def close(self, seconds: float) -> None:
+        """Stop when the running requests have ended, at the latest after `seconds`."""
+        try:
+            await asyncio.gather(*(_wait_idle(replica, seconds) for replica in self.replicas))
+        finally:
+            await self.stop()
+
     async def stop(self) -> None:
         for task in list(self._tasks):
             task.cancel()
@@ -203,6 +230,9 @@ class ReplicaPool:
             replica.engine.keep_trying()
         finally:
             starting.cancel()
+
+    def _watch(self, replica: Replica) -> None:
+        replica.engine.on_change = partial(self._note_state, replica)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -376,6 +406,19 @@ class ReplicaStream:
 def _may_repeat(error: Exception) -> bool:
     """Whether the same replica may be asked again. What fails on the request itself would fail again."""
     return not isinstance(error, ApiError) or error.status in (502, 503)
+
+
+async def _wait_idle(replica: Replica, seconds: float) -> None:
+    until = asyncio.get_running_loop().time() + seconds
+    while replica.outstanding and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(_IDLE_SECONDS)
+
+
+async def _end_when_idle(replica: Replica, seconds: float) -> None:
+    try:
+        await _wait_idle(replica, seconds)
+    finally:
+        await replica.engine.stop()
 
 
 def _has_succeeded(task: "asyncio.Task[None]") -> bool:

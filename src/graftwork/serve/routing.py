@@ -212,9 +212,19 @@ class AliasWatcher:
         self._find = find_adapter
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
+        self._seconds = 1.0
+        self._refreshing = asyncio.Lock()
         self.routes = Routes(loaded=False)
 
+    def revise(self, split: SplitSettings | None, *, seconds: float) -> None:
+        """Use another experiment and interval from the next refresh on."""
+        self._split, self._seconds = split, seconds
+
     async def refresh(self) -> None:
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)
         missing = set(aliases.values()) - set(self._engine.models)
         # A release that no alias points at any more starts over when one points at it again.
@@ -230,8 +240,9 @@ class AliasWatcher:
         self.routes = new
 
     async def follow(self, seconds: float) -> None:
+        self._seconds = seconds
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(self._seconds)
             try:
                 await self.refresh()
             except Exception:

@@ -3,20 +3,24 @@
 import asyncio
 import errno
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.engines import open_endpoints, open_replicas
+from graftwork.serve.engines import EngineSet
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
+from graftwork.serve.reloader import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
 from graftwork.serve.settings import ServeSettings, find_api_key
 
@@ -35,6 +39,8 @@ class ServedProject:
     captures: CaptureSink | None = None
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
+    read_settings: ReadSettings | None = None
+    """What a reload applies; None reads the aliases only."""
 
 
 async def serve(
@@ -49,17 +55,17 @@ async def serve(
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
-    engine = open_replicas(engine_job, settings, module=engine_module)
-    endpoints = open_endpoints(engine_job, settings)
+    engines = EngineSet(engine_job, settings, module=engine_module)
+    folder = gateway_folder(Path(engine_job.folder))
     watcher = AliasWatcher(
-        engine,
+        engines.pool,
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
     )
     captures = _open_captures(project.captures, settings)
     gateway = Gateway(
-        engine,
+        engines.pool,
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
@@ -67,24 +73,33 @@ async def serve(
         feedback=project.feedback,
         read_traces=project.read_traces,
     )
-    if settings.failover.fallback:
-        gateway.fallbacks = Fallbacks(settings.failover.fallback, engine=engine, endpoints=endpoints)
+    gateway.fallbacks = Fallbacks(
+        settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
+    )
+    reloader = SettingsReloader(
+        settings,
+        read=project.read_settings,
+        gateway=gateway,
+        engines=engines,
+        watcher=watcher,
+        folder=folder,
+    )
     server = gateway.open_server()
-    with _stopping_on_signals(stop):
+    with hold_lock(folder), _handling_signals(stop, reloader.asked):
         try:
             port = await _listen(server, settings)
-            for endpoint in endpoints.values():
-                endpoint.start_in_background()
-            if not await _unless_stopped(engine.start(), stop):
+            if not await _unless_stopped(engines.start(), stop):
                 return
             await watcher.refresh()
             on_ready(_url(settings.host, port))
+            reloading = asyncio.create_task(reloader.follow())
             await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
+            reloading.cancel()
         finally:
             # In this order: finish the answers, stop the engine, then flush the captures.
-            await gateway.drain(settings.drain_seconds)
+            await gateway.drain(reloader.settings.drain_seconds)
             await server.close(drain_seconds=_FLUSH_SECONDS)
-            await asyncio.gather(engine.stop(), *(endpoint.stop() for endpoint in endpoints.values()))
+            await engines.stop()
             if captures is not None:
                 await asyncio.to_thread(captures.close)
 
@@ -138,17 +153,20 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 @contextmanager
-def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
+def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    events = {signal.SIGTERM: stop, signal.SIGINT: stop, RELOAD_SIGNAL: reload}
+    if not sys.stdin.isatty():
+        events[signal.SIGHUP] = reload  # at a terminal it means that the terminal is closed
+    for number, event in events.items():
+        loop.add_signal_handler(number, event.set)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in events:
             loop.remove_signal_handler(number)
 
 

@@ -140,6 +140,10 @@ class EngineSupervisor:
         """Restart it from now on, whether its first start has succeeded or failed."""
         self._watch = asyncio.get_running_loop().create_task(self._keep_running())
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        return self.job.adapters
+
     def expect_adapter(self, name: str, folder: str) -> None:
         """Load the adapter at the next start."""
         self.job = self.job.model_copy(update={"adapters": {**self.job.adapters, name: folder}})
