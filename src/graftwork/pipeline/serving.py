@@ -74,8 +74,10 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
         if release.id in own:
             _require_base(work, release, template)
             require_engine_gate(work, release, settings)
-        if not _fits_base(work, release, template):
+        if release.base_fingerprint != work.base.revision:
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
+        elif release.template_fingerprint != template:
+            work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
         elif _may_serve(work, release, settings):
             live.append(release)
     lease.add(*(release.id for release in live))
@@ -168,8 +170,9 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
 class _AdapterFinder:
     """The folders of releases that aliases move to: leased first, then checked byte by byte.
 
-    None for a release that needs another base, now and always. What cannot be leased, read or verified is an
-    error: the store may be free and the release repaired later, so the caller tries again.
+    None for a release that needs another base, now and always. A release that was trained with another chat
+    template is refused by name. What cannot be leased, read or verified is an error too: the store may be
+    free and the release repaired later, so the caller tries again.
     """
 
     def __init__(
@@ -182,16 +185,13 @@ class _AdapterFinder:
         if release_id in self._elsewhere:
             return None
         release = self._work.releases.get(release_id)
-        if not _fits_base(self._work, release, self._template):
+        if release.base_fingerprint != self._work.base.revision:
             self._elsewhere.add(release_id)
             return None
+        _require_template(release, self._template)
         require_engine_gate(self._work, release, self._settings)
         self._lease.add(release_id)
         return str(open_store(self._work).get(release_id))
-
-
-def _fits_base(work: OpenProject, release: Release, template: str | None) -> bool:
-    return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
 def _may_serve(work: OpenProject, release: Release, settings: ServeSettings) -> bool:
@@ -214,6 +214,10 @@ def _require_base(work: OpenProject, release: Release, template: str) -> None:
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="set `base` in graft.yaml to that model, or release a new adapter",
         )
+    _require_template(release, template)
+
+
+def _require_template(release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
         raise UserMistake(
             f"release {release.id[:12]} was trained with another chat template",

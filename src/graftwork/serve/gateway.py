@@ -298,6 +298,7 @@ class Gateway:
             ready, health["status"] = False, "stopping"
         if self._is_authorized(request):
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
+            health["refused"] = routes.refused
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._settings.split is not None:
                 health["split"] = self._describe_split(routes)

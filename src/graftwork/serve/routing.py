@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graftwork.records.base import fingerprint
@@ -121,6 +121,8 @@ class Routes:
     experiment: Experiment | None = None
     experiment_off: str = ""
     """Why no experiment runs although one is configured."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Releases that aliases point at and that cannot be loaded, with the reason."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 
@@ -137,7 +139,9 @@ class Routes:
             message = f"{name!r} is a prefix of {len(found)} releases; give a longer one"
             raise ApiError(400, message, param="model", code="ambiguous_model")
         if name in self.pending:
-            message = f"the alias {name!r} points to {self.pending[name]}, which is not loaded"
+            release = self.pending[name]
+            why = f": {self.refused[release]}" if release in self.refused else ""
+            message = f"the alias {name!r} points to {release}, which is not loaded{why}"
             raise ApiError(503, message, param="model", code="model_not_loaded", headers=RETRY)
         self.require_loaded()
         message = f"there is no model {name!r}; available: {', '.join(self.names())}"
@@ -192,6 +196,7 @@ def update_routes(
 class _Retry(NamedTuple):
     pause: float
     at: float
+    why: str
 
 
 class AliasWatcher:
@@ -235,6 +240,7 @@ class AliasWatcher:
                 await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
         releases = frozenset(self._engine.models) - {BASE}
         new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
+        new = replace(new, refused={release: retry.why for release, retry in self._retries.items()})
         if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
             _log_experiment(new)
         self.routes = new
@@ -262,7 +268,7 @@ class AliasWatcher:
             pause = FIRST_PAUSE
             if before is not None and not isinstance(error, Busy):
                 pause = min(2 * before.pause, LONGEST_PAUSE)
-            self._retries[release] = _Retry(pause, at=self._clock() + pause)
+            self._retries[release] = _Retry(pause, at=self._clock() + pause, why=str(error))
             why = f" ({error.why})" if isinstance(error, GraftError) and error.why else ""
             log.warning("aliases: %s is not loaded: %s%s; next try in %g s", release, error, why, pause)
 
