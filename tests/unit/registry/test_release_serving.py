@@ -111,7 +111,7 @@ def test_a_release_of_another_chat_template_is_refused_by_name_and_the_old_one_s
         serving.engine_job(work, held, ServeSettings())
 
 
-def test_what_is_served_stays_after_a_rollback_until_the_server_ends(work, make):
+def test_a_served_release_is_kept_after_a_rollback_until_the_server_ends(work, make):
     make("first")
     second = make("second")
     with open_store(work).lease() as held:
