@@ -19,6 +19,7 @@ from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
+from graftwork.project.load import load_settings
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
@@ -96,8 +97,12 @@ def serve_here(
     *,
     on_ready: Callable[[str], None],
     stop: asyncio.Event | None = None,
+    revise: Callable[[ServeSettings], ServeSettings] | None = None,
 ) -> None:
-    """Serve until a signal comes, or `stop` is set."""
+    """Serve until a signal comes, or `stop` is set.
+
+    `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
+    """
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
@@ -114,11 +119,16 @@ def serve_here(
                     captures=sink,
                     feedback=sink,
                     read_traces=read_traces,
+                    read_settings=None if revise is None else lambda: revise(_read_settings(work)),
                 ),
                 on_ready=on_ready,
                 stop=stop,
             )
         )
+
+
+def _read_settings(work: OpenProject) -> ServeSettings:
+    return load_settings(work.project.file).serve
 
 
 @contextmanager

@@ -391,7 +391,7 @@ class Gateway:
                 self._end_one()
 
     async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
-        """Ask the release; if it fails, whoever its fallback chain names. Raises the first error."""
+        """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
         first: Exception | None = None
         while True:
             engine = running.engine or self._engine

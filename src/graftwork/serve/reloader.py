@@ -55,6 +55,7 @@ class SettingsReloader:
         self._folder = folder
 
     async def follow(self) -> None:
+        (self._folder / RESULT_FILE).unlink(missing_ok=True)
         while True:
             await self.asked.wait()
             self.asked.clear()

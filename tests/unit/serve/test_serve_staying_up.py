@@ -6,14 +6,15 @@ import os
 import signal
 from contextlib import asynccontextmanager
 
+import pytest
 from serve_harness import DEADLINE, RELEASE
 
+from graftwork.pipeline.reload import reload_endpoint
 from graftwork.process.worker import lock_holder
 from graftwork.records.errors import UserMistake
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
-from graftwork.serve.reload import RESULT_FILE, ReloadResult, plan_reload
-from graftwork.serve.reloader import RELOAD_SIGNAL, gateway_folder
+from graftwork.serve.reload import plan_reload
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
@@ -30,7 +31,6 @@ class Endpoint:
         self.settings = self.read(**settings)
         self.failures = []
         self.answers = 0
-        self.reloads = 0
 
     def read(self, **settings):
         base = {"port": 0, "alias_refresh_seconds": 0.02, "failover": QUICK}
@@ -111,16 +111,7 @@ class Endpoint:
         return await self.replicas()
 
     async def reload(self):
-        self.reloads += 1
-        os.kill(os.getpid(), RELOAD_SIGNAL)
-        path = gateway_folder(self.folder / "engine") / RESULT_FILE
-        async with asyncio.timeout(DEADLINE):
-            while True:
-                if path.exists():
-                    result = ReloadResult.from_json(path.read_bytes())
-                    if result.number == self.reloads:
-                        return result
-                await asyncio.sleep(0.01)
+        return await asyncio.to_thread(reload_endpoint, self.folder / "engine")
 
 
 def all_ready(count):
@@ -181,7 +172,8 @@ def test_replicas_and_settings_change_under_load_without_a_failed_request(run, t
             while (await endpoint.ask())[1]["x-graft-replica"] != "2":
                 pass
             endpoint.settings = None
-            assert (await endpoint.reload()).error == "graft.yaml is not valid"
+            with pytest.raises(UserMistake, match="old settings: graft.yaml is not valid"):
+                await endpoint.reload()
             endpoint.settings = endpoint.read()
             assert (await endpoint.reload()).changed == ("max_new_tokens", "engine.replicas")
             await endpoint.until(all_ready(1))
