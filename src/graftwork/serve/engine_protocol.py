@@ -22,6 +22,7 @@ from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
 from graftwork.serve.failover.breaker import BreakerState
+from graftwork.serve.http_client import name_failure
 from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
 from graftwork.serve.settings import EngineKind, EngineSettings
 
@@ -229,7 +230,7 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
             raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
         raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
     except OSError as error:
-        message = f"the engine's server does not answer: {error.strerror or type(error).__name__}"
+        message = f"the engine's server does not answer: {name_failure(error)}"
         raise ApiError(503, message, code="engine_down") from error
 
 

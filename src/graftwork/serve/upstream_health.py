@@ -11,6 +11,7 @@ import os
 import signal
 
 from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import name_failure
 from graftwork.serve.upstream_client import UpstreamClient
 from graftwork.serve.upstream_server import UpstreamServer
 
@@ -57,5 +58,5 @@ class UpstreamHealth:
         except TimeoutError:
             return f"its server has not answered for {patience:g} s"
         except OSError as error:
-            return f"its server cannot be reached: {error.strerror or type(error).__name__}"
+            return f"its server cannot be reached: {name_failure(error)}"
         return f"its server answers with status {reply.status}" if reply.status >= 500 else ""
