@@ -51,6 +51,10 @@ class EngineStatus(TypedDict):
     restarts: int
     pid: int | None
     replicas: NotRequired[list[ReplicaStatus]]
+    retries: NotRequired[int]
+    retries_refused: NotRequired[int]
+    """Retries that the budget did not allow."""
+    hedges: NotRequired[int]
 
 
 class ReplyStream(Protocol):

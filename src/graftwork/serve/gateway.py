@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from graftwork.serve.choices import complete_choices, count_usage, stream_choice
 from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.failover.chain import NoReplica, failure_code
+from graftwork.serve.failover_metrics import FallbackCounts, render_failover
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import (
     JSON_TYPE,
@@ -85,7 +87,8 @@ class RunningExchange:
     passed: int = 0
     """How many names of the fallback chain were passed."""
     fallback: str = ""
-    """Why another model answers than the one that was asked for."""
+    """Why another model answers than the one that was asked for: the response header."""
+    why: str = ""
     replica: str | None = None
     deadline: float | None = None
     """When the client stops waiting, on the clock of `time.monotonic`; None if it did not say."""
@@ -111,7 +114,7 @@ class RunningExchange:
         """Another model answers. It is no part of an experiment, and the capture is its own."""
         self.head = replace(self.head, release=target.release)
         self.engine, self.model, self.passed = target.engine, target.model, target.passed
-        self.fallback = describe_fallback(self.call.model, why)
+        self.why, self.fallback = why, describe_fallback(self.call.model, why)
         if self.assignment is not None:
             self.assignment, self.capture_id = None, uuid.uuid4().hex
 
@@ -217,6 +220,7 @@ class Gateway:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
         self.fallbacks: Fallbacks | None = None
+        self._fallback_counts: FallbackCounts = Counter()
         self.draining = False
         self._idle = asyncio.Event()
         self._streaming: set[str] = set()
@@ -339,7 +343,7 @@ class Gateway:
             "graft_engine_restarts_total": float(engine["restarts"]),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
         }
-        return self.metrics.render(gauges).encode()
+        return (self.metrics.render(gauges) + render_failover(engine, self._fallback_counts)).encode()
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -352,9 +356,12 @@ class Gateway:
                 call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
             )
             label = running.head.release
+            if running.fallback:
+                self._count_fallback(running)
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
             answer = await self._answer(running)
+            label = running.head.release
         except ApiError as error:
             self.metrics.count_request(label, error.status)
             if running is not None and error.status >= 500:
@@ -417,7 +424,11 @@ class Gateway:
             return False
         self._note_failure(running)
         running.answer_by(target, why)
+        self._count_fallback(running)
         return True
+
+    def _count_fallback(self, running: RunningExchange) -> None:
+        self._fallback_counts[running.call.model, running.head.release, running.why] += 1
 
     def _seconds_left(self, running: RunningExchange) -> float:
         longest = self._settings.request_timeout_seconds

@@ -155,6 +155,9 @@ class ReplicaPool:
             "restarts": sum(status["restarts"] for status in shown),
             "pid": first["pid"],
             "replicas": shown,
+            "retries": self.budget.spent,
+            "retries_refused": self.budget.refused,
+            "hedges": self.hedges,
         }
 
     def _note_state(self, replica: Replica, state: EngineState) -> None:
