@@ -101,9 +101,13 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    route: str = ""
+    """The member of the family that answers, and why; for the response header."""
 
     def headers(self, *, captured: bool) -> Headers:
         headers: Headers = (("x-graft-release", self.head.release),)
+        if self.route:
+            headers += (("x-graft-route", self.route),)
         if captured:
             headers += (("x-graft-capture", self.capture_id),)
         if self.replica is not None:
@@ -352,9 +356,11 @@ class Gateway:
         try:
             call = with_deadline(self._admit(request, api), request)
             session = request.headers.get("x-session-id") or call.user or None
+            call, route = self._choose_member(call, request)
             running = begin_exchange(
                 call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
             )
+            running.route = route
             label = running.head.release
             if running.fallback:
                 self._count_fallback(running)
@@ -376,6 +382,15 @@ class Gateway:
             raise
         self.metrics.count_request(label, 200)
         return answer
+
+    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
+        """The call for the family's member, and why it was chosen; other calls as they are."""
+        routes = self._routes()
+        if routes.family is None or call.model != routes.family.name:
+            return call, ""
+        chosen = routes.family.choose(call, request.headers, loaded=routes.aliases)
+        self.metrics.routed[chosen.model, chosen.by] += 1
+        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})"
 
     async def _answer(self, running: RunningExchange) -> Answer:
         self.metrics.in_flight += 1

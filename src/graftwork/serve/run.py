@@ -17,6 +17,7 @@ from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
@@ -41,6 +42,7 @@ class ServedProject:
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
     read_settings: ReadSettings | None = None
     """What a reload applies; None reads the aliases only."""
+    family: Family | None = None
 
 
 async def serve(
@@ -62,6 +64,7 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
+        family=project.family,
     )
     captures = _open_captures(project.captures, settings)
     gateway = Gateway(
