@@ -22,8 +22,15 @@ from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
 from graftwork.serve.failover.breaker import BreakerState
-from graftwork.serve.http_client import name_failure
-from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
+from graftwork.serve.http_messages import (
+    Answer,
+    ApiError,
+    Handler,
+    Request,
+    StreamResponse,
+    json_response,
+    name_failure,
+)
 from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"

@@ -5,7 +5,6 @@ engine. Knows nothing of TLS, redirects or host names.
 """
 
 import asyncio
-import os
 from collections import deque
 from typing import cast
 
@@ -94,11 +93,6 @@ class Client:
             self._idle.append(link)
         else:
             link.close()
-
-
-def name_failure(error: OSError) -> str:
-    """What went wrong, without the address that asyncio writes into its errors."""
-    return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
 class StaleConnection(ConnectionError):

@@ -11,7 +11,7 @@ import os
 import signal
 
 from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.http_client import name_failure
+from graftwork.serve.http_messages import name_failure
 from graftwork.serve.upstream_client import UpstreamClient
 from graftwork.serve.upstream_server import UpstreamServer
 

@@ -108,7 +108,9 @@ def test_at_most_one_trial_runs_whatever_happens(steps):
     breaker, clock = make_breaker(failures=2)
     permits, trials = [], set()
     for step, number in steps:
-        if step == "begin" and breaker.allows():
+        if step == "begin":
+            if not breaker.allows():
+                continue
             is_trial = breaker.state != "closed"
             permits.append(breaker.begin())
             if is_trial:
@@ -191,7 +193,8 @@ def test_running_requests_are_spread_by_weight(values, count):
         chosen.assigned += 1
     for load in loads:
         for other in loads:
-            assert load.outstanding / load.weight <= other.outstanding / other.weight + 1 / load.weight
+            most = other.outstanding / other.weight + 1 / load.weight
+            assert load.outstanding / load.weight <= most + 1e-9
 
 
 @given(weights, st.integers(0, 2**32 - 1), st.integers(0, 5))
