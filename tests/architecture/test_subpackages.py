@@ -19,7 +19,7 @@ ORDER = {
     "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
     "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
-    "prompts < score < report < judge < gate < ask, ab, preflight, exchange",
+    "prompts, escalation < score < report < judge < gate < ask, ab, preflight, exchange",
     "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",

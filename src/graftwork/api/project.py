@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from graftwork.records.correction import Corrections, JudgeLabel, ReviewItem
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
+    from graftwork.records.escalation import EscalationForecast
     from graftwork.records.repair import RepairOutcome, RepairPlan
+    from graftwork.records.router import TrainedRouter
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -151,6 +153,13 @@ class Project:
         with self.open() as work:
             return train_all(work)
 
+    def train_router(self, *, target: float = 0.95) -> "TrainedRouter":
+        """Train the classifier that chooses the model for a prompt; `target` is its accuracy where sure."""
+        from graftwork.pipeline.router import train_router
+
+        with self.open() as work:
+            return train_router(work, target=target)
+
     def evaluate(
         self,
         subjects: Sequence[str] = (),
@@ -183,6 +192,20 @@ class Project:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)
             prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
             return savings_of(work, audit, prepared.dataset)
+
+    def predict_escalation(
+        self,
+        *,
+        large: str = "log",
+        small: str = "adapter",
+        checks: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> "EscalationForecast":
+        """What happens if the small model answers first, and the large one where a check fails."""
+        from graftwork.pipeline.escalation import predict_escalation
+
+        with self.open() as work:
+            return predict_escalation(work, large=large, small=small, checks=checks, limit=limit)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
