@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.correction import Corrections, JudgeLabel, ReviewItem
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
     from graftwork.records.escalation import EscalationForecast
@@ -96,6 +97,27 @@ class Project:
         with self.open() as work:
             job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
             return repair_project(work, job)
+
+    def corrections(self) -> "Corrections":
+        """List corrected answers of captures, and those that contradict each other."""
+        from graftwork.pipeline.corrections import list_corrections
+
+        with self.open() as work:
+            return list_corrections(work)
+
+    def judge_labels(self) -> "tuple[JudgeLabel, ...]":
+        """List what people think of answers: feedback, corrections and reviews."""
+        from graftwork.pipeline.corrections import list_judge_labels
+
+        with self.open() as work:
+            return tuple(list_judge_labels(work))
+
+    def review_items(self) -> "tuple[ReviewItem, ...]":
+        """List the rows that people should look at, the most helpful first."""
+        from graftwork.pipeline.review import list_items
+
+        with self.open() as work:
+            return tuple(list_items(work))
 
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
