@@ -300,6 +300,9 @@ class FullyShardedDataParallel(DataParallel):
     def plugins(self) -> dict[str, Any]:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
+        if self._offload:
+            # Gradients are on the host, and so is the sum of their norms: accelerate then adds gloo.
+            os.environ["FSDP_OFFLOAD_PARAMS"] = "true"
         self._plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=True,
@@ -346,13 +349,24 @@ class FullyShardedDataParallel(DataParallel):
 
     @torch.no_grad()
     def assign(self, parameter: Tensor, whole: Tensor) -> None:
-        parameter.copy_(_part_of(whole, like=parameter))
+        _local(parameter).copy_(_part_of(whole, like=parameter))
 
+    @torch.no_grad()
     def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
-        self._optimizer.state[parameter] = {
-            key: tensor.cpu() if key == "step" else _part_of(tensor, like=parameter)
-            for key, tensor in held.items()
-        }
+        state = {}
+        for key, tensor in held.items():
+            # Made like the parameter: offloaded shards are on the host, whatever the device of their mesh.
+            state[key] = tensor.cpu() if key == "step" else torch.zeros_like(parameter)
+            if key != "step":
+                _local(state[key]).copy_(_part_of(tensor, like=parameter))
+        self._optimizer.state[parameter] = state
+
+
+def _local(tensor: Any) -> Tensor:
+    """What this process holds of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    found: Tensor = tensor if to_local is None else to_local()
+    return found
 
 
 def _part_of(whole: Tensor, *, like: Any) -> Tensor:
@@ -360,6 +374,5 @@ def _part_of(whole: Tensor, *, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
-        return whole.to(like.device)
-    device = like.to_local().device
-    return distribute_tensor(whole.to(device), like.device_mesh, like.placements, src_data_rank=None)
+        return whole
+    return _local(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None))
