@@ -180,7 +180,7 @@ def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
     """Masters, working copies, gradients, moments, and inputs that wait there."""
     shape, width = run.shape, ELEMENT_BYTES[step.dtype]
     total, table = total_parameters(shape), shape.vocab_size * shape.hidden_size
-    copies = 0.0 if width == FLOAT else (total - (0 if shape.tied_embeddings else table)) * width
+    copies = 0.0 if width == FLOAT else total * width
     whole = run.trainable >= total
     gradients = (run.trainable - table) * width + table * FLOAT if whole else run.trainable * width
     inputs = step.host_inputs * work.batch_rows * max(work.lengths) * shape.hidden_size * width
@@ -399,7 +399,7 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
 
 
 def _moved_bytes(run: PlainRun, dtype: str) -> float:
-    """Weights of all blocks and the head, once."""
+    """Weights of all blocks and the table or the head, once."""
     shape = run.shape
     blocks = shape.layers * layer_parameters(shape)
     return float((blocks + shape.vocab_size * shape.hidden_size) * ELEMENT_BYTES[dtype])

@@ -44,6 +44,24 @@ def streamed(base, *, overlapped=False, shape=FULL, **changed):
     )
 
 
+FAMILIES = {
+    "qwen3": {"tie_word_embeddings": False, "head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 8},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+}
+
+
+def of_family(name):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2} if name != "gpt2" else {}
+    config = AutoConfig.for_model(name, vocab_size=512, **{**sizes, **heads, **FAMILIES[name]})
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    return model.requires_grad_(False)
+
+
 def train(engine, *, skip=0):
     rows, figures = make_rows(), []
     for chosen in STEPS[skip:]:
@@ -76,6 +94,20 @@ def test_rows_in_several_passes_and_logits_in_chunks_give_the_same_losses(tiny_b
     theirs = plain(tiny_base, micro_rows=changed.get("micro_rows", 8))
     for one, other in zip(train(ours), train(theirs), strict=True):
         assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_are_streamed_to_the_losses_of_the_plain_engine(family):
+    ours, theirs = of_family(family), of_family(family)
+    learned = make_trainable(ours, FULL, seed=1)
+    engine = StreamedEngine(ours, learned, settings=SETTINGS, step=step(), device="cpu", overlapped=False)
+    options = StepOptions(micro_rows=8, activation_checkpointing=True)
+    plainly = TrainingEngine(theirs, make_trainable(theirs, FULL, seed=1), settings=SETTINGS, step=options)
+    for one, other in zip(train(engine), train(plainly), strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+    assert engine.mean_loss(make_rows(5), batch_rows=2) == pytest.approx(
+        plainly.mean_loss(make_rows(5), batch_rows=2), rel=1e-6
+    )
 
 
 def test_only_the_upper_layers_are_trained_where_only_they_are_asked_for(tiny_base):

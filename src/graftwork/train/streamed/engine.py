@@ -36,12 +36,12 @@ class StreamedStrategy(SingleProcess):
 
     def __init__(self, units: ModelUnits, adam: StreamedAdam, *, device: str) -> None:
         self.units, self.adam, self.device = units, adam, device
-        self._scale = torch.ones(())
+        self._scale = 1.0
 
     def clip_gradients(self, most: float) -> float:
         norm = gradient_norm(self.units, self._parameters)
         # Gradients are scaled when they are used: each is read only once.
-        self._scale = torch.clamp(most / (norm + CLIP_EPSILON), max=1.0)
+        self._scale = float(torch.clamp(most / (norm + CLIP_EPSILON), max=1.0))
         return float(norm)
 
     def step(self, rate: float) -> None:
@@ -95,10 +95,9 @@ class StreamedEngine(TrainingEngine):
         card = place.type == "cuda"
         if card:
             _limit(step.limit_gib)
-        shell = DecoderShell(model, device=place)
-        memory = UnitMemory(
-            getattr(torch, step.dtype), pinned=card, pinned_states=card and step.update == "card"
-        )
+        dtype: torch.dtype = getattr(torch, step.dtype)
+        shell = DecoderShell(model, device=place, dtype=dtype)
+        memory = UnitMemory(dtype, pinned=card, pinned_states=card and step.update == "card")
         self._units = cut_up(model, memory)
         adam = StreamedAdam(
             self._units.in_order(),
@@ -109,7 +108,7 @@ class StreamedEngine(TrainingEngine):
             overlapped=card if overlapped is None else overlapped,
         )
         self.device_bytes = DeviceBytes()
-        placement = Placement(place, memory.dtype, self.device_bytes)
+        placement = Placement(place, dtype, self.device_bytes)
         self._passes = StreamedPasses(
             shell,
             self._units,

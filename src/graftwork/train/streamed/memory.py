@@ -20,8 +20,8 @@ def host_buffer(elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
 
     Not from torch's pinned allocator, which rounds sizes up to powers of two.
     """
-    width = torch.empty((), dtype=dtype).element_size()
-    pages = mmap.mmap(-1, max(elements, 1) * width)
+    size = max(elements, 1) * dtype.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     with suppress(AttributeError, OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(pages, dtype=dtype)[:elements]
@@ -31,9 +31,16 @@ def host_buffer(elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
 
 
 def pin(buffer: Tensor) -> bool:
-    """Lock the pages of a buffer for good; copies from other memory still work, but wait for each other."""
-    code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)  # type: ignore[no-untyped-call]
-    return int(code) == 0
+    """Lock the pages of a buffer for good. Where that fails, copies still work, but wait for each other."""
+    # All threads fetch the pages, which locking would do with one.
+    buffer.zero_()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    if code:
+        # The error would be reported by the next kernel.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda").add_(1)
+    return code == 0
 
 
 def aligned(elements: int) -> int:
@@ -57,6 +64,11 @@ class DeviceBytes:
 
     def give_back(self, part: str, size: int) -> None:
         self.held[part] -= size
+
+    def drop(self, *parts: str) -> None:
+        """Whatever is held of these is gone."""
+        for part in parts:
+            self.held[part] = 0
 
 
 class Mark:

@@ -23,8 +23,6 @@ class Portion:
     """Rows that go through a block together."""
 
     batch: TokenBatch
-    tokens: Tensor
-    """On the host, for the embedding."""
     hidden: Tensor
     """In the forward pass the hidden states, in the backward pass their gradient."""
     entered: tuple[Tensor, Tensor] | None
@@ -58,12 +56,14 @@ class StreamedPasses:
         self._weights.forget()
 
     def abandon(self) -> None:
+        """Forget what an interrupted step holds."""
         self._inputs.drop()
+        self._placement.bytes.drop("inputs", "states", "outer", "head")
 
     def learn(self, batches: Sequence[TokenBatch], normalizer: float) -> list[Tensor]:
         """The loss of each batch over the normalizer; gradients and their norms are in the units."""
         outer = self._outer(learn=self._units.outer.trained)
-        portions = [self._enter(batch, outer) for batch in batches]
+        portions = self._enter(batches, outer)
         self._forward(portions, keep=True)
         losses, sums = self._learn_head(portions, outer, normalizer)
         self._backward(portions)
@@ -77,9 +77,9 @@ class StreamedPasses:
     def lose(self, batches: Sequence[TokenBatch]) -> list[Tensor]:
         """-log p of every trained token of each batch."""
         outer = self._outer(learn=False)
-        portions = [self._enter(batch, outer) for batch in batches]
+        portions = self._enter(batches, outer)
         self._forward(portions, keep=False)
-        head = self._fetch_head()
+        head = self._fetch(self._head)
         found = []
         for portion in portions:
             states = self._shell.leave(portion.hidden, portion.batch.attended, outer)
@@ -92,7 +92,7 @@ class StreamedPasses:
                     ]
                 )
             )
-        self._drop_head()
+        self._drop(self._head)
         self._exit(portions)
         return found
 
@@ -104,17 +104,20 @@ class StreamedPasses:
         self._placement.bytes.take("outer", flat.nbytes)
         return {name: view.detach().requires_grad_(learn) for name, view in unit.views(flat).items()}
 
-    def _enter(self, batch: TokenBatch, outer: dict[str, Tensor]) -> Portion:
-        self._ready(self._units.table)
-        tokens = batch.tokens.cpu()
-        rows = self._shell.embed(tokens).detach()
-        embedded = rows.to(self._placement.device, self._placement.dtype)
-        embedded = embedded.detach().requires_grad_(self._units.table.trained)
-        with torch.set_grad_enabled(self._units.table.trained and torch.is_grad_enabled()):
-            first, calls = self._shell.enter(embedded, batch.attended, outer)
-        self._placement.bytes.take("states", first.nbytes)
-        entered = None if first is embedded else (embedded, first)
-        return Portion(batch, tokens, first.detach(), entered, calls)
+    def _enter(self, batches: Sequence[TokenBatch], outer: dict[str, Tensor]) -> list[Portion]:
+        """Look up the rows of all batches: the table is on the device only for that."""
+        table = self._fetch(self._units.table)
+        portions = []
+        for batch in batches:
+            rows = self._shell.embed(batch.tokens, table)
+            embedded = rows.detach().requires_grad_(self._units.table.trained)
+            with torch.set_grad_enabled(self._units.table.trained and torch.is_grad_enabled()):
+                first, calls = self._shell.enter(embedded, batch.attended, outer)
+            self._placement.bytes.take("states", first.nbytes)
+            entered = None if first is embedded else (embedded, first)
+            portions.append(Portion(batch, first.detach(), entered, calls))
+        self._drop(self._units.table)
+        return portions
 
     def _exit(self, portions: list[Portion]) -> None:
         outer = self._units.outer
@@ -134,15 +137,18 @@ class StreamedPasses:
                     self._inputs.put(at, number, hidden)
                 portion.hidden = self._shell.run(at, weights, hidden, portion.calls[at])
 
-    def _fetch_head(self) -> dict[str, Tensor]:
-        unit = self._units.head or self._units.table
+    @property
+    def _head(self) -> HostUnit:
+        return self._units.head or self._units.table
+
+    def _fetch(self, unit: HostUnit) -> dict[str, Tensor]:
+        """The table or the head, which are on the device only while they are used."""
         self._ready(unit)
         flat = self._placement.buffer(unit.elements, self._placement.dtype, "head")
         self._lane.copy(flat, unit.working).wait()
         return unit.views(flat)
 
-    def _drop_head(self) -> None:
-        unit = self._units.head or self._units.table
+    def _drop(self, unit: HostUnit) -> None:
         self._placement.bytes.give_back("head", unit.elements * self._placement.dtype.itemsize)
 
     def _chunks(self, count: int) -> list[slice]:
@@ -154,8 +160,8 @@ class StreamedPasses:
     ) -> tuple[list[Tensor], GradientSum | None]:
         """The losses; the portions' hidden states become their gradients."""
         self._progress("backward")
-        unit = self._units.head or self._units.table
-        weights = self._fetch_head()
+        unit = self._head
+        weights = self._fetch(unit)
         head = {name: view.detach().requires_grad_(unit.trained) for name, view in weights.items()}
         summed = self._sum_of(unit, "head", passes=len(portions)) if unit.trained else None
         sums = (
@@ -179,7 +185,7 @@ class StreamedPasses:
                 sums.add(dict(zip(outer, gradients[1:], strict=True)))
         if summed is not None:
             self._send(summed, "head")
-        self._drop_head()
+        self._drop(self._head)
         return losses, sums
 
     def _learn_chunks(
@@ -272,7 +278,8 @@ class StreamedPasses:
                 back = found[0]
                 if sums is not None:
                     sums.add(dict(zip(outer, found[1:], strict=True)))
-            add_rows(table, portion.tokens, back.cpu())
+            back = back * self._shell.row_scale if self._shell.row_scale != 1 else back
+            add_rows(table, portion.batch.tokens, back, padding=self._shell.padding)
         if table.trained:
             assert table.gradient is not None
             measure_norms(table, table.gradient)

@@ -33,7 +33,7 @@ HIDDEN = "hidden_states"
 
 
 class DecoderShell:
-    def __init__(self, model: Any, *, device: torch.device) -> None:
+    def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         parts, reader = decoder_parts(model), logits_reader(model)
         decoder: nn.Module = parts.decoder
         follows = reader.decoder is parts.decoder
@@ -48,17 +48,37 @@ class DecoderShell:
         self._decoder = decoder
         self._head, self._logits = parts.head, reader.logits
         self._in_tuple = False
+        self.padding: int | None = getattr(self.embedding, "padding_idx", None)
+        """The token whose row is not trained."""
+        self.row_scale = self._probe_rows(dtype)
+        """What the embedding multiplies a row of its table by."""
         for module in decoder.modules():
-            # Rows are looked up on the host.
-            on_host = module is self.embedding
             for name, buffer in module._buffers.items():
-                if buffer is not None and not on_host:
+                if buffer is not None:
                     module._buffers[name] = buffer.to(device)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the table, on the host."""
-        rows: Tensor = self.embedding(tokens)
+    def embed(self, tokens: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        with weights_of_call(self.embedding, weights):
+            rows: Tensor = self.embedding(tokens)
         return rows
+
+    @torch.no_grad()
+    def _probe_rows(self, dtype: torch.dtype) -> float:
+        """Look up rows of a table of zeros and of one of ones: the embedding may scale them, and no more."""
+        weight = self.embedding.weight
+        tokens = torch.tensor([[0, weight.shape[0] - 1]], device=weight.device)
+        ones = torch.ones((), dtype=dtype, device=weight.device)
+        nothing, found = (
+            self.embed(tokens, {"weight": (ones * value).expand(weight.shape)}) for value in (0, 1)
+        )
+        factor = float(found.flatten()[0])
+        if not factor or nothing.any() or not bool((found == factor).all()):
+            raise UserMistake(
+                f"{type(self.embedding).__name__} cannot be streamed",
+                why="it does more to a row of its table than to scale it",
+                fix="set `train.strategy: fsdp`, or remove `train.offload`",
+            )
+        return factor
 
     def enter(
         self, embedded: Tensor, attended: Tensor, outer: Mapping[str, Tensor]

@@ -190,7 +190,5 @@ class BlockInputs:
 
     def drop(self) -> None:
         """Forget everything: the step was abandoned."""
-        held = [*self._there.values(), *(hidden for hidden, _ in self._coming.values())]
-        self._placement.bytes.give_back("inputs", sum(hidden.nbytes for hidden in held))
         for kept in (self._there, self._away, self._coming):
             kept.clear()

@@ -115,12 +115,11 @@ def cut_up(model: Any, memory: UnitMemory) -> ModelUnits:
     if len(in_table) > 1 or (tied and head):
         raise _cannot("its embedding or its head has more than one weight")
 
-    def unit(name: str, parameters: Mapping[str, nn.Parameter], *, streamed: bool = True) -> HostUnit:
-        return _make_unit(name, dict(parameters), memory, streamed=streamed)
+    def unit(name: str, parameters: Mapping[str, nn.Parameter]) -> HostUnit:
+        return _make_unit(name, dict(parameters), memory)
 
     return ModelUnits(
-        # Its rows are looked up on the host; only a head that shares it brings all of it to the device.
-        table=unit("embedding", dict(embedding.named_parameters()), streamed=tied),
+        table=unit("embedding", dict(embedding.named_parameters())),
         outer=unit("outer", outer),
         blocks=[unit(f"block {at}", dict(block.named_parameters())) for at, block in enumerate(parts.blocks)],
         head=unit("head", head) if not tied else None,
@@ -141,17 +140,13 @@ def _cannot(why: str) -> UserMistake:
     )
 
 
-def _make_unit(
-    name: str, parameters: dict[str, nn.Parameter], memory: UnitMemory, *, streamed: bool
-) -> HostUnit:
+def _make_unit(name: str, parameters: dict[str, nn.Parameter], memory: UnitMemory) -> HostUnit:
     specs, end = {}, 0
     for key, parameter in parameters.items():
         specs[key] = ViewSpec(end, parameter.shape)
         end += aligned(parameter.numel())
-    own = memory.dtype == torch.float32 or not streamed
-    master = host_buffer(
-        end, torch.float32, pinned=memory.pinned_states or (memory.pinned and own and streamed)
-    )
+    own = memory.dtype == torch.float32
+    master = host_buffer(end, torch.float32, pinned=memory.pinned_states or (memory.pinned and own))
     for key, parameter in parameters.items():
         view = specs[key].of(master)
         view.copy_(parameter.detach())
@@ -168,14 +163,21 @@ def _make_unit(
     return made
 
 
-def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor) -> None:
-    """Add the gradient of looked-up rows to that of the table, as autograd would: rows of a token first."""
+def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int | None) -> None:
+    """Add the gradient of looked-up rows to that of the table; the row of `padding` is not trained.
+
+    Rows of the same token are summed on the device, in their order: the same bits every time.
+    """
     assert table.gradient is not None
     (spec,) = table.specs.values()
-    rows, places = torch.unique(tokens.reshape(-1), return_inverse=True)
-    summed = torch.zeros(len(rows), gradient.shape[-1])
-    summed.index_add_(0, places, gradient.reshape(-1, gradient.shape[-1]).float())
-    spec.of(table.gradient).index_add_(0, rows, summed)
+    flat = tokens.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    rows, counts = torch.unique_consecutive(flat[order], return_counts=True)
+    sorted_rows = gradient.reshape(len(flat), -1)[order].float()
+    summed = torch.segment_reduce(sorted_rows, "sum", lengths=counts, axis=0)
+    if padding is not None:
+        summed[rows == padding] = 0
+    spec.of(table.gradient).index_add_(0, rows.cpu(), summed.cpu())
 
 
 def gradient_norm(units: ModelUnits, parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -7,7 +7,8 @@ blocks until one of them is done.
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,10 +47,10 @@ class StreamedAdam:
             ThreadPoolExecutor(1, thread_name_prefix="update") if overlapped and self._units else None
         )
         self._pending: dict[int, Future[None]] = {}
-        self._device = device if on == "card" else torch.device("cpu")
+        self._on, self._device = on, device
         self._buffers: list[_SliceBuffers] = []
 
-    def begin(self, scale: Tensor, rate: float) -> None:
+    def begin(self, scale: float, rate: float) -> None:
         """Update all units with their gradients times `scale`."""
         self.finish()
         for unit in self._units:
@@ -71,10 +72,10 @@ class StreamedAdam:
             self.wait(unit)
 
     @torch.no_grad()
-    def _update(self, unit: HostUnit, scale: Tensor, rate: float) -> None:
+    def _update(self, unit: HostUnit, scale: float, rate: float) -> None:
         assert unit.gradient is not None
         assert unit.moments is not None
-        if self._device.type == "cuda":
+        if self._on == "card":
             self._update_on_card(unit, scale, rate)
             return
         gradient = torch.empty(min(self._slice, unit.elements), dtype=torch.float32)
@@ -86,16 +87,15 @@ class StreamedAdam:
             if unit.working is not unit.master:
                 unit.working[part].copy_(unit.master[part])
 
-    def _update_on_card(self, unit: HostUnit, scale: Tensor, rate: float) -> None:
+    def _update_on_card(self, unit: HostUnit, scale: float, rate: float) -> None:
         """Two slices at a time on the card: one is fetched while the other is stepped and sent back."""
         assert unit.gradient is not None
         assert unit.moments is not None
         if not self._buffers:
             self._buffers = [_SliceBuffers(self._slice, self._device) for _ in range(2)]
-        scale = scale.to(self._device)
         for number, part in enumerate(self._slices(unit.elements)):
             buffers, size = self._buffers[number % 2], part.stop - part.start
-            with torch.cuda.stream(buffers.stream):
+            with buffers.apart():
                 master, first, second, gradient = (buffer[:size] for buffer in buffers.tensors)
                 held = (unit.master[part], unit.moments[0][part], unit.moments[1][part])
                 for target, source in zip((master, first, second), held, strict=True):
@@ -111,7 +111,7 @@ class StreamedAdam:
                     sent.copy_(master)
                     unit.working[part].copy_(sent, non_blocking=True)
         for buffers in self._buffers:
-            buffers.stream.synchronize()
+            buffers.synchronize()
 
     def _slices(self, elements: int) -> list[slice]:
         return [slice(begin, min(begin + self._slice, elements)) for begin in range(0, elements, self._slice)]
@@ -126,7 +126,7 @@ class StreamedAdam:
             [second],
             [],
             # The count before this update: the kernel adds one to it, for each slice to its own.
-            [torch.tensor(float(updates - 1), device=weights.device)],
+            [torch.full((), float(updates - 1), device=weights.device)],
             fused=True,
             amsgrad=False,
             beta1=settings.beta1,
@@ -142,9 +142,18 @@ class _SliceBuffers:
     """A slice on the card: weights, both moments and the gradient in float32, and what travels in 16 bits."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        card = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if card else None  # type: ignore[no-untyped-call]
         self.tensors = tuple(torch.empty(elements, device=device) for _ in range(4))
         self._sent = torch.empty(4 * elements, dtype=torch.uint8, device=device)
+
+    def apart(self) -> AbstractContextManager[Any]:
+        """What is launched within goes on next to the computation."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def synchronize(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def sent(self, size: int, dtype: torch.dtype) -> Tensor:
         """Room for `size` numbers on their way."""
