@@ -332,7 +332,12 @@ def _make_deterministic(job: TrainJob, settings: TrainSettings) -> None:
 
     from graftwork.model.threads import guard_spinning, use_threads
 
-    torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
+    on_card = job.plan.device.kind != "cpu"
+    streamed = job.plan.streamed is not None
+    if on_card and streamed:
+        # Streaming leaves the card time for the slower, reproducible kernels.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(not on_card or streamed, warn_only=on_card)
     # Nothing here reads memory that it did not write, so filling it first is wasted work.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     guard_spinning(use_threads(settings.threads or threads_per_process()))

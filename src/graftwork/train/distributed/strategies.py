@@ -217,19 +217,23 @@ class DataParallel(SingleProcess):
 
         self.rank = int(os.environ["RANK"])
         self.size = int(os.environ["WORLD_SIZE"])
+        by_gloo: dict[str, Any] = {}
         if not on_cpu:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            cards = torch.cuda.device_count()
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % cards)
+            # NCCL refuses two processes on one card.
+            by_gloo = {"backend": "gloo"} if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > cards else {}
         self.accelerator = Accelerator(
             cpu=on_cpu,
             kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT),
+                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT, **by_gloo),
                 DistributedDataParallelKwargs(find_unused_parameters=False),
             ],
             **self.plugins(),
         )
         self.device = str(self.accelerator.device)
-        by_gloo = distributed.get_backend() == "gloo"
-        self._words = None if by_gloo else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
+        on_host = distributed.get_backend() == "gloo"
+        self._words = None if on_host else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
 
     def plugins(self) -> dict[str, Any]:
         return {}
