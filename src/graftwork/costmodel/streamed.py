@@ -266,7 +266,7 @@ class _Replay:
             self._tape.new(longest * shape.head_dim, self._width),
         )
         stream.enter("forward")
-        states = [self._tape.new(hidden, self._width, part="states") for _ in sizes]
+        states = [self._tape.new(hidden, self._width, part="activations") for _ in sizes]
         kept: list[Tensor] = []
         inputs = held.inputs // max(hidden * self._width, 1)
         for at in range(self._shape.layers):
@@ -277,10 +277,9 @@ class _Replay:
                     states[number] = decoder.blocks[0].run(shared, given, waves)
                     self._tape.learning = True
                 else:
-                    states[number] = self._tape.new(hidden, self._width, part="states")
+                    states[number] = self._tape.new(hidden, self._width, part="activations")
                 if len(kept) < inputs:
                     kept.append(given)
-                    stream.parts[given.storage.number] = "activations"
                 del given
         stream.enter("loss")
         self._head(decoder, shared, tokens, hidden)
