@@ -1,11 +1,8 @@
-"""One exchange while it runs: the checked call, who answers it, and what its answer was so far.
-
-Out: what the capture, the metrics and the logs need of it when it ends.
-"""
+"""One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep."""
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graftwork.serve.api.call import (
     NO_TOKENS,
@@ -19,7 +16,10 @@ from graftwork.serve.api.call import (
 from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.captures import ServedExchange
 from graftwork.serve.choices import count_usage
-from graftwork.serve.http_messages import Headers
+from graftwork.serve.engine_protocol import ServingEngine
+from graftwork.serve.failover.chain import failure_code
+from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
+from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
@@ -38,6 +38,18 @@ class RunningExchange:
     at: float
     assignment: ArmAssignment | None = None
     key: KeyHolder = ANYONE
+    engine: ServingEngine | None = None
+    """The engine that is asked instead of the gateway's own."""
+    model: str = ""
+    """What the engine is asked for."""
+    passed: int = 0
+    """How many names of the fallback chain were passed."""
+    fallback: str = ""
+    """Why another model answers than the one that was asked for: the response header."""
+    why: str = ""
+    replica: str | None = None
+    deadline: float | None = None
+    """When the client stops waiting, on the clock of `time.monotonic`; None if it did not say."""
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
     texts: list[str] = field(default_factory=list)
@@ -58,7 +70,19 @@ class RunningExchange:
         headers: Headers = (("x-graft-release", self.head.release),)
         if self.route:
             headers += (("x-graft-route", self.route),)
-        return (*headers, ("x-graft-capture", self.capture_id)) if captured else headers
+        if captured:
+            headers += (("x-graft-capture", self.capture_id),)
+        if self.replica is not None:
+            headers += (("x-graft-replica", self.replica),)
+        return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+
+    def answer_by(self, target: FallbackTarget, why: str) -> None:
+        """Another model answers. It is no part of an experiment, and the capture is its own."""
+        self.head = replace(self.head, release=target.release)
+        self.engine, self.model, self.passed = target.engine, target.model, target.passed
+        self.why, self.fallback = why, describe_fallback(self.call.model, why)
+        if self.assignment is not None:
+            self.assignment, self.capture_id = None, uuid.uuid4().hex
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -133,19 +157,35 @@ class RunningExchange:
         )
 
 
-def begin_exchange(call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None) -> RunningExchange:
+def begin_exchange(
+    call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None, fallbacks: Fallbacks | None = None
+) -> RunningExchange:
     unique = uuid.uuid4().hex
     now = time.time()
-    # A request without a session id is a session of its own.
-    release, assignment = choose_release(routes, call.model, session=session or unique)
-    head = AnswerHead(unique=unique, created=int(now), model=call.model, release=release)
-    return RunningExchange(
+    target, why = None, ""
+    try:
+        # A request without a session id is a session of its own.
+        release, assignment = choose_release(routes, call.model, session=session or unique)
+    except ApiError as error:
+        # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
+        why = failure_code(error) or str(error.code)
+        if fallbacks is not None and (error.status == 503 or fallbacks.covers(call.model)):
+            target = fallbacks.find_next(call.model, routes)
+        if target is None:
+            raise
+        release, assignment = target.release, None
+    running = RunningExchange(
         call=call,
         api=api,
-        head=head,
+        head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
         capture_id=unique,
         session=session,
         started=time.perf_counter(),
         at=now,
         assignment=assignment,
+        model=release,
+        deadline=call.deadline,
     )
+    if target is not None:
+        running.answer_by(target, why)
+    return running
