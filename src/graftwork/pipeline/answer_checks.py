@@ -5,6 +5,7 @@ graders of the evaluation, without a reference.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graftwork.grading.grade import against_reference, grade, require_gradable
 from graftwork.grading.interface import CannotGrade, GradeContext
@@ -55,11 +56,12 @@ class LiveChecks:
     def find_failing(self, messages: Sequence[Mapping[str, str]], text: str) -> str | None:
         asked = tuple(Message.model_validate(message) for message in messages)
         case = Case(id="request", origin=ORIGIN, messages=asked, reference="")
+        # Requests are checked in several threads at once: each has its own list of failures.
+        context = replace(self._context, failed=[])
         for name in self._names:
-            found = grade(name, case, text, context=self._context)
-            if self._context.failed:
-                why = self._context.failed.pop().why
-                raise CannotGrade(why)
+            found = grade(name, case, text, context=context)
+            if context.failed:
+                raise CannotGrade(context.failed[0].reason)
             if found is not None and found < 1:
                 return name
         return None
