@@ -8,16 +8,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from graftwork.serve.api.call import PieceData
+from graftwork.serve.engine_protocol import BASE
 from graftwork.serve.settings import EscalateSettings
+
+if TYPE_CHECKING:
+    from graftwork.serve.exchange import RunningExchange
 
 log = logging.getLogger(__name__)
 
 MINUTE, DAY = 60.0, 86_400.0
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
-BUDGET_SPENT = "budget spent"
 
 
 class AnswerChecks(Protocol):
@@ -51,6 +55,21 @@ class EscalationBudget:
         return True
 
 
+class HeldReply:
+    """An answer that was checked before it is streamed: all of it at once."""
+
+    def __init__(self, choices: list[PieceData]) -> None:
+        self.replica = choices[0].get("replica")
+        self._choices: list[PieceData] | None = choices
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        pieces, self._choices = self._choices, None
+        return pieces
+
+    def close(self) -> None:
+        self._choices = None
+
+
 class Escalation(NamedTuple):
     """Why the large model answers, or would have if the budget allowed it."""
 
@@ -66,8 +85,12 @@ class Escalator:
         self._checks = checks
         self._budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
 
-    def applies_to(self, model: str) -> bool:
-        return not self.settings.models or model in self.settings.models
+    def applies_to(self, running: "RunningExchange") -> bool:
+        """Whether the answer of this exchange is checked: one choice of a named model, without tools."""
+        call, named = running.call, self.settings.models
+        if call.choices != 1 or (call.options is not None and call.options.tools):
+            return False
+        return call.model in named if named else call.model not in (BASE, running.head.release)
 
     async def judge(self, messages: Sequence[Mapping[str, str]], text: str) -> Escalation | None:
         """None where the answer passes every check."""

@@ -60,13 +60,6 @@ def test_a_check_that_hangs_counts_as_failed_and_does_not_block(run, monkeypatch
     assert run(main) == ("a check took too long", True)
 
 
-def test_only_the_named_models_are_checked():
-    settings = EscalateSettings(to="large", checks=("json_valid",), models=("champion",))
-    escalator = Escalator(settings, checks=Checks(None), clock=time.monotonic)
-    assert escalator.applies_to("champion")
-    assert not escalator.applies_to("base")
-
-
 @given(
     steps=st.lists(st.floats(0, 50_000), max_size=60),
     per_minute=st.integers(1, 5) | st.none(),
