@@ -46,6 +46,15 @@ _WARN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class EscalatedAnswer:
+    """The small model's answer that failed a check, so that a large model answered."""
+
+    release: str
+    check: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServedExchange:
     """One answer as it went out, not redacted yet."""
 
@@ -69,6 +78,7 @@ class ServedExchange:
     user: str | None = None
     size: int = 0
     """About how many bytes it takes in memory."""
+    escalated: EscalatedAnswer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,7 +385,7 @@ class _SinkThread:
 def make_capture(exchange: ServedExchange) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
-    assignment = exchange.assignment
+    assignment, escalated = exchange.assignment, exchange.escalated
     return Capture(
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
@@ -398,6 +408,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         cost=exchange.cost,
         cached_tokens=exchange.cached_tokens,
         user=redact_name(exchange.user, redactor, kind="user"),
+        escalated_from=None if escalated is None else escalated.release,
+        failed_check=None if escalated is None else escalated.check,
+        rejected=None if escalated is None else redactor.redact(escalated.reply).text,
     )
 
 

@@ -14,9 +14,9 @@ from graftwork.serve.api.call import (
     describe_reply,
 )
 from graftwork.serve.budgets import estimate_tokens
-from graftwork.serve.captures import ServedExchange
-from graftwork.serve.choices import count_usage
-from graftwork.serve.engine_protocol import ServingEngine
+from graftwork.serve.captures import EscalatedAnswer, ServedExchange
+from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
@@ -65,6 +65,12 @@ class RunningExchange:
     traceparent: str | None = None
     route: str = ""
     """The member of the family that answers, and why; for the response header."""
+    is_held: bool = False
+    """The answer is checked before its first byte is sent, also where it is streamed."""
+    escalation: str = ""
+    """Which check failed and who answers; for the response header."""
+    escalated: EscalatedAnswer | None = None
+    """The small model's answer, where the large one answers instead."""
 
     def headers(self, *, captured: bool) -> Headers:
         headers: Headers = (("x-graft-release", self.head.release),)
@@ -74,7 +80,23 @@ class RunningExchange:
             headers += (("x-graft-capture", self.capture_id),)
         if self.replica is not None:
             headers += (("x-graft-replica", self.replica),)
+        if self.escalation:
+            headers += (("x-graft-escalation", self.escalation),)
         return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+
+    def escalate_to(self, target: FallbackTarget, *, check: str, answer: str) -> None:
+        """The large model answers; the small one's answer is kept as the rejected one."""
+        self.escalated = EscalatedAnswer(self.head.release, check, answer)
+        self.head = replace(self.head, release=target.release)
+        self.engine, self.model = target.engine, target.model
+        if self.assignment is not None:
+            self.assignment, self.capture_id = None, uuid.uuid4().hex
+
+    def keep_small(self, small: "RunningExchange") -> None:
+        """The large model failed: the small one's answer is sent after all."""
+        self.escalated = None
+        self.head, self.engine, self.model = small.head, small.engine, small.model
+        self.assignment, self.capture_id = small.assignment, small.capture_id
 
     def answer_by(self, target: FallbackTarget, why: str) -> None:
         """Another model answers. It is no part of an experiment, and the capture is its own."""
@@ -154,6 +176,7 @@ class RunningExchange:
             assignment=self.assignment,
             user=self.call.user,
             size=self.body_bytes + sum(map(len, self.texts)),
+            escalated=self.escalated,
         )
 
 
@@ -189,3 +212,16 @@ def begin_exchange(
     if target is not None:
         running.answer_by(target, why)
     return running
+
+
+async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
+    call, model = running.call, running.model
+    if running.is_held:
+        call = replace(call, stream=False)
+    if call.stream:
+        if call.options is None:
+            return await engine.stream(call, model=model)
+        return await stream_choices(engine, call, model=model)
+    if call.options is None:
+        return [await engine.complete(call, model=model)]
+    return await complete_choices(engine, call, model=model)

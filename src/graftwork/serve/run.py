@@ -6,6 +6,7 @@ import signal
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from graftwork.records.units import MIB
 from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
+from graftwork.serve.escalation import AnswerChecks, Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
@@ -50,6 +52,8 @@ class ServedProject:
     read_settings: ReadSettings | None = None
     """What a reload applies; None reads the aliases only."""
     family: Family | None = None
+    checks: AnswerChecks | None = None
+    """Checks of `serve.escalate`."""
 
 
 async def serve(
@@ -87,6 +91,8 @@ async def serve(
     gateway.fallbacks = Fallbacks(
         settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
     )
+    if settings.escalate is not None and project.checks is not None:
+        gateway.escalator = Escalator(settings.escalate, checks=project.checks, clock=time.monotonic)
     reloader = SettingsReloader(
         settings,
         read=project.read_settings,
