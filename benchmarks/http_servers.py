@@ -32,6 +32,7 @@ from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError, Request, Response, error_response
 from graftwork.serve.http_server import Server
+from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
 from graftwork.serve.run import run
 from graftwork.serve.settings import ServeSettings
@@ -63,7 +64,7 @@ class OneEngine:
 def make_gateway(engine: Client) -> Gateway:
     routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE})
     return Gateway(
-        OneEngine(engine), settings=ServeSettings(), routes=lambda: routes, captures=None, api_key=KEY
+        OneEngine(engine), settings=ServeSettings(), routes=lambda: routes, captures=None, keys=KeyRing(KEY)
     )
 
 

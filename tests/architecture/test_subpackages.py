@@ -27,8 +27,9 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, models, plans < project",
-    "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, model, plan_cost, "
-    "plan_fit, project, release_exchange, run, serve, train < gate, plan, release < main",
+    "cli": "output < show < progress < command < data, data_captures, data_repair, data_review, evaluate, "
+    "model, plan_cost, plan_fit, project, release_exchange, run, serve_keys, train < serve < gate, plan, "
+    "release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

@@ -1,11 +1,14 @@
 import itertools
 
 import pytest
-from store_samples import capture
+from store_samples import WHEN, capture
 
-from graftwork.records.interaction import Capture
-from graftwork.store.captures import CaptureStore
+from graftwork.records.correction import ReviewDecision, ReviewItem
+from graftwork.records.interaction import Capture, Feedback
+from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database
+from graftwork.store.reviews import ReviewStore
+from graftwork.store.schema import json_text
 
 
 @pytest.fixture
@@ -120,3 +123,35 @@ def test_experiments_of_another_project_are_not_reported(database: Database, cap
 def test_a_capture_from_before_experiments_still_loads():
     old = capture("c1").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
     assert Capture.model_validate(old) == capture("c1")
+
+
+def test_deleted_captures_take_their_feedback_and_reviews_along(database: Database, captures: CaptureStore):
+    captures.add([capture("c1"), capture("c2")])
+    book = FeedbackStore(database, project="one")
+    for name in ("c1", "c2"):
+        assert book.add(Feedback(capture=name, at=WHEN, score=1.0))
+    book_of_reviews = ReviewStore(database, project="one")
+    for name in ("c1", "c2"):
+        item = ReviewItem(key=name, kind="capture", messages=(), reply="x", reasons={}, capture=name)
+        book_of_reviews.add(ReviewDecision(item=item, action="accept", who="ada", at=WHEN))
+    assert captures.delete(["c1", "nobody"]) == (1, 1, 1)
+    assert [c.id for c in captures.export()] == ["c2"]
+    assert book.count() == 1
+    assert book_of_reviews.decided() == {"c2"}
+    assert not book.add(Feedback(capture="c1", at=WHEN, score=1.0))
+
+
+def test_old_captures_are_pruned_by_age_and_size(captures: CaptureStore):
+    samples = [capture(f"c{n}").model_copy(update={"at": f"2026-01-0{n + 1}T00:00:00"}) for n in range(6)]
+    captures.add(samples)
+    assert captures.prune(before="2026-01-03T00:00:00").captures == 2
+    assert [c.id for c in captures.export()] == ["c2", "c3", "c4", "c5"]
+    size = len(json_text(samples[0].model_dump(mode="json")))
+    captures.prune(most_bytes=int(2.5 * size))
+    assert [c.id for c in captures.export()] == ["c4", "c5"]
+    assert captures.prune() == (0, 0, 0)
+
+
+def test_captures_are_found_by_a_whole_value(captures: CaptureStore):
+    captures.add([capture("c1", question="ada"), capture("c2", question="adam"), capture("c3")])
+    assert [c.id for c in captures.holding(["ada", 'x"y'])] == ["c1"]

@@ -4,7 +4,7 @@ In: the folder with graft.yaml, and a reporter for progress. Out: the records of
 the project's database and closes it again. Knows neither the terminal nor exit codes.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.calibration_run import CalibratedJudge
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
+    from graftwork.pipeline.keys import CreatedKey
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from graftwork.records.escalation import EscalationForecast
     from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.records.router import TrainedRouter
+    from graftwork.serve.budgets import KeyBudget
+    from graftwork.serve.keys import ApiKey
     from graftwork.serve.reload import ReloadResult
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
@@ -325,6 +328,33 @@ class Project:
         from graftwork.pipeline.reload import reload_endpoint
 
         return reload_endpoint(self.folder.serving)
+
+    def create_key(
+        self,
+        name: str,
+        *,
+        scopes: Iterable[str] = ("models", "feedback"),
+        models: Iterable[str] = (),
+        budget: "KeyBudget | None" = None,
+        expires: str | None = None,
+    ) -> "CreatedKey":
+        """Create an API key of the endpoint. Its secret is in the answer and is stored nowhere."""
+        from graftwork.pipeline.keys import create_key
+
+        with self.open() as work:
+            return create_key(work, name, scopes=scopes, models=models, budget=budget, expires=expires)
+
+    def keys(self) -> tuple["ApiKey", ...]:
+        """The API keys of the endpoint, the oldest first, revoked ones too."""
+        with self.open() as work:
+            return work.api_keys.list()
+
+    def revoke_key(self, name: str) -> "ApiKey":
+        """Revoke the API key with this name or id; running endpoints refuse it a second later."""
+        from graftwork.pipeline.keys import revoke_key
+
+        with self.open() as work:
+            return revoke_key(work, name)
 
     @contextmanager
     def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:

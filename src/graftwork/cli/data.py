@@ -11,7 +11,6 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from graftwork.data.inspect.rows import TokenDecoder
-    from graftwork.data.settings import CaptureSettings
     from graftwork.records.audit import Audit
     from graftwork.records.dataset import Split
 
@@ -99,82 +98,6 @@ def prepare(project: Folder = None, json: Json = False) -> None:
     with reporting(project) as found:
         prepared = found.prepare()
     print_record(prepared, as_json=json)
-
-
-@app.command("captures")
-def captures(
-    out: Annotated[Path, typer.Option("--out", help="JSONL file to write.")],
-    feedback: Annotated[
-        str | None,
-        typer.Option(
-            help="not_negative, positive, negative or all. `prepare` never trains on negative answers."
-        ),
-    ] = None,
-    release: Annotated[
-        list[str] | None, typer.Option(help="Only answers of this release: its id or its first characters.")
-    ] = None,
-    since: Annotated[str | None, typer.Option(help="Only from this date or time (UTC).")] = None,
-    until: Annotated[str | None, typer.Option(help="Only before this date or time (UTC).")] = None,
-    session: Annotated[list[str] | None, typer.Option(help="Only this session.")] = None,
-    project: Folder = None,
-    json: Json = False,
-) -> None:
-    """Export what the endpoint captured as a log file that only you can read.
-
-    Options that are not given come from `data.captures` in graft.yaml. Exchanges with negative feedback and
-    prompts of the test split are excluded.
-
-    Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
-    """
-    from typing import cast, get_args
-
-    from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
-
-    if feedback is not None and feedback not in get_args(FeedbackFilter):
-        raise typer.BadParameter(
-            f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
-        )
-    with opened(project) as work:
-        defaults = work.project.settings.data.captures
-        chosen = cast(FeedbackFilter, feedback or defaults.feedback)
-        settings = _revise_captures(
-            defaults,
-            feedback=chosen if chosen == "positive" else "not_negative",
-            releases=release,
-            since=since,
-            until=until,
-            sessions=session,
-        )
-        export = CaptureExport(work, settings, feedback=chosen)
-        write_atomic(out, "".join(capture.to_line() + "\n" for capture in export), private=True)
-    if json:
-        print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
-        return
-    print_line(stdout, f"{export.written} captures written to {quote(out)}", soft_wrap=True)
-    for reason, count in export.left_out.most_common():
-        print_line(stdout, f"  {count} left out: {quote(reason)}", soft_wrap=True)
-
-
-def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
-    from pydantic import ValidationError
-
-    from graftwork.records.errors import UserMistake
-
-    given = {name: value for name, value in options.items() if value}
-    try:
-        return type(settings).model_validate({**settings.model_dump(), **given})
-    except ValidationError as refused:
-        first = refused.errors(include_url=False, include_input=False)[0]
-        option = f"--{first['loc'][0]}" if first["loc"] else "--since"
-        raise UserMistake(
-            f"{option} has an invalid value",
-            why=str(first["msg"]).removeprefix("Value error, "),
-            fix="`graft data captures --help` lists the accepted values",
-            where=option,
-        ) from refused
 
 
 @app.command("trace")

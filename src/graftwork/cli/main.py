@@ -17,6 +17,7 @@ import typer
 
 from graftwork.cli import (
     data,
+    data_captures,
     data_repair,
     data_review,
     evaluate,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("init")(project.init)
+data_captures.add_to(data.app)
 data_repair.add_to(data.app)
 data_review.add_to(data.app)
 app.add_typer(data.app, name="data")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.runs import Event
     from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus
     from graftwork.records.drift import PromptDrift
+    from graftwork.serve.capture_journal import CaptureTotals
     from graftwork.store.runs import RunEntry
 
 
@@ -123,6 +124,7 @@ def status(project: Folder = None, json: Json = False) -> None:
         highlight=False,
     )
     _print_endpoint(found.endpoint)
+    _print_losses(found.capture_totals)
     _print_drift(found.drift)
     if found.working:
         stdout.print("[cyan]another process is working on this project[/]", highlight=False)
@@ -197,6 +199,20 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
     colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
     text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
     print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
+
+
+def _print_losses(totals: "CaptureTotals | None") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line
+
+    if totals is None:
+        return
+    if totals.journaled:
+        print_line(stdout, f"captures: {totals.journaled:,} wait in the journal for the database")
+    if totals.dropped or totals.lost:
+        killed = f" ({totals.killed:,} when the endpoint was killed)" if totals.killed else ""
+        text = f"{totals.lost:,} lost{killed}, {totals.dropped:,} dropped because the queue was full"
+        print_line(stdout, f"captures: [yellow]{text}[/], of {totals.offered:,}")
 
 
 def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":

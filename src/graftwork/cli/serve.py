@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.cli import serve_keys
 from graftwork.cli.command import Folder
 from graftwork.cli.output import Json
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings
 
 app = typer.Typer(invoke_without_command=True)
+app.add_typer(serve_keys.app, name="keys")
 
 Challenger = Annotated[
     str | None,

@@ -19,6 +19,7 @@ from graftwork.pipeline.reporter import Reporter
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
+from graftwork.store.api_keys import ApiKeyStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.evaluation_log import EvaluationLog
@@ -86,6 +87,10 @@ class OpenProject:
     @property
     def captures(self) -> CaptureStore:
         return CaptureStore(self.database, project=self.settings.project)
+
+    @cached_property
+    def api_keys(self) -> ApiKeyStore:
+        return ApiKeyStore(self.database, project=self.settings.project)
 
     @property
     def looks(self) -> EvaluationLog:

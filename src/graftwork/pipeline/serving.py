@@ -29,6 +29,7 @@ from graftwork.registry.locks import Lease
 from graftwork.registry.names import split_alias
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
+from graftwork.serve.operation_settings import OperationSettings
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
@@ -144,9 +145,11 @@ def serve_here(
 
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
+    from graftwork.pipeline.forget import prune_captures
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
+    settings = find_certificate(settings, root=work.project.root)
     with open_store(work).lease() as lease:
         job = engine_job(work, lease, settings)
         sink = StoreSink(work) if settings.capture else None
@@ -158,9 +161,11 @@ def serve_here(
                     resolve_aliases=work.releases.aliases,
                     find_adapter=_AdapterFinder(work, lease, job.template_fingerprint, settings),
                     captures=sink,
+                    prune_captures=prune_captures(work, settings),
                     feedback=sink,
                     read_traces=read_traces,
-                    read_settings=None if revise is None else lambda: revise(_read_settings(work)),
+                    load_keys=work.api_keys.list,
+                    read_settings=None if revise is None else lambda: _read_settings(work, revise),
                     family=open_family(work, settings),
                     checks=open_checks(work, settings),
                 ),
@@ -170,14 +175,29 @@ def serve_here(
         )
 
 
-def _read_settings(work: OpenProject) -> ServeSettings:
-    return load_settings(work.project.file).serve
+def find_certificate(settings: ServeSettings, *, root: Path) -> ServeSettings:
+    """The settings with the paths of the certificate, which are relative to the project's folder."""
+    named = {"tls_certificate": settings.tls_certificate, "tls_key": settings.tls_key}
+    return settings.model_copy(
+        update={name: str(root / path) for name, path in named.items() if path is not None}
+    )
+
+
+def without_operations(settings: ServeSettings) -> ServeSettings:
+    """The settings of an endpoint for this process alone: no TLS, listeners, logs or spans of its own."""
+    return settings.model_copy(
+        update={name: field.default for name, field in OperationSettings.model_fields.items()}
+    )
+
+
+def _read_settings(work: OpenProject, revise: Callable[[ServeSettings], ServeSettings]) -> ServeSettings:
+    return find_certificate(revise(load_settings(work.project.file).serve), root=work.project.root)
 
 
 @contextmanager
 def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
     """An endpoint in a background thread while the block runs, without an experiment. Yields its URL."""
-    settings = settings.model_copy(update={"split": None})
+    settings = without_operations(settings).model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

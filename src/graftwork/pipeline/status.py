@@ -6,6 +6,7 @@ them, and does nothing else: asking never starts a step.
 
 import json
 import os
+import ssl
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.verdict import Verdict
+from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry, StepEntry
 
@@ -231,6 +233,8 @@ class ProjectStatus(Record):
     aliases: dict[str, str]
     releases: int
     captures: int
+    capture_totals: CaptureTotals | None = None
+    """What became of all exchanges that were to be captured; None where nothing was served yet."""
     working: bool
     drift: PromptDrift = PromptDrift()
 
@@ -242,11 +246,12 @@ def project_status(work: OpenProject) -> ProjectStatus:
         project=work.settings.project,
         steps=steps,
         next=_next_run(work, steps),
-        endpoint=ask_endpoint(work.settings.serve),
+        endpoint=ask_endpoint(work.settings.serve, root=work.project.root),
         runs=tuple(_run(run, patience) for run in work.runs.list(limit=10)),
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
         captures=work.captures.count(),
+        capture_totals=read_totals(work.project.serving),
         working=lock_holder(work.project.state / "pipeline") is not None,
         drift=measure_drift(work),
     )
@@ -285,23 +290,40 @@ def _next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
     )
 
 
-def ask_endpoint(settings: ServeSettings) -> EndpointStatus:
+def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointStatus:
     """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    if not is_loopback(host) or settings.port == 0:
+    host, port = settings.host, settings.port
+    if settings.admin_port is not None:
+        host, port = settings.admin_host or "127.0.0.1", settings.admin_port
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "http" if settings.tls_certificate is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    if not is_loopback(host) or port == 0:
         return EndpointStatus(url=url, state="unknown", reason="its address is not fixed on this machine")
     request = urllib.request.Request(f"{url}/health")
     key = os.environ.get(settings.api_key_env or "", "").strip()
     if key:
         request.add_header("authorization", f"Bearer {key}")
     # No proxy of the environment: it could not reach this machine.
-    client = HttpClient(longest=_MOST_BYTES, proxies=False)
+    context = None if settings.tls_certificate is None else _trust(root / settings.tls_certificate)
+    client = HttpClient(longest=_MOST_BYTES, proxies=False, context=context)
     try:
         with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
             return _read_health(url, reply.read())
     except NoAnswer:
         return EndpointStatus(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
+
+
+def _trust(certificate: Path) -> ssl.SSLContext | None:
+    """Trusts the endpoint's own certificate and no other; its name need not be that of this machine."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certificate)
+    except (OSError, ssl.SSLError):
+        return None
+    return context
 
 
 def _read_health(url: str, body: bytes) -> EndpointStatus:

@@ -10,6 +10,7 @@ is read. Whatever bytes a server sends, the only error is `NoAnswer`.
 import http.client
 import io
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -32,15 +33,24 @@ class NoAnswer(OSError):
 
 
 class HttpClient:
-    """Threads may share one. Proxies are used as the environment names them, unless `proxies` is off."""
+    """Threads may share one. Proxies are used as the environment names them, unless `proxies` is off.
 
-    def __init__(self, *, longest: int = LONGEST_ANSWER, proxies: bool = True) -> None:
+    `context` says which certificates are trusted; None trusts those of the system.
+    """
+
+    def __init__(
+        self,
+        *,
+        longest: int = LONGEST_ANSWER,
+        proxies: bool = True,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(None if proxies else {}),
             urllib.request.UnknownHandler(),
             _HttpHandler(longest),
-            _HttpsHandler(longest),
+            _HttpsHandler(longest, context),
         ):
             self._opener.add_handler(handler)
 
@@ -122,8 +132,8 @@ class _HttpHandler(urllib.request.HTTPHandler):
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, longest: int) -> None:
-        super().__init__()
+    def __init__(self, longest: int, context: ssl.SSLContext | None) -> None:
+        super().__init__(context=context)
         self._longest = longest
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:

@@ -152,6 +152,8 @@ class Capture(Record):
     cost: float | None = None
     """US dollars, as the trace states them."""
     cached_tokens: int | None = None
+    user: str | None = None
+    """Who asked, or a pseudonym of it, so that their captures can be deleted. Never exported."""
     escalated_from: str | None = None
     """The small model's release whose answer failed `failed_check`; `release` answered instead."""
     failed_check: str | None = None
@@ -162,7 +164,11 @@ class Capture(Record):
         """The capture as a line of a log; what is not stated is left out, as older versions did."""
         optional = (*CORRECTED_FIELDS, *TRACE_FIELDS, *ESCALATED_FIELDS)
         unknown = {name for name in optional if getattr(self, name) is None}
-        return self.model_dump_json(exclude=unknown)
+        return self.model_dump_json(exclude={*unknown, "user"})
+
+    def to_journal(self) -> str:
+        """The capture as a line that holds all of it."""
+        return self.model_dump_json()
 
 
 class Feedback(Record):

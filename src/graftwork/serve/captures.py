@@ -1,28 +1,25 @@
-"""Stores what was served, and the feedback on it, off the hot path.
+"""Stores what was served, off the hot path.
 
-Exchanges are queued, redacted and written to a sink in batches by a thread of their own. A full queue drops
-and counts them; a failing sink is retried, then they are counted as lost. `POST /v1/feedback` waits a moment
-for its capture, which may not be written yet. Knows nothing of databases.
+Exchanges wait in a bounded queue; a thread redacts them and hands them to a sink in batches. A full queue
+drops and counts them. What the sink has not taken after half a second goes to a journal on disk and is tried
+again, by the next process too. What neither takes is counted as lost. Knows nothing of databases.
 """
 
-import asyncio
 import hashlib
 import logging
-import math
-import queue
-import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
-
-import orjson
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from graftwork.records.errors import GraftError
-from graftwork.records.interaction import Capture, Feedback
-from graftwork.serve.http_messages import ApiError, Request, Response, json_response
+from graftwork.records.interaction import Capture
+from graftwork.records.units import MIB
+from graftwork.serve.capture_journal import CaptureCounts, CaptureJournal
 from graftwork.serve.routing import ArmAssignment
 from graftwork.text.patterns import may_name_secret
 from graftwork.text.redact import Redactor
@@ -34,18 +31,18 @@ class CaptureSink(Protocol):
     def add_many(self, captures: list[Capture]) -> None: ...
 
 
-class FeedbackSink(Protocol):
-    """Stores feedback on answers. Called from several threads; may be slow, may fail."""
-
-    def add_feedback(self, feedback: Feedback) -> bool:
-        """Keep it for good; False where there is no such capture (yet)."""
-        ...
-
-
 log = logging.getLogger(__name__)
 
 _BATCH = 64
+_FLUSH_SECONDS = 0.1
+_REST_SECONDS = 0.0001
+"""Between two exchanges: redaction holds the interpreter's lock, which requests wait for."""
+_PATIENCE_SECONDS = 0.5
+"""How long the sink may take before a batch goes to the journal."""
 _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_PRUNE_SECONDS = 3600.0
+_WARN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,81 +75,206 @@ class ServedExchange:
     trace: str | None = None
     cost: float | None = None
     cached_tokens: int | None = None
+    user: str | None = None
+    size: int = 0
+    """About how many bytes it takes in memory."""
     escalated: EscalatedAnswer | None = None
 
 
-class CaptureWriter:
-    """Start it, `offer` exchanges, close it: what was offered is with the sink then."""
+@dataclass(frozen=True, kw_only=True)
+class CaptureLimits:
+    queue: int = 1024
+    queue_bytes: int = 64 * MIB
+    journal_bytes: int = 64 * MIB
 
-    def __init__(self, sink: CaptureSink, *, queue_size: int = 1024) -> None:
-        self._sink = sink
-        self._queue: queue.Queue[ServedExchange | None] = queue.Queue(maxsize=queue_size)
-        self._closing = threading.Event()
+
+class CaptureWriter:
+    """Start it, `offer` exchanges, close it: what was offered is with the sink or in the journal then.
+
+    `folder` is where journal and counts are kept; without one, both end with the process. `prune` deletes
+    what is too old; it is called now and then by the thread that writes.
+    """
+
+    def __init__(
+        self,
+        sink: CaptureSink,
+        *,
+        limits: CaptureLimits = CaptureLimits(),  # noqa: B008
+        folder: Path | None = None,
+        prune: Callable[[], object] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._prune = prune
+        self._waiting: deque[ServedExchange] = deque()
+        self._bytes_in = self._bytes_out = 0
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._store = _SinkThread(sink)
+        self._journal: CaptureJournal | None = None
+        self.counts = CaptureCounts()
+        if folder is not None:
+            self._open_files(folder)
+        self._drain: _SinkCall | None = None
+        self._drain_lines = 0
+        self._pause, self._drain_at = _FIRST_PAUSE, 0.0
+        self._prune_at = 0.0 if prune is not None else float("inf")
+        self._warned_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
-        self.kept = 0
-        self.dropped = 0
-        self.lost = 0
+
+    def _open_files(self, folder: Path) -> None:
+        try:
+            self.counts = CaptureCounts(folder)
+            self._journal = CaptureJournal(folder, most_bytes=self._limits.journal_bytes)
+        except OSError as error:
+            # A full disk, or a second endpoint of the project: answers and captures go on without.
+            log.warning("captures: no journal, captures end with the process (%s)", error.strerror)
+            return
+        lost = self.counts.settle_past(journaled=self._journal.waiting)
+        if lost:
+            log.warning("captures: %d exchanges were lost when the endpoint was killed", lost)
+
+    @property
+    def kept(self) -> int:
+        return self.counts["kept"]
+
+    @property
+    def dropped(self) -> int:
+        return self.counts["dropped"]
+
+    @property
+    def lost(self) -> int:
+        return self.counts["lost"]
 
     def start(self) -> None:
+        self._store.start()
         self._thread.start()
 
-    def offer(self, exchange: ServedExchange) -> bool:
+    def expect(self) -> None:
+        """Count an exchange before its answer is sent: a kill in between is a loss that is counted."""
+        self.counts.add("expected")
+
+    def offer(self, exchange: ServedExchange, *, expected: bool = False) -> bool:
         """Hand over one exchange; returns at once in every case, False if it was dropped."""
-        try:
-            self._queue.put_nowait(exchange)
-        except queue.Full:
-            self.dropped += 1
+        if not expected:
+            self.counts.add("expected")
+        self.counts.add("offered")
+        waiting_bytes = self._bytes_in - self._bytes_out + exchange.size
+        if len(self._waiting) >= self._limits.queue or waiting_bytes > self._limits.queue_bytes:
+            self.counts.add("dropped")
             return False
+        self._bytes_in += exchange.size
+        self._waiting.append(exchange)
+        if not self._wake.is_set():
+            self._wake.set()
         return True
 
     @property
     def idle(self) -> bool:
         """Whether all that was offered is with the sink, dropped or lost."""
-        return self._queue.unfinished_tasks == 0
+        counts = self.counts
+        return counts["offered"] == counts["kept"] + counts["dropped"] + counts["lost"]
 
     def close(self, *, seconds: float = 10.0) -> None:
         """Keep what waits, then end. Blocks: call it from a thread of its own."""
         self._closing.set()
-        try:
-            self._queue.put(None, timeout=seconds)
-        except queue.Full:
-            log.exception("captures: the sink is stuck; %d exchanges are lost", self._queue.qsize())
-            return
+        self._wake.set()
         self._thread.join(seconds)
+        if self._thread.is_alive():
+            log.error("captures: the sink is stuck; %d exchanges are not written", len(self._waiting))
+            return
+        if self._journal is not None:
+            if self._journal.waiting:
+                log.warning("captures: %d exchanges wait in the journal", self._journal.waiting)
+            self._journal.close()
+        self.counts.close()
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
-            taken = [self._queue.get()]
-            while len(taken) < _BATCH and taken[-1] is not None:
-                try:
-                    taken.append(self._queue.get_nowait())
-                except queue.Empty:
-                    break
-            ended = taken[-1] is None
-            batch = [exchange for exchange in taken if exchange is not None]
-            if batch:
-                self._keep(batch)
-            for _ in taken:
-                self._queue.task_done()
+        while True:
+            self._wake.wait(self._seconds_until_work())
+            self._closing.wait(_FLUSH_SECONDS)  # what arrives together is written together
+            self._wake.clear()
+            closing = self._closing.is_set()
+            while self._waiting:
+                self._keep(self._take_batch())
+            self._move_journal()
+            if time.monotonic() >= self._prune_at and not self._store.busy and not closing:
+                self._prune_at = time.monotonic() + _PRUNE_SECONDS
+                assert self._prune is not None
+                self._store.submit(self._prune)
+            if closing and not self._waiting:
+                while self._journal is not None and self._journal.waiting and self._move_journal():
+                    pass
+                return
 
-    def _keep(self, batch: list[ServedExchange]) -> None:
-        captures = [capture for exchange in batch if (capture := self._redact(exchange)) is not None]
-        for pause in (*_TRIES_AFTER_SECONDS, None):
-            try:
-                self._sink.add_many(captures)
-            except Exception as error:
-                # No traceback: a database names the values of a failed statement in it.
-                if pause is None:
-                    log.warning("captures: the sink failed (%s)", type(error).__name__)
-                    self._keep_singly(captures)
-                    return
-                log.warning("captures: the sink failed (%s); trying again", type(error).__name__)
+    def _seconds_until_work(self) -> float | None:
+        """None where only an exchange gives work."""
+        if self._journal is not None and self._journal.waiting:
+            return max(0.0, self._drain_at - time.monotonic()) or _FLUSH_SECONDS
+        return None if self._prune is None else max(0.0, self._prune_at - time.monotonic())
+
+    def _take_batch(self) -> list[Capture]:
+        batch: list[Capture] = []
+        while self._waiting and len(batch) < _BATCH:
+            exchange = self._waiting.popleft()
+            self._bytes_out += exchange.size
+            if (capture := self._redact(exchange)) is not None:
+                batch.append(capture)
+            if len(self._waiting) < self._limits.queue // 2 and not self._closing.is_set():
+                time.sleep(_REST_SECONDS)
+        return batch
+
+    def _keep(self, batch: list[Capture]) -> None:
+        unsent = batch
+        if self._journal is None:
+            for pause in (0.0, *_TRIES_AFTER_SECONDS):
                 if not self._closing.is_set():
                     self._closing.wait(pause)
-            else:
-                self.kept += len(captures)
-                return
+                unsent = self._count(self._store.submit_captures(unsent).wait(None))
+                if not unsent:
+                    return
+        elif not self._store.busy and self._journal.waiting == 0:
+            outcome = self._store.submit_captures(batch).wait(_PATIENCE_SECONDS)
+            unsent = batch if outcome is None else self._count(outcome)
+        if not unsent:
+            return
+        # The sink may still take a batch that was too slow: each id is kept once, and counted below.
+        if self._journal is not None and self._journal.append(unsent):
+            self.counts.add("journaled", len(unsent))
+        else:
+            self._lose(len(unsent))
+
+    def _count(self, outcome: "_Outcome | None") -> list[Capture]:
+        """Count what was settled; returns what the sink could not take now."""
+        assert outcome is not None
+        self.counts.add("kept", outcome.kept)
+        if outcome.refused:
+            self._lose(outcome.refused)
+        return outcome.unsent
+
+    def _move_journal(self) -> bool:
+        """Hand the next page of the journal to the sink; True where one was taken."""
+        journal = self._journal
+        if journal is None or not journal.waiting:
+            return False
+        if self._drain is None:
+            if self._store.busy or (time.monotonic() < self._drain_at and not self._closing.is_set()):
+                return False
+            page, self._drain_lines = journal.read(_BATCH)
+            self._drain = self._store.submit_captures(page)
+        outcome = self._drain.wait(_PATIENCE_SECONDS)
+        if outcome is None:
+            return False
+        self._drain = None
+        if outcome.unsent:
+            self._drain_at = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            return False
+        self._pause, self._drain_at = _FIRST_PAUSE, 0.0
+        journal.advance(self._drain_lines)
+        self.counts.add("journaled", -self._drain_lines)
+        self.counts.add("kept", outcome.kept)
+        if missing := self._drain_lines - outcome.kept:
+            self._lose(missing)
+        return True
 
     def _redact(self, exchange: ServedExchange) -> Capture | None:
         try:
@@ -161,24 +283,103 @@ class CaptureWriter:
             # This must neither end the thread nor cost other callers their captures; and nothing
             # unredacted is kept or logged.
             log.warning("captures: %s could not be redacted: %s", exchange.id, type(error).__name__)
-            self.lost += 1
+            self.counts.add("lost")
             return None
 
-    def _keep_singly(self, captures: list[Capture]) -> None:
+    def _lose(self, count: int) -> None:
+        self.counts.add("lost", count)
+        now = time.monotonic()
+        if now - self._warned_at >= _WARN_SECONDS:
+            self._warned_at = now
+            log.error("captures: %d exchanges are lost so far", self.lost)
+
+
+class _Outcome(NamedTuple):
+    """What the sink did with a batch."""
+
+    kept: int
+    refused: int = 0
+    """What it never takes."""
+    unsent: list[Capture] = []
+    """What it could not take now."""
+
+
+class _SinkCall:
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.done = threading.Event()
+        self.outcome: _Outcome | None = None
+
+    def wait(self, seconds: float | None) -> _Outcome | None:
+        """None where it takes longer."""
+        return self.outcome if self.done.wait(seconds) else None
+
+
+class _SinkThread:
+    """Calls the sink, one call at a time, so that nobody has to wait for a slow one."""
+
+    def __init__(self, sink: CaptureSink) -> None:
+        self._sink = sink
+        self._calls: deque[_SinkCall] = deque()
+        self._wake = threading.Event()
+        self._last: _SinkCall | None = None
+        self._thread = threading.Thread(target=self._run, name="captures-store", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._last is not None and not self._last.done.is_set()
+
+    def submit_captures(self, captures: list[Capture]) -> _SinkCall:
+        return self.submit(lambda: self._add(captures))
+
+    def submit(self, work: Callable[[], object]) -> _SinkCall:
+        self._last = call = _SinkCall(work)
+        self._calls.append(call)
+        self._wake.set()
+        return call
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._calls:
+                call = self._calls.popleft()
+                try:
+                    outcome = call.work()
+                    call.outcome = outcome if isinstance(outcome, _Outcome) else _Outcome(0)
+                except Exception as error:
+                    log.warning("captures: old ones cannot be deleted now (%s)", type(error).__name__)
+                    call.outcome = _Outcome(0)
+                call.done.set()
+
+    def _add(self, captures: list[Capture]) -> _Outcome:
+        try:
+            if captures:
+                self._sink.add_many(captures)
+            return _Outcome(len(captures))
+        except (GraftError, OSError) as error:
+            log.warning("captures: the sink failed (%s)", type(error).__name__)
+            return _Outcome(0, unsent=captures)
+        except Exception as error:
+            # No traceback: a database names the values of a failed statement in it.
+            log.warning("captures: the sink refused a batch (%s)", type(error).__name__)
+            return self._add_singly(captures)
+
+    def _add_singly(self, captures: list[Capture]) -> _Outcome:
         """One that the sink never takes must not cost the others of its batch."""
-        lost = 0
-        for i, capture in enumerate(captures):
+        kept = refused = 0
+        for place, capture in enumerate(captures):
             try:
                 self._sink.add_many([capture])
-                self.kept += 1
+                kept += 1
             except (GraftError, OSError):
-                lost += len(captures) - i  # the sink is busy, full or gone: the rest would fare the same
-                break
+                return _Outcome(kept, refused, captures[place:])  # the rest would fare the same
             except Exception:
-                lost += 1
-        if lost:
-            self.lost += lost
-            log.error("captures: %d exchanges are lost", lost)
+                refused += 1
+        return _Outcome(kept, refused)
 
 
 def make_capture(exchange: ServedExchange) -> Capture:
@@ -206,6 +407,7 @@ def make_capture(exchange: ServedExchange) -> Capture:
         trace=redact_name(exchange.trace, redactor, kind="trace"),
         cost=exchange.cost,
         cached_tokens=exchange.cached_tokens,
+        user=redact_name(exchange.user, redactor, kind="user"),
         escalated_from=None if escalated is None else escalated.release,
         failed_check=None if escalated is None else escalated.check,
         rejected=None if escalated is None else redactor.redact(escalated.reply).text,
@@ -237,123 +439,3 @@ def _redact_value(value: Any, redactor: Redactor, name: str = "") -> Any:
 def _redact_text(text: str, redactor: Redactor) -> str:
     # Most strings of a request are names such as "role" and "user": too short to hold a secret.
     return text if len(text) < 12 and text.isidentifier() else redactor.redact(text).text
-
-
-PAUSES = (0.02, 0.08, 0.3, 0.6)
-"""Seconds between tries to find the capture."""
-_ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
-_KEYS = ("capture", "score", "comment", "user", "correction", "corrected", "reviewer")
-_SYNONYMS = {"corrected": "correction", "reviewer": "user"}
-_MOST_BYTES = 64 * 1024
-_LONGEST_COMMENT = 8000
-_LONGEST_USER = 512
-_LONGEST_CORRECTION = 32_000
-_AT_ONCE = 16
-_RETRY = (("retry-after", "1"),)
-
-
-class FeedbackEndpoint:
-    """Takes feedback for the captures that `captures` writes and `book` knows."""
-
-    def __init__(
-        self, book: FeedbackSink, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
-    ) -> None:
-        self._sink = book
-        self._captures = captures
-        self._pauses = pauses
-        self._under_way = 0
-        self.kept = 0
-
-    async def take(self, request: Request, *, is_running: Callable[[str], bool]) -> Response:
-        """`is_running` is true while an answer is still streaming. Raises ApiError."""
-        feedback = parse_feedback(request.body, at=time.time())
-        if is_running(feedback.capture):
-            message = "this answer is still being given; send the feedback when it is over"
-            raise ApiError(409, message, param="capture", code="still_answering", headers=_RETRY)
-        if self._under_way >= _AT_ONCE:
-            raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
-        self._under_way += 1
-        try:
-            await self._keep(feedback)
-        finally:
-            self._under_way -= 1
-        self.kept += 1
-        return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})
-
-    async def _keep(self, feedback: Feedback) -> None:
-        for pause in (*self._pauses, None):
-            # Asked first: what is handed to the sink in between is found by the try that follows.
-            all_written = self._captures.idle
-            try:
-                if await asyncio.to_thread(self._sink.add_feedback, feedback):
-                    return
-            except Exception as error:
-                log.exception("feedback: it could not be kept")
-                message = "the feedback could not be kept; try again soon"
-                raise ApiError(503, message, code="not_kept", headers=_RETRY) from error
-            if pause is not None:
-                await asyncio.sleep(pause)
-        if not all_written:
-            message = "captures are still being written; try again soon"
-            raise ApiError(503, message, param="capture", code="not_written_yet", headers=_RETRY)
-        message = (
-            f"there is no capture {feedback.capture}; the header x-graft-capture names that of an answer"
-        )
-        raise ApiError(404, message, param="capture", code="capture_not_found")
-
-
-def parse_feedback(data: bytes, *, at: float) -> Feedback:
-    """The body as a Feedback without secrets. Raises ApiError with what is wrong."""
-    if len(data) > _MOST_BYTES:
-        raise ApiError(413, f"feedback has at most {_MOST_BYTES} bytes")
-    try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    for key in body:
-        if key not in _KEYS:
-            message = f"the key {key[:80]!r} is not known; known are: {', '.join(_KEYS)}"
-            raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
-    for key, known in _SYNONYMS.items():
-        if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
-            raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
-        body[known] = body.get(known) or body.pop(key, None)
-    redactor = Redactor()
-    comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
-    correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)
-    # A correction without a score means that the served answer was wrong.
-    score = 0.0 if correction is not None and "score" not in body else _take_score(body.get("score"))
-    return Feedback(
-        capture=_take_capture(body.get("capture")),
-        at=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        score=score,
-        comment=None if comment is None else redactor.redact(comment).text,
-        who=redact_name(_take_text(body, "user", longest=_LONGEST_USER), redactor, kind="user"),
-        correction=None if correction is None else redactor.redact(correction).text,
-    )
-
-
-def _take_capture(value: Any) -> str:
-    found = _ID.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        message = "capture must be what the header x-graft-capture named, or the id of the answer"
-        raise ApiError(400, message, param="capture")
-    return found[1]
-
-
-def _take_score(value: Any) -> float:
-    """True and false are 1 and 0."""
-    if not isinstance(value, bool | int | float) or not math.isfinite(value) or not 0 <= value <= 1:
-        raise ApiError(400, "score must be true, false, or a number from 0 (bad) to 1 (good)", param="score")
-    return float(value)
-
-
-def _take_text(body: dict[str, Any], key: str, *, longest: int) -> str | None:
-    value = body.get(key)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str) or len(value) > longest:
-        raise ApiError(400, f"{key} must be a string of at most {longest} characters", param=key)
-    return value

@@ -176,6 +176,8 @@ class ReplyPiece:
     logprobs: tuple[LogprobData, ...] | None = None
     stop: str | None = None
     """The stop string that ended the reply."""
+    queue_ms: float | None = None
+    """How long the request waited before it was started; on the last piece."""
 
     def to_data(self) -> PieceData:
         """The piece without what it does not have."""
@@ -189,6 +191,8 @@ class ReplyPiece:
                 data["tool_calls"] = list(self.tool_calls)
             if self.stop is not None:
                 data["stop"] = self.stop
+            if self.queue_ms is not None:
+                data["queue_ms"] = self.queue_ms
         return data
 
 

@@ -1,4 +1,4 @@
-"""One exchange while it runs: who is asked, what has arrived, and what the capture will keep."""
+"""One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep."""
 
 import time
 import uuid
@@ -13,12 +13,15 @@ from graftwork.serve.api.call import (
     TokenUsage,
     describe_reply,
 )
+from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
-from graftwork.serve.choices import count_usage
-from graftwork.serve.engine_protocol import ServingEngine
+from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
+from graftwork.serve.keys import ANYONE, KeyHolder
+from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 
 
@@ -34,6 +37,7 @@ class RunningExchange:
     started: float
     at: float
     assignment: ArmAssignment | None = None
+    key: KeyHolder = ANYONE
     engine: ServingEngine | None = None
     """The engine that is asked instead of the gateway's own."""
     model: str = ""
@@ -55,6 +59,10 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    queue_seconds: float | None = None
+    body_bytes: int = 0
+    path: str = ""
+    traceparent: str | None = None
     route: str = ""
     """The member of the family that answers, and why; for the response header."""
     is_held: bool = False
@@ -107,6 +115,8 @@ class RunningExchange:
             self.texts.append(piece["text"])
         if piece.get("finish_reason") is not None:
             self.endings.append(piece)
+            if (waited := piece.get("queue_ms")) is not None:
+                self.queue_seconds = waited / 1000
             self.usage = count_usage(self.call, self.endings)
             if is_first:
                 self.finish_reason = piece["finish_reason"]
@@ -116,6 +126,36 @@ class RunningExchange:
     @property
     def ended(self) -> bool:
         return len(self.endings) == self.call.choices
+
+    def count_tokens(self) -> int:
+        """The tokens that count against the budget; estimated for an answer that broke off."""
+        if self.ended or not self.asked:
+            return sum(self.usage)
+        prompt = sum(len(message["content"]) for message in self.call.messages)
+        return max(sum(self.usage), estimate_tokens(prompt) + len(self.texts))
+
+    def to_finished(self, elapsed: float) -> FinishedRequest:
+        first = self.first_token_at
+        return FinishedRequest(
+            at=self.at,
+            seconds=elapsed,
+            method="POST",
+            path=self.path,
+            status=CLIENT_LEFT if self.disconnected else 200,
+            key=self.key.name,
+            model=self.head.model,
+            release=self.head.release,
+            capture=self.capture_id,
+            prompt_tokens=self.usage.prompt,
+            reply_tokens=self.usage.reply,
+            first_token_seconds=None if first is None else first - self.started,
+            queue_seconds=self.queue_seconds,
+            finish_reason=self.finish_reason,
+            stream=self.call.stream,
+            max_tokens=self.call.max_tokens,
+            temperature=self.call.temperature,
+            traceparent=self.traceparent,
+        )
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
@@ -134,6 +174,8 @@ class RunningExchange:
             total_ms=elapsed * 1000,
             disconnected=self.disconnected,
             assignment=self.assignment,
+            user=self.call.user,
+            size=self.body_bytes + sum(map(len, self.texts)),
             escalated=self.escalated,
         )
 
@@ -170,3 +212,16 @@ def begin_exchange(
     if target is not None:
         running.answer_by(target, why)
     return running
+
+
+async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
+    call, model = running.call, running.model
+    if running.is_held:
+        call = replace(call, stream=False)
+    if call.stream:
+        if call.options is None:
+            return await engine.stream(call, model=model)
+        return await stream_choices(engine, call, model=model)
+    if call.options is None:
+        return [await engine.complete(call, model=model)]
+    return await complete_choices(engine, call, model=model)

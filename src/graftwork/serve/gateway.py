@@ -5,7 +5,6 @@ writer. Every answer names its release. Loads no weights and no torch; answers 5
 """
 
 import asyncio
-import hmac
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -23,15 +22,16 @@ from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
-from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink
-from graftwork.serve.choices import complete_choices, stream_choices
+from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.escalation import Escalator, HeldReply
-from graftwork.serve.exchange import RunningExchange, begin_exchange
+from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
 from graftwork.serve.failover.chain import NoReplica, failure_code
 from graftwork.serve.failover_metrics import FallbackCounts, render_failover
 from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.feedback import FeedbackEndpoint, FeedbackSink
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
@@ -42,8 +42,10 @@ from graftwork.serve.http_messages import (
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.keys import KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
+from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest, RequestObserver
 from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
@@ -69,6 +71,9 @@ _KNOWN = {
     "/metrics": "GET",
     "/health": "GET",
 }
+_SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "feedback", "/metrics": "metrics"}
+"""What the key of a request needs; for all other paths it is `models`."""
+_ADMIN_CONNECTIONS = 64
 
 
 class Gateway:
@@ -79,17 +84,15 @@ class Gateway:
         settings: ServeSettings,
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
-        api_key: str | None,
         feedback: FeedbackSink | None = None,
         read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._routes = routes
         self._captures = captures
-        self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
-        # Without a key, a web page could reach this server through a host name of its own: check the name.
-        self._check_host = api_key is None and is_loopback(settings.host)
+        self._keys = keys or KeyRing()
         self._limits = _read_limits(settings)
         self.metrics = Metrics()
         self._feedback = None
@@ -99,6 +102,7 @@ class Gateway:
         if read_traces is not None and captures is not None and settings.traces:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
+        self.observers: tuple[RequestObserver, ...] = ()
         self.fallbacks: Fallbacks | None = None
         self.escalator: Escalator | None = None
         self._fallback_counts: FallbackCounts = Counter()
@@ -118,7 +122,16 @@ class Gateway:
         limits = HttpLimits(
             max_connections=self._settings.max_connections, max_body_bytes=self._settings.max_body_bytes
         )
-        return Server(self._handle, admit=self._check_head, limits=limits)
+        origins = self._settings.cors_origins
+        handler = allow_origins(self._handle, origins) if origins else self._handle
+        server = Server(handler, admit=self._check_head, limits=limits)
+        server.on_refused = self._note_refused
+        return server
+
+    def open_admin_server(self) -> Server:
+        """A server for metrics and the details of /health alone."""
+        limits = HttpLimits(max_connections=_ADMIN_CONNECTIONS, max_body_bytes=0)
+        return Server(self._handle_admin, admit=self._check_head, limits=limits)
 
     def _check_head(self, head: Request) -> None:
         """Refuse unauthorized requests, and bodies where none is expected, at the end of the headers."""
@@ -127,20 +140,45 @@ class Gateway:
             if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
                 raise ApiError(400, "/health takes no body")
             return
-        self._require_key(head)
+        if self._settings.cors_origins and is_preflight(head):
+            return
+        self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
+        if not self.observers or request.path in APIS:
+            return await self._dispatch(request)
+        at, started, error = time.time(), time.perf_counter(), None
+        try:
+            answer = await self._dispatch(request)
+            status = answer.status
+        except ApiError as refused:
+            status, error = refused.status, refused
+            raise
+        finally:
+            self._note_request(request, at=at, started=started, status=status, error=error)
+        return answer
+
+    async def _handle_admin(self, request: Request) -> Answer:
+        if request.method == "GET" and request.path == "/health":
+            return self._health(request, details=True)
+        if request.method == "GET" and request.path == "/metrics":
+            return self._answer_metrics()
+        raise ApiError(404, f"there is no {request.path} here; available: /health, /metrics")
+
+    async def _dispatch(self, request: Request) -> Answer:
         route = (request.method, request.path)
         if route == ("GET", "/health"):
-            return self._health(request)
+            return self._health(request, details=self._settings.admin_port is None)
         if request.method == "POST" and (api := APIS.get(request.path)) is not None:
             return await self._generate(request, api)
         if route == ("GET", "/v1/models"):
             routes = self._routes()
             routes.require_loaded()
-            return Response(200, encode_models(routes.names()))
-        if route == ("GET", "/metrics"):
-            return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
+            own = self._keys.require(request).models
+            names = {name: to for name, to in routes.names().items() if not own or name in own}
+            return Response(200, encode_models(names))
+        if route == ("GET", "/metrics") and self._settings.admin_port is None:
+            return self._answer_metrics()
         if route == ("POST", "/v1/feedback"):
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
@@ -148,7 +186,9 @@ class Gateway:
         if request.path == "/v1/embeddings":
             message = "embeddings are not supported: no engine behind this server computes them"
             raise ApiError(404, message, code="unsupported_endpoint")
-        if request.path in _KNOWN:
+        if request.path in _KNOWN and not (
+            request.path == "/metrics" and self._settings.admin_port is not None
+        ):
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
         raise ApiError(404, f"there is no {request.path}; available: {', '.join(_KNOWN)}")
@@ -156,35 +196,30 @@ class Gateway:
     # -- access --------------------------------------------------------------------------------
 
     def _require_host(self, request: Request) -> None:
-        if not self._check_host:
+        # Without a key, a web page could reach this server through a host name of its own: check the name.
+        if self._keys.required or not is_loopback(self._settings.host):
             return
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name and not is_loopback(name.strip("[]")):
             raise ApiError(403, f"this server answers only on this machine, not as {name!r}")
 
-    def _is_authorized(self, request: Request) -> bool:
-        given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
-        return self._bearer is None or hmac.compare_digest(given.encode(), self._bearer)
-
-    def _require_key(self, request: Request) -> None:
-        if not self._is_authorized(request):
-            message = "the API key is missing or wrong; send it as `Authorization: Bearer …` or `x-api-key`"
-            raise ApiError(401, message, code="invalid_api_key")
-
     # -- health and metrics --------------------------------------------------------------------
 
-    def _health(self, request: Request) -> Response:
+    def _health(self, request: Request, *, details: bool) -> Response:
         engine, routes = self._engine.describe(), self._routes()
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
         if self.draining:
             ready, health["status"] = False, "stopping"
-        if self._is_authorized(request):
+        holder = self._keys.find(request)
+        if details and holder is not None and "admin" in holder.scopes:
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health["refused"] = routes.refused
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
+            if self._keys.required:
+                health["keys"] = {key.name: key.usage.describe() for key in self._keys.holders}
             if self._settings.split is not None:
                 health["split"] = self._describe_split(routes)
         return json_response(health, status=200 if ready else 503)
@@ -210,12 +245,16 @@ class Gateway:
             "kept": self._captures.kept,
             "dropped": self._captures.dropped,
             "lost": self._captures.lost,
+            "lost_when_killed": self._captures.counts["killed"],
         }
         if self._feedback is not None:
             counts["feedback"] = self._feedback.kept
         if self._traces is not None:
             counts |= {"traced_calls": self._traces.calls, "traced_rejected": self._traces.rejected}
         return counts
+
+    def _answer_metrics(self) -> Response:
+        return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
 
     def _render_metrics(self) -> bytes:
         engine = self._engine.describe()
@@ -224,21 +263,27 @@ class Gateway:
             "graft_engine_restarts_total": float(engine["restarts"]),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
         }
-        return (self.metrics.render(gauges) + render_failover(engine, self._fallback_counts)).encode()
+        more = render_failover(engine, self._fallback_counts) + render_keys(self._keys)
+        return (self.metrics.render(gauges) + more).encode()
 
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
+        at, started = time.time(), time.perf_counter()
         try:
+            key = self._keys.require(request)
+            key.usage.take_request()
             call = with_deadline(self._admit(request, api), request)
+            key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
             call, route = self._choose_member(call, request)
             running = begin_exchange(
                 call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
             )
             running.route = route
-            label = running.head.release
+            label, running.key, running.body_bytes = running.head.release, key, len(request.body)
+            running.path, running.traceparent = request.path, request.headers.get("traceparent")
             if running.fallback:
                 self._count_fallback(running)
             if running.assignment is not None:
@@ -247,6 +292,8 @@ class Gateway:
             label = running.head.release
         except ApiError as error:
             self.metrics.count_request(label, error.status)
+            if self.observers:
+                self._note_request(request, at=at, started=started, status=error.status, error=error)
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)
@@ -255,7 +302,10 @@ class Gateway:
             self.metrics.disconnects += 1
             if running is not None:
                 running.disconnected = True
+                running.key.usage.add_tokens(running.count_tokens())
                 self._note_failure(running)
+            if self.observers:
+                self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
             raise
         self.metrics.count_request(label, 200)
         return answer
@@ -303,7 +353,7 @@ class Gateway:
                 if engine.state != "ready":
                     raise NoReplica("the engine is not ready")
                 running.asked = True
-                return await _ask_engine(engine, running)
+                return await ask_engine(engine, running)
             except (OSError, ApiError) as error:
                 first = first or error
                 why = failure_code(error)
@@ -324,7 +374,7 @@ class Gateway:
             small = replace(running)
             running.escalate_to(target, check=found.check, answer=choices[0]["text"])
             try:
-                asked = await _ask_engine(target.engine, running)
+                asked = await ask_engine(target.engine, running)
                 choices = asked if isinstance(asked, list) else choices
             except (OSError, ApiError):
                 running.keep_small(small)
@@ -405,6 +455,8 @@ class Gateway:
         for place, piece in enumerate(choices):
             running.note(piece if place == 0 else {**piece, "index": place})
         body = running.api.encode(running.head, running.call, choices, running.usage)
+        if self._captures is not None and running.api.is_captured:
+            self._captures.expect()
         return Response(
             200,
             body,
@@ -416,6 +468,8 @@ class Gateway:
         """The answer as server-sent events. However it ends, it is counted and the stream closed."""
         encoder = running.api.open_stream(running.head, running.call)
         self._streaming.add(running.capture_id)
+        if self._captures is not None and running.api.is_captured:
+            self._captures.expect()
         try:
             yield encoder.opening()
             try:
@@ -470,10 +524,53 @@ class Gateway:
             reply_tokens=running.usage.reply,
             seconds=elapsed,
         )
+        if running.first_token_at is not None:
+            self.metrics.first_token_seconds.add(running.first_token_at - running.started)
+        if running.queue_seconds is not None:
+            self.metrics.queue_seconds.add(running.queue_seconds)
+        running.key.usage.add_tokens(running.count_tokens())
+        if self.observers:
+            self._observe(running.to_finished(elapsed))
         if running.assignment is not None and running.finish_reason == "error":
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
-            self._captures.offer(running.to_exchange(elapsed))
+            self._captures.offer(running.to_exchange(elapsed), expected=True)
+
+    # -- logs ----------------------------------------------------------------------------------
+
+    def _note_request(
+        self, request: Request, *, at: float, started: float, status: int, error: ApiError | None = None
+    ) -> None:
+        """Report a request without an answer of a model."""
+        holder = self._keys.find(request)
+        self._observe(
+            FinishedRequest(
+                at=at,
+                seconds=time.perf_counter() - started,
+                method=request.method,
+                path=_name_path(request.path),
+                status=status,
+                key="" if holder is None else holder.name,
+                error=None if error is None else error.code or str(error.status),
+                traceparent=request.headers.get("traceparent"),
+            )
+        )
+
+    def _note_refused(self, path: str, error: ApiError) -> None:
+        self._observe(
+            FinishedRequest(
+                time.time(), 0.0, "", _name_path(path), error.status, error=error.code or "refused"
+            )
+        )
+
+    def _observe(self, request: FinishedRequest) -> None:
+        for observer in self.observers:
+            observer.note(request)
+
+
+def _name_path(path: str) -> str:
+    """Clients must not be able to write into logs what they like."""
+    return path if path in _KNOWN else "other"
 
 
 def _read_limits(settings: ServeSettings) -> ChatLimits:
@@ -483,19 +580,6 @@ def _read_limits(settings: ServeSettings) -> ChatLimits:
         settings.max_new_tokens_limit,
         settings.max_schema_bytes,
     )
-
-
-async def _ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
-    call, model = running.call, running.model
-    if running.is_held:
-        call = replace(call, stream=False)
-    if call.stream:
-        if call.options is None:
-            return await engine.stream(call, model=model)
-        return await stream_choices(engine, call, model=model)
-    if call.options is None:
-        return [await engine.complete(call, model=model)]
-    return await complete_choices(engine, call, model=model)
 
 
 def _require_json(request: Request) -> None:

@@ -10,6 +10,7 @@ would wait for a flush that never comes. docs/decisions/0020 compares uvicorn, g
 import asyncio
 import logging
 import resource
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +50,7 @@ _BODY_SLICE = 64 * 1024
 _PIPELINED = 32
 """Requests that a client may send ahead of their answers."""
 _LINGER_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 5.0
 _TICK_SECONDS = 5.0
 """How late a deadline may be noticed at most: connections look at the clock this often."""
 _WARN_SECONDS = 10.0
@@ -94,6 +96,8 @@ class Server:
         self.handler = handler
         self.admit = admit
         self.limits = limits
+        self.on_refused: Callable[[str, ApiError], None] | None = None
+        """Gets the path and the refusal of each request that does not reach the handler."""
         self.closing = False
         self.connections: set[Connection] = set()
         self.evictable: dict[Connection, None] = {}
@@ -106,11 +110,16 @@ class Server:
         self._all_gone = asyncio.Event()
         self._warned_at = float("-inf")
 
-    async def listen(self, *, host: str = "127.0.0.1", port: int = 0) -> int:
+    async def listen(
+        self, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> int:
         """Listen on TCP; gives the port, which the system chose where `port` is 0."""
         loop = asyncio.get_running_loop()
         self._max_connections = _fit_descriptors(self.limits.max_connections)
-        self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        handshake = None if tls is None else min(_HANDSHAKE_SECONDS, self.limits.head_seconds)
+        self._listener = await loop.create_server(
+            lambda: Connection(self), host, port, backlog=1024, ssl=tls, ssl_handshake_timeout=handshake
+        )
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:
@@ -422,6 +431,8 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error in its queued, then close: the rest of the input cannot be trusted."""
         self._refused = True
+        if self._server.on_refused is not None:
+            self._server.on_refused(self._url.decode("latin-1").partition("?")[0], error)
         self._in_head = self._receiving = False
         self._body = self._unparsed = b""
         self._waiting.append(_QueuedRequest(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))

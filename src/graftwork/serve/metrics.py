@@ -1,9 +1,36 @@
 """Counters of the gateway and their Prometheus text. Used from the event loop only, so nothing is locked."""
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Histogram:
+    """Counts of values up to each bound."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._counts[bisect_left(self._bounds, value)] += 1
+
+    def render(self, name: str) -> Iterator[str]:
+        yield f"# TYPE {name} histogram"
+        total = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{bound}"}} {total}'
+        yield f"{name}_sum {self._sum:.6f}"
+        yield f"{name}_count {total}"
 
 
 @dataclass(slots=True)
@@ -20,8 +47,12 @@ class Metrics:
     """Answers that failed a check, by check and by what became of them."""
     disconnects: int = 0
     in_flight: int = 0
-    _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
-    _seconds: float = 0.0
+    answer_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    """How long requests waited in the engine, where it says so."""
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    reply_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
 
     def count_request(self, model: str, status: int) -> None:
         """`model` must be a known name: clients must not be able to create labels."""
@@ -30,9 +61,9 @@ class Metrics:
     def count_answer(self, model: str, *, prompt_tokens: int, reply_tokens: int, seconds: float) -> None:
         self.tokens[model, "prompt"] += prompt_tokens
         self.tokens[model, "reply"] += reply_tokens
-        self._seconds += seconds
-        bucket = next((i for i, bound in enumerate(_BUCKETS) if seconds <= bound), len(_BUCKETS))
-        self._slots[bucket] += 1
+        self.answer_seconds.add(seconds)
+        self.prompt_tokens.add(prompt_tokens)
+        self.reply_tokens.add(reply_tokens)
 
     def render(self, gauges: dict[str, float]) -> str:
         lines = ["# TYPE graft_requests_total counter"]
@@ -41,12 +72,14 @@ class Metrics:
         lines.append("# TYPE graft_tokens_total counter")
         for (model, kind), count in sorted(self.tokens.items()):
             lines.append(f'graft_tokens_total{{model="{model}",kind="{kind}"}} {count}')
-        lines.append("# TYPE graft_answer_seconds histogram")
-        total = 0
-        for bound, count in zip((*map(str, _BUCKETS), "+Inf"), self._slots, strict=True):
-            total += count
-            lines.append(f'graft_answer_seconds_bucket{{le="{bound}"}} {total}')
-        lines += [f"graft_answer_seconds_sum {self._seconds:.6f}", f"graft_answer_seconds_count {total}"]
+        for name in (
+            "answer_seconds",
+            "first_token_seconds",
+            "queue_seconds",
+            "prompt_tokens",
+            "reply_tokens",
+        ):
+            lines += getattr(self, name).render(f"graft_{name}")
         for name, arms in (("requests", self.assigned), ("failures", self.assigned_failures)):
             if arms:
                 lines.append(f"# TYPE graft_split_{name}_total counter")

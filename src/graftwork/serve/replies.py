@@ -128,6 +128,7 @@ class GrowingReply:
                 tool_calls=calls,
                 logprobs=self._take_logprobs(),
                 stop=self._flow.stopped,
+                queue_ms=self.ticket.queue_ms,
             )
         )
 

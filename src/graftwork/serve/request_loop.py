@@ -28,8 +28,15 @@ class Ticket:
     def __init__(self) -> None:
         self.cancelled = False
         self.ended = False
+        self._arrived = time.monotonic()
+        self.started: float | None = None
+        """When the step began in which it was started."""
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[ReplyPiece | ApiError] = asyncio.Queue()
+
+    @property
+    def queue_ms(self) -> float | None:
+        return None if self.started is None else 1000 * (self.started - self._arrived)
 
     def emit(self, piece: ReplyPiece) -> None:
         self.ended = self.ended or piece.finish_reason is not None
@@ -179,6 +186,10 @@ class RequestLoop:
                 self._decoder.submit(request.generation)
 
     def _step(self) -> None:
+        now = time.monotonic()
+        for request in self._open:
+            if not request.generation.launched:
+                request.ticket.started = now
         try:
             self._decoder.step()
         except Exception:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -14,18 +15,21 @@ from typing import Any, TypeVar
 
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
-from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
+from graftwork.records.units import MIB
+from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.escalation import AnswerChecks, Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
+from graftwork.serve.feedback import FeedbackSink
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http_server import Server
+from graftwork.serve.keys import LoadKeys
+from graftwork.serve.operations import Listener, Operations, list_listeners, open_keys
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.reloader import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
-from graftwork.serve.settings import ServeSettings, find_api_key
+from graftwork.serve.settings import ServeSettings
 
 T = TypeVar("T")
 
@@ -40,8 +44,11 @@ class ServedProject:
     resolve_aliases: ResolveAliases
     find_adapter: FindAdapter = lambda _release: None
     captures: CaptureSink | None = None
+    prune_captures: Callable[[], object] | None = None
+    """Deletes captures that are too old or too many. Called in a thread."""
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
+    load_keys: LoadKeys = tuple
     read_settings: ReadSettings | None = None
     """What a reload applies; None reads the aliases only."""
     family: Family | None = None
@@ -59,7 +66,8 @@ async def serve(
     engine_module: str | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
-    api_key = find_api_key(settings)
+    keys = await open_keys(settings, project.load_keys)
+    operations = Operations(settings)
     stop = stop or asyncio.Event()
     engines = EngineSet(engine_job, settings, module=engine_module)
     folder = gateway_folder(Path(engine_job.folder))
@@ -70,15 +78,15 @@ async def serve(
         split=settings.split,
         family=project.family,
     )
-    captures = _open_captures(project.captures, settings)
+    captures = _open_captures(project, settings, folder=Path(engine_job.folder))
     gateway = Gateway(
         engines.pool,
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
-        api_key=api_key,
         feedback=project.feedback,
         read_traces=project.read_traces,
+        keys=keys,
     )
     gateway.fallbacks = Fallbacks(
         settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
@@ -93,24 +101,26 @@ async def serve(
         watcher=watcher,
         folder=folder,
     )
-    server = gateway.open_server()
+    listeners = list_listeners(gateway, settings)
     with hold_lock(folder), _handling_signals(stop, reloader.asked):
-        try:
-            port = await _listen(server, settings)
-            if not await _unless_stopped(engines.start(), stop):
-                return
-            await watcher.refresh()
-            on_ready(_url(settings.host, port))
-            reloading = asyncio.create_task(reloader.follow())
-            await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
-            reloading.cancel()
-        finally:
-            # In this order: finish the answers, stop the engine, then flush the captures.
-            await gateway.drain(reloader.settings.drain_seconds)
-            await server.close(drain_seconds=_FLUSH_SECONDS)
-            await engines.stop()
-            if captures is not None:
-                await asyncio.to_thread(captures.close)
+        async with operations.running(gateway, keys, project.load_keys):
+            try:
+                port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
+                if not await _unless_stopped(engines.start(), stop):
+                    return
+                await watcher.refresh()
+                on_ready(_url(settings.host, port, tls=operations.tls is not None))
+                reloading = asyncio.create_task(reloader.follow())
+                await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
+                reloading.cancel()
+            finally:
+                # In this order: finish the answers, stop the engine, then flush the captures.
+                await gateway.drain(reloader.settings.drain_seconds)
+                for listener in listeners:
+                    await listener.server.close(drain_seconds=_FLUSH_SECONDS)
+                await engines.stop()
+                if captures is not None:
+                    await asyncio.to_thread(captures.close)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -123,22 +133,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:
-    if sink is None or not settings.capture:
+def _open_captures(project: ServedProject, settings: ServeSettings, *, folder: Path) -> CaptureWriter | None:
+    if project.captures is None or not settings.capture:
         return None
-    captures = CaptureWriter(sink, queue_size=settings.capture_queue)
+    limits = CaptureLimits(
+        queue=settings.capture_queue, journal_bytes=int(settings.capture_journal_mib * MIB)
+    )
+    captures = CaptureWriter(project.captures, limits=limits, folder=folder, prune=project.prune_captures)
     captures.start()
     return captures
 
 
-async def _listen(server: Server, settings: ServeSettings) -> int:
+async def _listen(listener: Listener, tls: ssl.SSLContext | None) -> int:
     try:
-        return await server.listen(host=settings.host, port=settings.port)
+        return await listener.server.listen(host=listener.host, port=listener.port, tls=tls)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
         raise UserMistake(
-            f"cannot listen on {settings.host}:{settings.port}",
+            f"cannot listen on {listener.host}:{listener.port}",
             why=error.strerror or str(error),
             fix="stop the process that listens there, or set `serve.port` (0 takes any free port)",
             where="serve.port",
@@ -179,6 +192,6 @@ def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[No
             loop.remove_signal_handler(number)
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, *, tls: bool) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-    return f"http://{shown}:{port}"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"

@@ -11,6 +11,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
 from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
+from graftwork.serve.operation_settings import OperationSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -205,12 +206,13 @@ class EngineSettings(Record):
         ]
 
 
-class ServeSettings(Record):
+class ServeSettings(OperationSettings):
     """The endpoint, its limits, and what it keeps of what it serves."""
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Anything but this machine itself needs `api_key_env`.",
+        description="Address to listen on. Anything but this machine itself needs keys (`graft serve keys "
+        "create`) or `api_key_env`.",
     )
 
     port: int = Field(
@@ -310,7 +312,7 @@ class ServeSettings(Record):
     api_key_env: VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the key clients must present as bearer "
-        "token.",
+        "token. It may do everything, along with the keys of `graft serve keys`.",
     )
 
     max_new_tokens: int = Field(
@@ -376,15 +378,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def find_api_key(settings: ServeSettings) -> str | None:
-    """The key that clients must present, or None where only this machine can ask."""
+def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | None:
+    """The key of the environment, or None where there are others or only this machine can ask."""
     if settings.api_key_env is None:
-        if is_loopback(settings.host):
+        if has_keys or is_loopback(settings.host):
             return None
         raise UserMistake(
             f"serving on {settings.host} needs a key",
             why="everyone who can reach this machine could use the model and fill the captures",
-            fix="export GRAFT_API_KEY=… and set `serve.api_key_env: GRAFT_API_KEY`, or serve on 127.0.0.1",
+            fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
+            "GRAFT_API_KEY`, or serve on 127.0.0.1",
             where="serve.host",
         )
     key = os.environ.get(settings.api_key_env, "").strip()

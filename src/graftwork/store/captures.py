@@ -1,17 +1,31 @@
 """Captured exchanges and the feedback on them: the way back from serving to data.
 
 Captures and feedback are already redacted. Feedback is append-only: a user who changes their mind is stored
-twice. Does not know how captures become training data.
+twice. Deleting a capture deletes its feedback and the decisions of reviewers about it. Does not know how
+captures become training data.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Text, and_, func, or_, select, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Select,
+    Text,
+    and_,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+    type_coerce,
+)
 
 from graftwork.records.interaction import CORRECTED_FIELDS, Capture, Feedback
 from graftwork.store.database import Database
-from graftwork.store.schema import captures, feedback, json_text
+from graftwork.store.schema import captures, feedback, json_text, reviews
 
 _PAGE = 500
 
@@ -23,6 +37,12 @@ class ExperimentCaptures(NamedTuple):
     exchanges: int
     last: int
     """The position of its newest capture among all."""
+
+
+class DeletedCaptures(NamedTuple):
+    captures: int
+    feedback: int
+    reviews: int
 
 
 class CaptureStore:
@@ -64,11 +84,71 @@ class CaptureStore:
 
     def find(self, text: str, *, limit: int = 20) -> tuple[Capture, ...]:
         """Those whose id is `text` or that hold it, letter for letter, the newest first."""
-        # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
-        position = func.instr if self._database.engine.dialect.name == "sqlite" else func.strpos
-        holds = position(type_coerce(captures.c.body, Text), json_text(text)[1:-1]) > 0
+        holds = self._holds(json_text(text)[1:-1])
         query = self._all().where(or_(captures.c.id == text, holds))
         return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit))
+
+    def holding(self, values: Collection[str]) -> Iterator[Capture]:
+        """Those that hold one of these as a whole JSON string, in the order they came in."""
+        for _, page in self._pages(or_(*(self._holds(json_text(value)) for value in values))):
+            yield from page
+
+    def _holds(self, text: str) -> ColumnElement[bool]:
+        # SQLite's LIKE takes A for a and PostgreSQL's does not; a position is the same on both.
+        position = func.instr if self._is_sqlite else func.strpos
+        found: ColumnElement[bool] = position(type_coerce(captures.c.body, Text), text) > 0
+        return found
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._database.engine.dialect.name == "sqlite"
+
+    def delete(self, ids: Iterable[str]) -> DeletedCaptures:
+        """Delete captures with their feedback and reviews, page by page, so that writers do not wait long."""
+        wanted = tuple(dict.fromkeys(ids))
+        done = DeletedCaptures(0, 0, 0)
+        for start in range(0, len(wanted), _PAGE):
+            with self._database.write() as connection:
+                page = self._delete_page(connection, wanted[start : start + _PAGE])
+            done = DeletedCaptures(*(a + b for a, b in zip(done, page, strict=True)))
+        if done.captures:
+            self._database.forget_log()
+        return done
+
+    def _delete_page(self, connection: Connection, ids: Sequence[str]) -> DeletedCaptures:
+        if self._is_sqlite:
+            # Deleted text is overwritten; otherwise it would stay in free pages of the file.
+            connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        found = select(reviews.c.seq, reviews.c.body).where(reviews.c.project == self._project)
+        about = [row.seq for row in connection.execute(found) if row.body["item"].get("capture") in ids]
+        reviewed = (
+            connection.execute(delete(reviews).where(reviews.c.seq.in_(about))).rowcount if about else 0
+        )
+        given = connection.execute(
+            delete(feedback).where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
+        )
+        gone = connection.execute(
+            delete(captures).where(captures.c.project == self._project, captures.c.id.in_(ids))
+        )
+        return DeletedCaptures(gone.rowcount, given.rowcount, reviewed)
+
+    def prune(self, *, before: str | None = None, most_bytes: int | None = None) -> DeletedCaptures:
+        """Delete what was captured before a time, and the oldest until all take at most `most_bytes`."""
+        mine = captures.c.project == self._project
+        ids: list[str] = []
+        with self._database.read() as connection:
+            if before is not None:
+                old = select(captures.c.id).where(mine, captures.c.captured_at < before)
+                ids += connection.scalars(old.order_by(captures.c.seq))
+            if most_bytes is not None:
+                text = type_coerce(captures.c.body, Text)
+                size = func.length(cast(text, LargeBinary)) if self._is_sqlite else func.octet_length(text)
+                newer = func.sum(size).over(order_by=captures.c.seq.desc()).label("newer")
+                sizes = select(captures.c.id, captures.c.seq, newer).where(mine).subquery()
+                ids += connection.scalars(
+                    select(sizes.c.id).where(sizes.c.newer > most_bytes).order_by(sizes.c.seq)
+                )
+        return self.delete(ids)
 
     def count(self, *, release: str | None = None) -> int:
         query = select(func.count()).select_from(captures).where(captures.c.project == self._project)
@@ -182,17 +262,28 @@ class FeedbackStore:
 
     def add(self, new: Feedback) -> bool:
         """Keep it; False where there is no such capture."""
-        # Captures are never removed, so looking first is safe, and nonsense does not hold up the writers.
+        about = select(captures.c.id).where(captures.c.project == self._project, captures.c.id == new.capture)
+        # Looked up first, so that nonsense does not hold up the writers; again below, as it may be deleted.
         with self._database.read() as connection:
-            known = connection.scalar(
-                select(captures.c.id).where(captures.c.project == self._project, captures.c.id == new.capture)
-            )
-        if known is None:
-            return False
+            if connection.scalar(about) is None:
+                return False
         row = {"project": self._project, "capture_id": new.capture, "given_at": new.at}
         with self._database.write() as connection:
+            if connection.scalar(about) is None:
+                return False
             connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
         return True
+
+    def by(self, names: Collection[str]) -> tuple[FeedbackEntry, ...]:
+        """The feedback that these people gave."""
+        return tuple(entry for entry in self.all() if entry.feedback.who in names)
+
+    def delete(self, places: Collection[int]) -> int:
+        with self._database.write() as connection:
+            gone = connection.execute(
+                delete(feedback).where(feedback.c.project == self._project, feedback.c.seq.in_(places))
+            )
+            return gone.rowcount
 
     def of_capture(self, capture_id: str) -> tuple[Feedback, ...]:
         """The oldest first."""

@@ -179,6 +179,12 @@ class Database:
                     connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
                 yield connection
 
+    def forget_log(self) -> None:
+        """Empty SQLite's write-ahead log, which still holds deleted text; a reader may put it off."""
+        if self.engine.dialect.name == "sqlite":
+            with self._explained(), closing(self.engine.raw_connection()) as raw:
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         self.engine.dispose()
 

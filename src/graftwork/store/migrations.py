@@ -193,6 +193,17 @@ MIGRATIONS: tuple[Migration, ...] = (
             "CREATE INDEX reviews_by_item ON reviews (project, item, seq)",
         ),
     ),
+    Migration(
+        number=7,
+        name="API keys",
+        statements=(
+            """CREATE TABLE api_keys (
+                seq {serial},
+                project TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL UNIQUE,
+                created_at TEXT NOT NULL, revoked_at TEXT, body TEXT NOT NULL,
+                UNIQUE (project, id))""",
+        ),
+    ),
 )
 
 

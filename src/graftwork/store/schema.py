@@ -231,6 +231,22 @@ reviews = Table(
     Index("reviews_by_item", "project", "item", "seq"),
 )
 
+api_keys = Table(
+    "api_keys",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    # SHA-256 of the secret, which is stored nowhere.
+    Column("digest", Text, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Column("revoked_at", Text),
+    Column("body", JsonText, nullable=False),
+    UniqueConstraint("project", "id"),
+    UniqueConstraint("digest"),
+)
+
 residuals = Table(
     "residuals",
     metadata,

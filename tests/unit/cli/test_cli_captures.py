@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from graftwork.cli.data import app
+from graftwork.cli.main import app
 from graftwork.pipeline import serving as exporting
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
@@ -67,7 +67,7 @@ def export(tmp_path):
             feedback_store.add(Feedback(capture=NAMES["fixed"], at="2026-11-12", score=0.1))
         out = tmp_path / "out.jsonl"
         done = CliRunner().invoke(
-            app, ["captures", "--out", str(out), "-C", str(tmp_path), "--json", *options]
+            app, ["data", "captures", "--out", str(out), "-C", str(tmp_path), "--json", *options]
         )
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

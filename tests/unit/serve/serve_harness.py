@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graftwork.serve.captures import CaptureWriter
+from graftwork.serve.captures import CaptureLimits, CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
+from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.stub_engine import StubEngine
@@ -90,6 +91,8 @@ async def open_house(
     feedback=None,
     read_traces=None,
     backend=None,
+    keys=None,
+    capture_folder=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
@@ -101,16 +104,16 @@ async def open_house(
         engine = FixedEngine(EngineClient(path=path))
         captures = None
         if sink is not None:
-            captures = CaptureWriter(sink, queue_size=queue_size)
+            captures = CaptureWriter(sink, limits=CaptureLimits(queue=queue_size), folder=capture_folder)
             captures.start()
         gateway = Gateway(
             engine,
             settings=settings,
             routes=lambda: routes,
             captures=captures,
-            api_key=api_key,
             feedback=feedback,
             read_traces=read_traces,
+            keys=keys or KeyRing(api_key),
         )
         server = gateway.open_server()
         port = await server.listen()

@@ -47,6 +47,7 @@ class CountingDecoder:
         running = self.open[: self.slots]
         self.together.append([request.prompt[0] for request in running])
         for request in running:
+            request.launched += 1
             request.take(len(request.result.tokens) + 1, frozenset())
         self.open = [request for request in self.open if not request.done]
 
@@ -99,6 +100,24 @@ def test_a_request_joins_while_others_run_and_an_ended_one_is_replaced(run):
         assert await asyncio.gather(*map(collect, [first, short, last])) == ["1234", "1", "12"]
         assert decoder.together == [["a"], ["a", "b"], ["a", "c"], ["a", "c"]]
         loop.close(seconds=DEADLINE)
+
+    run(main)
+
+
+def test_the_time_in_the_queue_ends_with_the_step_that_starts_a_request(run):
+    async def main():
+        decoder = CountingDecoder(slots=1)
+        loop = make(decoder)
+        first, second = submitted("a", tokens=2), submitted("b", tokens=1)
+        assert first.ticket.queue_ms is None
+        loop.submit(first)
+        loop.submit(second)
+        await asyncio.to_thread(decoder.entered.wait, DEADLINE)
+        for _ in range(3):
+            decoder.go.release()
+        await asyncio.gather(collect(first), collect(second))
+        loop.close(seconds=DEADLINE)
+        assert 0 <= first.ticket.queue_ms < second.ticket.queue_ms
 
     run(main)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, BrokenSink, ListSink, open_house
 
-from graftwork.serve.captures import parse_feedback
+from graftwork.serve.feedback import parse_feedback
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 

@@ -148,7 +148,7 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, settin
             name: ReplicaPool([replica], chosen)
             for name, replica in zip(endpoints, replicas[count:], strict=True)
         }
-        gateway = Gateway(pool, settings=settings, routes=lambda: routes, captures=None, api_key=None)
+        gateway = Gateway(pool, settings=settings, routes=lambda: routes, captures=None)
         gateway.fallbacks = Fallbacks(chosen.fallback, engine=pool, endpoints=remotes)
         server = gateway.open_server()
         port = await server.listen()

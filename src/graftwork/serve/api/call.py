@@ -143,6 +143,8 @@ class PieceData(TypedDict):
     logprobs: NotRequired[list[LogprobData]]
     stop: NotRequired[str | None]
     """The stop string that ended the reply."""
+    queue_ms: NotRequired[float]
+    """How long the request waited in the engine."""
     index: NotRequired[int]
     """Which of several choices it belongs to."""
     replica: NotRequired[str]

@@ -1,0 +1,60 @@
+"""Hands items to a thread that works on them in batches: bounded, and never in the way of a request."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class BackgroundBatches(Generic[T]):
+    """`work` gets what was offered since it was called last. Items beyond `limit` are dropped and counted."""
+
+    def __init__(
+        self, work: Callable[[list[T]], None], *, name: str, limit: int = 4096, seconds: float = 0.2
+    ) -> None:
+        self._work = work
+        self._limit = limit
+        self._seconds = seconds
+        self._waiting: deque[T] = deque()
+        self._wake = threading.Event()
+        self.closing = threading.Event()
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, item: T) -> None:
+        """Returns at once in every case."""
+        if len(self._waiting) >= self._limit:
+            self.dropped += 1
+            return
+        self._waiting.append(item)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, *, seconds: float = 5.0) -> None:
+        """Work on what waits, then end; gives up after `seconds`."""
+        self.closing.set()
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self.closing.wait(self._seconds)
+            self._wake.clear()
+            ending = self.closing.is_set()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if batch:
+                    self._work(batch)
+            except Exception as error:
+                log.warning("%s: %s", self._thread.name, type(error).__name__)
+            if ending and not self._waiting:
+                return

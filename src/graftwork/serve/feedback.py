@@ -1,0 +1,150 @@
+"""`POST /v1/feedback`: what users think of an answer, redacted and stored.
+
+Feedback waits a moment for its capture, which may not be written yet. Knows nothing of databases.
+"""
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import orjson
+
+from graftwork.records.interaction import Feedback
+from graftwork.serve.captures import CaptureWriter, redact_name
+from graftwork.serve.http_messages import ApiError, Request, Response, json_response
+from graftwork.text.redact import Redactor
+
+log = logging.getLogger(__name__)
+
+
+class FeedbackSink(Protocol):
+    """Stores feedback on answers. Called from several threads; may be slow, may fail."""
+
+    def add_feedback(self, feedback: Feedback) -> bool:
+        """Keep it for good; False where there is no such capture (yet)."""
+        ...
+
+
+PAUSES = (0.02, 0.08, 0.3, 0.6)
+"""Seconds between tries to find the capture."""
+_ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
+_KEYS = ("capture", "score", "comment", "user", "correction", "corrected", "reviewer")
+_SYNONYMS = {"corrected": "correction", "reviewer": "user"}
+_MOST_BYTES = 64 * 1024
+_LONGEST_COMMENT = 8000
+_LONGEST_USER = 512
+_LONGEST_CORRECTION = 32_000
+_AT_ONCE = 16
+_RETRY = (("retry-after", "1"),)
+
+
+class FeedbackEndpoint:
+    """Takes feedback for the captures that `captures` writes and `book` knows."""
+
+    def __init__(
+        self, book: FeedbackSink, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
+    ) -> None:
+        self._sink = book
+        self._captures = captures
+        self._pauses = pauses
+        self._under_way = 0
+        self.kept = 0
+
+    async def take(self, request: Request, *, is_running: Callable[[str], bool]) -> Response:
+        """`is_running` is true while an answer is still streaming. Raises ApiError."""
+        feedback = parse_feedback(request.body, at=time.time())
+        if is_running(feedback.capture):
+            message = "this answer is still being given; send the feedback when it is over"
+            raise ApiError(409, message, param="capture", code="still_answering", headers=_RETRY)
+        if self._under_way >= _AT_ONCE:
+            raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
+        self._under_way += 1
+        try:
+            await self._keep(feedback)
+        finally:
+            self._under_way -= 1
+        self.kept += 1
+        return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})
+
+    async def _keep(self, feedback: Feedback) -> None:
+        for pause in (*self._pauses, None):
+            # Asked first: what is handed to the sink in between is found by the try that follows.
+            all_written = self._captures.idle
+            try:
+                if await asyncio.to_thread(self._sink.add_feedback, feedback):
+                    return
+            except Exception as error:
+                log.exception("feedback: it could not be kept")
+                message = "the feedback could not be kept; try again soon"
+                raise ApiError(503, message, code="not_kept", headers=_RETRY) from error
+            if pause is not None:
+                await asyncio.sleep(pause)
+        if not all_written:
+            message = "captures are still being written; try again soon"
+            raise ApiError(503, message, param="capture", code="not_written_yet", headers=_RETRY)
+        message = (
+            f"there is no capture {feedback.capture}; the header x-graft-capture names that of an answer"
+        )
+        raise ApiError(404, message, param="capture", code="capture_not_found")
+
+
+def parse_feedback(data: bytes, *, at: float) -> Feedback:
+    """The body as a Feedback without secrets. Raises ApiError with what is wrong."""
+    if len(data) > _MOST_BYTES:
+        raise ApiError(413, f"feedback has at most {_MOST_BYTES} bytes")
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    for key in body:
+        if key not in _KEYS:
+            message = f"the key {key[:80]!r} is not known; known are: {', '.join(_KEYS)}"
+            raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
+    for key, known in _SYNONYMS.items():
+        if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
+            raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
+        body[known] = body.get(known) or body.pop(key, None)
+    redactor = Redactor()
+    comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
+    correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)
+    # A correction without a score means that the served answer was wrong.
+    score = 0.0 if correction is not None and "score" not in body else _take_score(body.get("score"))
+    return Feedback(
+        capture=_take_capture(body.get("capture")),
+        at=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+        score=score,
+        comment=None if comment is None else redactor.redact(comment).text,
+        who=redact_name(_take_text(body, "user", longest=_LONGEST_USER), redactor, kind="user"),
+        correction=None if correction is None else redactor.redact(correction).text,
+    )
+
+
+def _take_capture(value: Any) -> str:
+    found = _ID.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        message = "capture must be what the header x-graft-capture named, or the id of the answer"
+        raise ApiError(400, message, param="capture")
+    return found[1]
+
+
+def _take_score(value: Any) -> float:
+    """True and false are 1 and 0."""
+    if not isinstance(value, bool | int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+        raise ApiError(400, "score must be true, false, or a number from 0 (bad) to 1 (good)", param="score")
+    return float(value)
+
+
+def _take_text(body: dict[str, Any], key: str, *, longest: int) -> str | None:
+    value = body.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > longest:
+        raise ApiError(400, f"{key} must be a string of at most {longest} characters", param=key)
+    return value

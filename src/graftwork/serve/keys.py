@@ -1,0 +1,203 @@
+"""API keys: who may ask for what, how much, and until when.
+
+In: the keys of the project's store and the one of an environment variable. Out: the holder of the key in a
+request, or a refusal. Only SHA-256 digests of the secrets are known here. A key is found by the digest of
+what was sent, so the time of a look-up says nothing about any secret.
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from graftwork.records.base import Record
+from graftwork.serve.budgets import KeyBudget, KeyUsage
+from graftwork.serve.http_messages import ApiError, Request
+
+log = logging.getLogger(__name__)
+
+Scope = Literal["models", "feedback", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+DEFAULT_SCOPES: tuple[Scope, ...] = ("models", "feedback")
+SECRET_PREFIX = "sk-graft-"
+"""In the form of OpenAI's keys, which redaction and secret scanners know."""
+_SECRET_BYTES = 32
+_WARN_SECONDS = 60.0
+
+
+class ApiKey(Record):
+    """A key as it is stored: what it may do, and the digest of its secret."""
+
+    id: str
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]*$")
+    digest: str
+    scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    models: tuple[str, ...] = ()
+    """The names that may be asked for; empty for all."""
+    budget: KeyBudget = KeyBudget()
+    created_at: str
+    expires_at: str | None = None
+    revoked_at: str | None = None
+
+
+LoadKeys = Callable[[], tuple[ApiKey, ...]]
+"""All keys of the project, revoked ones too. Called in a thread; may read a database."""
+
+
+def make_secret() -> str:
+    return SECRET_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def digest_secret(secret: str | bytes) -> str:
+    """Secrets are random and long: a slow hash would protect them no better."""
+    data = secret.encode(errors="surrogatepass") if isinstance(secret, str) else secret
+    return hashlib.sha256(data).hexdigest()
+
+
+class KeyHolder:
+    """A key while it is used."""
+
+    __slots__ = ("_expires", "id", "models", "name", "scopes", "usage")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        id: str = "",
+        scopes: Iterable[Scope] = SCOPES,
+        models: Iterable[str] = (),
+        usage: KeyUsage | None = None,
+        expires: float | None = None,
+    ) -> None:
+        self.name = name
+        self.id = id
+        self.scopes = frozenset(scopes)
+        self.models = frozenset(models)
+        self.usage = usage or KeyUsage(name, KeyBudget())
+        self._expires = expires
+
+    @property
+    def expired(self) -> bool:
+        return self._expires is not None and time.time() >= self._expires
+
+    def require(self, scope: Scope) -> None:
+        if scope not in self.scopes:
+            message = f"the key {self.name!r} does not have the scope {scope}"
+            raise ApiError(403, message, code="missing_scope")
+
+    def require_model(self, name: str) -> None:
+        if self.models and name not in self.models:
+            known = ", ".join(sorted(self.models))
+            message = f"the key {self.name!r} may not ask for {name!r}; it may ask for: {known}"
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+
+
+ANYONE = KeyHolder("anyone")
+"""Who asks where no key is needed."""
+ENVIRONMENT_KEY = "serve.api_key_env"
+"""The name of the key that an environment variable holds."""
+
+
+class KeyRing:
+    """The keys that are valid now. Used from the event loop only."""
+
+    def __init__(self, environment_key: str | None = None) -> None:
+        self._fixed: dict[str, KeyHolder] = {}
+        if environment_key is not None:
+            self._fixed[digest_secret(environment_key)] = KeyHolder(ENVIRONMENT_KEY)
+        self._holders = dict(self._fixed)
+        self.required = environment_key is not None
+        """Whether a request needs a key."""
+
+    def replace(self, keys: Iterable[ApiKey]) -> None:
+        """Take over the keys of the store. Those that stay keep what they have used."""
+        known = {holder.id: holder for holder in self._holders.values() if holder.id}
+        holders = dict(self._fixed)
+        stored = False
+        for key in keys:
+            stored = True
+            if key.revoked_at is None:
+                holders[key.digest] = known.get(key.id) or hold(key)
+        self._holders = holders
+        # Revoking the last key must not open the endpoint.
+        self.required = stored or bool(self._fixed)
+
+    def find(self, request: Request) -> KeyHolder | None:
+        """The holder of the key in the request; None where it is missing, unknown or expired."""
+        if not self.required:
+            return ANYONE
+        given = request.headers.get("authorization")
+        if given is None:
+            secret = request.headers.get("x-api-key", "")
+        elif given[:7].lower() == "bearer ":
+            secret = given[7:]
+        else:
+            return None
+        # Headers are decoded as Latin-1; what was sent may be UTF-8.
+        holder = self._holders.get(digest_secret(secret.encode("latin-1", errors="replace")))
+        return None if holder is None or holder.expired else holder
+
+    def require(self, request: Request) -> KeyHolder:
+        holder = self.find(request)
+        if holder is None:
+            how = "send it as `Authorization: Bearer …` or `x-api-key`"
+            raise ApiError(401, f"the API key is missing, wrong or expired; {how}", code="invalid_api_key")
+        return holder
+
+    @property
+    def holders(self) -> list[KeyHolder]:
+        return list(self._holders.values())
+
+
+def render_keys(ring: KeyRing) -> str:
+    """What each key has used, as Prometheus text. Names are given by the operator."""
+    lines: list[str] = []
+    for what in ("requests", "tokens"):
+        if ring.required:
+            lines.append(f"# TYPE graft_key_{what}_total counter")
+            lines += [
+                f'graft_key_{what}_total{{key="{holder.name}"}} {getattr(holder.usage, what)}'
+                for holder in ring.holders
+            ]
+    return "".join(line + "\n" for line in lines)
+
+
+def hold(key: ApiKey) -> KeyHolder:
+    expires = None if key.expires_at is None else datetime.fromisoformat(key.expires_at).timestamp()
+    return KeyHolder(
+        key.name,
+        id=key.id,
+        scopes=key.scopes,
+        models=key.models,
+        usage=KeyUsage(key.name, key.budget),
+        expires=expires,
+    )
+
+
+def is_usable(key: ApiKey) -> bool:
+    return key.revoked_at is None and not hold(key).expired
+
+
+async def follow_keys(ring: KeyRing, load: LoadKeys, *, seconds: float) -> None:
+    """Keep the ring up to date: new keys work and revoked ones stop without a restart."""
+    warned = float("-inf")
+    known: tuple[ApiKey, ...] | None = None
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            keys = await asyncio.to_thread(load)
+        except Exception as error:
+            # The database may be busy or unreachable for a while; the known keys stay valid.
+            if time.monotonic() - warned >= _WARN_SECONDS:
+                warned = time.monotonic()
+                log.warning("keys: cannot read them (%s); keeping the last known ones", type(error).__name__)
+            continue
+        if keys is not known:
+            known = keys
+            ring.replace(keys)

@@ -1,0 +1,130 @@
+"""What is logged of requests and of the endpoint itself: never a prompt, an answer, a secret or a query.
+
+In: finished requests. Out: a line for each on standard error, as text or JSON, written by a thread.
+`log_as_json` turns all log messages of the endpoint into JSON lines.
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol, TextIO
+
+import orjson
+
+from graftwork.serve.background import BackgroundBatches
+
+CLIENT_LEFT = 499
+"""The status in logs of a request whose client left before its answer."""
+
+
+class FinishedRequest(NamedTuple):
+    """What may be known outside of a request. `path` and `model` are known names, never a client's text."""
+
+    at: float
+    seconds: float
+    method: str
+    path: str
+    status: int
+    key: str = ""
+    model: str = ""
+    release: str = ""
+    capture: str = ""
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    first_token_seconds: float | None = None
+    queue_seconds: float | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """The code of the error."""
+    stream: bool = False
+    max_tokens: int | None = None
+    temperature: float | None = None
+    traceparent: str | None = None
+    """The trace that the client's request belongs to, as its header states it."""
+
+
+class RequestObserver(Protocol):
+    """Gets finished requests. Must return at once."""
+
+    def note(self, request: FinishedRequest) -> None: ...
+
+
+class AccessLog:
+    """One line for each request."""
+
+    def __init__(self, *, as_json: bool, stream: TextIO | None = None) -> None:
+        self._encode = _encode_json if as_json else _encode_text
+        self._stream = stream or sys.stderr
+        self._lines: BackgroundBatches[FinishedRequest] = BackgroundBatches(self._write, name="access-log")
+        self.note = self._lines.offer
+
+    def start(self) -> None:
+        self._lines.start()
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _write(self, batch: list[FinishedRequest]) -> None:
+        self._stream.write("".join(self._encode(request) + "\n" for request in batch))
+        self._stream.flush()
+
+
+def _encode_json(request: FinishedRequest) -> str:
+    fields = {name: value for name, value in request._asdict().items() if value not in (None, "")}
+    fields.pop("traceparent", None)
+    fields["at"] = _format_time(request.at)
+    return orjson.dumps({"event": "request", **fields}).decode()
+
+
+def _encode_text(request: FinishedRequest) -> str:
+    line = (
+        f"{_format_time(request.at)} {request.method} {request.path} {request.status} "
+        f"{1000 * request.seconds:.1f} ms"
+    )
+    more = {"key": request.key, "model": request.model, "release": request.release[:12]}
+    more |= {"error": request.error or "", "finish": request.finish_reason or ""}
+    if request.prompt_tokens:
+        more["tokens"] = f"{request.prompt_tokens}+{request.reply_tokens}"
+    return " ".join([line, *(f"{name}={value}" for name, value in more.items() if value)])
+
+
+def _format_time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "event": "log",
+            "at": _format_time(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, _, trace = record.exc_info
+            fields["error"] = kind.__name__
+            # Places without the message of the error, which may quote a request.
+            fields["trace"] = "".join(traceback.format_tb(trace))
+        return orjson.dumps(fields).decode()
+
+
+@contextmanager
+def log_as_json(stream: TextIO | None = None) -> Iterator[None]:
+    """While the block runs, messages of graftwork are JSON lines on standard error."""
+    logger = logging.getLogger("graftwork")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    before = (logger.level, logger.propagate)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

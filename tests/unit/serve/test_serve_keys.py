@@ -1,0 +1,273 @@
+"""API keys over real HTTP: scopes, models, expiry, budgets, and changes without a restart."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from openai import AsyncOpenAI, RateLimitError
+from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
+
+from graftwork.serve.budgets import KeyBudget, KeyUsage
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
+
+HELLO = [{"role": "user", "content": "hello there friend"}]
+JSON = ("content-type", "application/json")
+
+
+def key(secret, name="ci", **more):
+    given = {"id": f"id-{name}", "name": name, "digest": digest_secret(secret), "created_at": "2026-01-01"}
+    return ApiKey.model_validate({**given, **more})
+
+
+def ring_of(*keys, environment=None):
+    ring = KeyRing(environment)
+    ring.replace(keys)
+    return ring
+
+
+async def ask(house, secret, path="/v1/chat/completions", body=None, method=None):
+    sent = json.dumps(body if body is not None else {"messages": HELLO}).encode()
+    method = method or ("POST" if path.startswith("/v1/") and path != "/v1/models" else "GET")
+    headers = (JSON, ("authorization", f"Bearer {secret}"))
+    reply = await Client(port=house.port).send(
+        method, path, body=sent if method == "POST" else b"", headers=headers
+    )
+    data = await reply.read()
+    return reply, json.loads(data) if data.startswith(b"{") else data
+
+
+def test_a_stored_key_and_the_key_of_the_environment_work_at_the_same_time(run):
+    async def main():
+        keys = ring_of(key("first"), key("second", "app"), environment="fixed")
+        async with open_house(keys=keys) as house:
+            statuses = [(await ask(house, s))[0].status for s in ("first", "second", "fixed", "third", "")]
+            assert statuses == [200, 200, 200, 401, 401]
+
+    run(main)
+
+
+def test_a_key_may_come_as_x_api_key_and_bearer_in_any_case(run):
+    async def main():
+        async with open_house(keys=ring_of(key("first"))) as house:
+            for header in (("x-api-key", "first"), ("authorization", "bearer first")):
+                reply = await Client(port=house.port).send("GET", "/v1/models", headers=(header,))
+                assert reply.status == 200
+            reply = await Client(port=house.port).send(
+                "GET", "/v1/models", headers=(("authorization", "Basic first"),)
+            )
+            assert reply.status == 401
+
+    run(main)
+
+
+PATHS = {
+    "models": ("/v1/chat/completions", "/v1/models"),
+    "feedback": ("/v1/feedback", "/v1/traces"),
+    "metrics": ("/metrics",),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_key_reaches_only_the_paths_of_its_scope(run, scope):
+    async def main():
+        async with open_house(keys=ring_of(key("s", scopes=(scope,)))) as house:
+            for needed, paths in PATHS.items():
+                for path in paths:
+                    reply, body = await ask(house, "s", path)
+                    if needed == scope:
+                        assert reply.status not in (401, 403)
+                    else:
+                        assert reply.status == 403
+                        assert body["error"]["code"] == "missing_scope"
+                        assert body["error"]["type"] == "permission_error"
+            _, health = await ask(house, "s", "/health")
+            assert ("engine" in health) == (scope == "admin")
+
+    run(main)
+
+
+def test_a_key_for_some_models_is_refused_for_others_and_lists_only_its_own(run):
+    async def main():
+        async with open_house(keys=ring_of(key("s", models=("champion",)))) as house:
+            assert (await ask(house, "s"))[0].status == 200  # the default model
+            for model in ("base", OTHER, RELEASE):
+                reply, body = await ask(house, "s", body={"model": model, "messages": HELLO})
+                assert (reply.status, body["error"]["code"]) == (403, "model_not_allowed")
+                assert body["error"]["param"] == "model"
+            _, listed = await ask(house, "s", "/v1/models")
+            assert [model["id"] for model in listed["data"]] == ["champion"]
+
+    run(main)
+
+
+def test_an_expired_key_is_refused(run):
+    async def main():
+        now = datetime.now(UTC)
+        old = key("old", "old", expires_at=(now - timedelta(seconds=1)).isoformat())
+        new = key("new", "new", expires_at=(now + timedelta(hours=1)).isoformat())
+        async with open_house(keys=ring_of(old, new)) as house:
+            assert (await ask(house, "old"))[0].status == 401
+            assert (await ask(house, "new"))[0].status == 200
+
+    run(main)
+
+
+def test_a_revoked_key_stops_and_a_new_one_works_without_a_restart(run):
+    async def main():
+        stored = [(key("first"),)]
+        ring = ring_of(*stored[0])
+        following = asyncio.create_task(follow_keys(ring, lambda: stored[0], seconds=0.01))
+        try:
+            async with open_house(keys=ring) as house:
+                assert (await ask(house, "first"))[0].status == 200
+                stored[0] = (key("first", revoked_at="2026-01-02"), key("second", "app"))
+                async with asyncio.timeout(DEADLINE):
+                    while (await ask(house, "first"))[0].status != 401:
+                        await asyncio.sleep(0.01)
+                assert (await ask(house, "second"))[0].status == 200
+        finally:
+            following.cancel()
+
+    run(main)
+
+
+def test_a_store_that_fails_keeps_the_known_keys(run):
+    async def main():
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def fail():
+            loop.call_soon_threadsafe(asked.set)
+            raise OSError("gone")
+
+        ring = ring_of(key("first"))
+        following = asyncio.create_task(follow_keys(ring, fail, seconds=0.01))
+        try:
+            async with open_house(keys=ring) as house:
+                await asyncio.wait_for(asked.wait(), DEADLINE)
+                assert (await ask(house, "first"))[0].status == 200
+        finally:
+            following.cancel()
+
+    run(main)
+
+
+def test_revoking_the_last_key_does_not_open_the_endpoint(run):
+    async def main():
+        async with open_house(keys=ring_of(key("first", revoked_at="2026-01-02"))) as house:
+            assert (await ask(house, "first"))[0].status == 401
+            assert (await ask(house, ""))[0].status == 401
+
+    run(main)
+
+
+def test_a_budget_of_requests_is_refused_as_clients_of_openai_expect(run):
+    async def main():
+        keys = ring_of(key("s", budget={"requests_per_day": 2}), key("t", "other"))
+        async with (
+            open_house(keys=keys) as house,
+            AsyncOpenAI(base_url=f"{house.url}/v1", api_key="s", max_retries=0) as client,
+        ):
+            for _ in range(2):
+                await client.chat.completions.create(model="champion", messages=HELLO)
+            with pytest.raises(RateLimitError) as refused:
+                await client.chat.completions.create(model="champion", messages=HELLO)
+            assert refused.value.code == "rate_limit_exceeded"
+            assert 1 <= int(refused.value.response.headers["retry-after"]) <= 86_400
+            assert "'ci' has used its 2 requests a day" in refused.value.message
+            assert (await ask(house, "t"))[0].status == 200  # others are not affected
+            # Anthropic's clients get the same in their own form.
+            _, body = await ask(house, "s", "/v1/messages", {"max_tokens": 5, "messages": HELLO})
+            assert (body["type"], body["error"]["type"]) == ("error", "rate_limit_error")
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_of_tokens_counts_the_usage_of_answers(run, stream):
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 5}))
+        async with open_house(keys=ring) as house:
+            reply, body = await ask(house, "s", body={"messages": HELLO, "stream": stream})
+            assert reply.status == 200
+            used = ring.holders[0].usage.tokens
+            assert used == 4 + len(HELLO[0]["content"].split()) if stream else body["usage"]["total_tokens"]
+            assert (await ask(house, "s"))[0].status == 429
+
+    run(main)
+
+
+def test_an_answer_that_breaks_off_counts_against_the_budget(run):
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 5000}))
+        async with open_house(ListSink(), keys=ring) as house:
+            body = json.dumps({"messages": HELLO, "stream": True}).encode()
+            house.stub.gate.clear()
+            reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+            head = "POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer s"
+            rest = f"content-type: application/json\r\ncontent-length: {len(body)}"
+            writer.write(f"{head}\r\n{rest}\r\n\r\n".encode() + body)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            async with asyncio.timeout(DEADLINE):
+                while ring.holders[0].usage.tokens == 0:
+                    await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_windows_begin_again_with_the_minute_and_the_day():
+    now = [86_400.0 * 20_000]
+    usage = KeyUsage("k", KeyBudget(requests_per_minute=2, tokens_per_day=10), clock=lambda: now[0])
+    usage.take_request()
+    usage.take_request()
+    now[0] += 45
+    with pytest.raises(ApiError) as refused:
+        usage.take_request()
+    assert dict(refused.value.headers) == {"retry-after": "15"}
+    now[0] += 15
+    usage.take_request()
+    usage.add_tokens(10)
+    now[0] += 120
+    with pytest.raises(ApiError) as refused:
+        usage.take_request()
+    assert dict(refused.value.headers) == {"retry-after": str(86_400 - 180), "x-should-retry": "false"}
+    assert usage.describe()["tokens_today"] == 10
+    now[0] += 86_400
+    usage.take_request()
+    assert usage.describe() == {
+        "requests_this_minute": 1,
+        "requests_today": 1,
+        "tokens_this_minute": 0,
+        "tokens_today": 0,
+    }
+
+
+def test_keys_that_stay_keep_what_they_have_used():
+    ring = ring_of(key("a", "a"), key("b", "b"))
+    ring.holders[0].usage.take_request()
+    ring.replace((key("a", "a"), key("c", "c")))
+    assert {holder.name: holder.usage.requests for holder in ring.holders} == {"a": 1, "c": 0}
+
+
+def test_secrets_are_long_and_of_a_form_that_redaction_knows():
+    from graftwork.text.redact import Redactor
+
+    secret = make_secret()
+    assert len(secret) >= 50
+    assert secret not in Redactor().redact(f"use {secret} here").text
+    assert secret not in repr(key(secret))
+
+
+def test_no_answer_repeats_the_key(run):
+    async def main():
+        async with open_house(keys=ring_of(key("first"))) as house:
+            head = b"GET /v1/models HTTP/1.1\r\nauthorization: Bearer sk-graft-wrong\r\n"
+            answer = await raw(house.port, head + b"connection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert b"sk-graft-wrong" not in answer
+
+    run(main)
