@@ -5,7 +5,7 @@
     python benchmarks/train_full.py --only streamed-6.7b,resume-1.4b
 
 Random weights of Llama shapes, rows of 2,048 tokens, 16 rows a step, AdamW, clipping. Each case runs in a
-process of its own under a memory cap that the allocator enforces, prints its figures at its end, and is
+process of its own under a memory cap of the allocator, prints its figures at its end, and is
 killed after its time. What does not fit the budget of all cases is skipped.
 """
 
