@@ -5,8 +5,8 @@
     python benchmarks/train_full.py --only streamed-6.7b,resume-1.4b
 
 Random weights of Llama shapes, rows of 2,048 tokens, 16 rows a step, AdamW, clipping. Each case runs in a
-process of its own under a memory cap of the allocator, prints its figures at its end, and is killed
-after its time. What does not fit the budget of all cases is skipped.
+process of its own under a memory cap of the allocator, prints its figures at its end, and is
+killed after its time. What does not fit the budget of all cases is skipped.
 """
 
 import argparse
@@ -147,11 +147,11 @@ def plan(case: Case) -> Any:
     from graftwork.costmodel.rates import rates_of
     from graftwork.costmodel.streamed import StreamedWork, choose_streamed
     from graftwork.model.shape import total_parameters
+    from graftwork.pipeline import fit_here
     from graftwork.plan.catalog.hardware import default_rates, find_gpu
     from graftwork.plan.fit.candidate import RESERVED_SPREAD
-    from graftwork.process.memory import machine_memory
+    from graftwork.plan.fit.question import SYSTEM_GIB
     from graftwork.records.errors import UserMistake
-    from graftwork.records.hardware import Machine
 
     gpu, rates, card = None, default_rates(), torch.cuda.is_available()
     if card:
@@ -160,7 +160,7 @@ def plan(case: Case) -> Any:
             rates = rates_of(gpu)
         except UserMistake:
             pass
-    host = machine_memory().get("limit", 64.0)
+    here = fit_here.this_host()
     shape = model_shape(case.shape)
     run = PlainRun(
         shape,
@@ -168,14 +168,14 @@ def plan(case: Case) -> Any:
         total_parameters(shape),
         "bfloat16" if card else "float32",
         rates,
-        Machine(gpu=gpu, gpus=1, ram_gib=host),
+        here.model_copy(update={"gpu": gpu, "gpus": int(gpu is not None)}),
     )
     rows, length = sizes(case)
     step = choose_streamed(
         run,
         StreamedWork((length,), rows),
         limit_gib=case.cap_gib,
-        host_gib=host,
+        host_gib=here.ram_gib - SYSTEM_GIB,
         spread=RESERVED_SPREAD["computed"],
     )
     update = {key: case.options[key] for key in ("update", "micro_rows") if key in case.options}

@@ -88,6 +88,11 @@ class Tape:
         if self._going_back not in self._workspaces and not self.muted:
             self._workspaces[self._going_back] = Storage(self.stream, CUBLAS_WORKSPACE, "workspace")
 
+    def warm_up(self) -> None:
+        """Both threads have their workspaces, as after a first step."""
+        for backward in (False, True):
+            self._workspaces[backward] = Storage(self.stream, CUBLAS_WORKSPACE, "workspace")
+
     def made(self, result: Tensor, inputs: Sequence[Tensor], back: Back) -> Tensor:
         """`result`, with its way back to the inputs that need one."""
         if self.learning and any(tensor.edge for tensor in inputs):

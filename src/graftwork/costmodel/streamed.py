@@ -240,6 +240,7 @@ class _Replay:
         sizes = [tokens] * portions
         held = held_tensors(shape, self._step, sizes, trained_layers=self._trained)
         stream.enter("setup")
+        self._tape.warm_up()
         self._keep(held.weights, "weights", SLOTS)
         self._keep(held.gradients, "gradients", SLOTS)
         self._keep(held.outer, "weights", 1)

@@ -74,6 +74,12 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     )
 
 
+def this_host() -> Machine:
+    """This machine without its cards."""
+    device = describe_device()
+    return Machine(cpu=_processor(device, overlay=None), ram_gib=device.memory_gib)
+
+
 def ask_driver() -> str:
     """What nvidia-smi says; nothing where there is none or it fails."""
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""

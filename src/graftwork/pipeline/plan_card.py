@@ -19,14 +19,15 @@ from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.run_time import compiling_pays
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
+from graftwork.pipeline.fit_here import this_host
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.estimate import describe_plain
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.own_step import LARGE_PARAMETERS
+from graftwork.plan.fit.question import SYSTEM_GIB
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
-from graftwork.process.memory import machine_memory
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
@@ -105,7 +106,8 @@ def plan_streamed(
         return None
     card = device.kind == "cuda"
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1)
-    host = machine_memory().get("limit", device.memory_gib)
+    here = this_host()
+    host = max(here.ram_gib - SYSTEM_GIB, 0.0)
     whole = load.adapted_layers == shape.layers
     run = PlainRun(
         shape=shape,
@@ -113,7 +115,7 @@ def plan_streamed(
         trainable=trained_by(shape, load),
         half=cast(Precision, dtype),
         rates=rates or default_rates(),
-        machine=_machine(device, cards=1, ram_gib=host) if card else Machine(ram_gib=host),
+        machine=here.model_copy(update={"gpu": _machine(device, cards=1).gpu, "gpus": 1}) if card else here,
     )
     rows = StreamedWork(
         lengths=load.lengths,
@@ -150,12 +152,12 @@ def as_plain(step: StreamedStep) -> PlainStep:
     )
 
 
-def _machine(device: DeviceFacts, *, cards: int, ram_gib: float | None = None) -> Machine:
+def _machine(device: DeviceFacts, *, cards: int) -> Machine:
     """This machine's cards as the catalog knows them; without their links where it does not."""
     gpu = None
     with suppress(UserMistake):
         gpu = find_gpu(device.name)
-    return Machine(gpu=gpu, gpus=cards, ram_gib=ram_gib or device.memory_gib)
+    return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
 
 
 def base_config(work: OpenProject) -> dict[str, Any]:

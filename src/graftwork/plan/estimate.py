@@ -296,7 +296,8 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     how = "" if plain is None else f"{describe_plain(plain)}; "
     if inputs.streamed is not None:
-        how = f"{describe_streamed(inputs.streamed)}, {inputs.streamed.host_gib:.0f} GiB of the host; "
+        on_host = inputs.streamed.host_gib
+        how = describe_streamed(inputs.streamed) + (f", {on_host:.0f} GiB of the host; " if on_host else "; ")
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
     if memory.high > limit:
         notes.append(

@@ -7,13 +7,16 @@ import pytest
 
 from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
+from graftwork.pipeline import fit_here, replan
 from graftwork.pipeline import plan_card as step
-from graftwork.pipeline import replan
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
+from graftwork.plan.fit.answer import fit
+from graftwork.plan.fit.question import make_question
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.errors import AnswerIsNo
+from graftwork.records.fit import FitOptions
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 from graftwork.records.run import TrainJob
 from graftwork.train.run_folder import REPLANNED
@@ -83,6 +86,46 @@ def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
     assert "1 row at a time" in refused.value.why
     roomy = step.plan_passes(opened_project(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert not roomy.checkpointed
+
+
+def streamed_project(tmp_path, *, limit, **train):
+    opened = opened_project(tmp_path, limit=limit)
+    opened.settings.train = TrainSettings(method="full", offload=True, batch_rows=8, **train)
+    return opened
+
+
+def test_the_plan_of_a_run_and_the_answer_of_fit_stream_the_same_step(tmp_path, monkeypatch):
+    host = fit_here.this_host().model_copy(update={"ram_gib": 64.0})
+    monkeypatch.setattr(step, "this_host", lambda: host)
+    load = LOAD.model_copy(update={"method": "full", "trained_tokens": sum(LOAD.lengths)})
+    gpu = find_gpu("RTX 4090")
+    planned = step.plan_streamed(
+        streamed_project(tmp_path, limit=6.0), CARD, SHAPE, load, "bfloat16", rates=rates_of(gpu)
+    )
+    machine = host.model_copy(update={"gpu": gpu, "gpus": 1})
+    options = FitOptions(method="full", seq=1024, rows=32, batch_rows=8, memory_limit_gib=6.0)
+    model = find_model("deepseek-coder-6.7b").model_copy(update={"shape": SHAPE})
+    answer = fit(make_question(model, options, machine=machine))
+    assert answer.fits
+    assert answer.strategy.streamed == planned
+    assert answer.strategy.train["offload"]
+    assert answer.strategy.train["strategy"] == "single"
+    assert planned.peak_gib == pytest.approx(answer.peak_reserved_gib.value)
+    assert step.as_plain(planned).micro_rows == planned.micro_rows
+
+
+def test_layers_are_streamed_only_where_that_is_asked_for(tmp_path):
+    found = step.plan_streamed(opened_project(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
+    assert found is None
+
+
+def test_what_the_host_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    host = fit_here.this_host().model_copy(update={"ram_gib": 8.0})
+    monkeypatch.setattr(step, "this_host", lambda: host)
+    load = LOAD.model_copy(update={"method": "full"})
+    with pytest.raises(AnswerIsNo, match="of the host") as refused:
+        step.plan_streamed(streamed_project(tmp_path, limit=8.0), CARD, SHAPE, load, "bfloat16", rates=None)
+    assert "layers streamed" in refused.value.why
 
 
 def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=None):

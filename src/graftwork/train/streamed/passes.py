@@ -183,6 +183,7 @@ class StreamedPasses:
             portion.hidden = gradients[0]
             if sums is not None:
                 sums.add(dict(zip(outer, gradients[1:], strict=True)))
+            del states, back, chosen, leaf, gradients
         if summed is not None:
             self._send(summed, "head")
         self._drop(self._head)
@@ -210,6 +211,8 @@ class StreamedPasses:
             total = total + loss.detach()
             if summed is not None:
                 summed.add(dict(zip(head, gradients[1:], strict=True)))
+            # A gradient of the whole head must not wait for the next chunk's.
+            del gradients, loss
         return total, back
 
     def _sum_of(self, unit: HostUnit, part: str, *, passes: int) -> GradientSum:
@@ -248,7 +251,7 @@ class StreamedPasses:
                     portion.hidden = gradients[0]
                     gradients = gradients[1:]
                 summed.add(dict(zip(leaves, gradients, strict=True)))
-                del gradients
+                del gradients, hidden, asked
             summed.finish()
             self._gradients.send(summed)
 
