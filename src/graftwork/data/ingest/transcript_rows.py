@@ -136,13 +136,31 @@ class TranscriptReader:
 
 
 def _take_plain(message: dict[str, Any]) -> Message | None:
-    """Read a message of one text, as most are: spares the search for calls, results and reasoning."""
+    """Read a message of one text or one result, as most are: spares the search for calls and reasoning."""
+    result = _take_result(message)
+    if result is not None:
+        return Message(role="tool", content=result)
     role = message.get("role")
     known = ROLES.get(role) if type(role) is str else None
     text = None if known is None or known == "tool" else _take_text(message)
     if text is None or known is None:
         return None
     return Message(role=known, content=drop_reasoning(text) if known == "assistant" else text)
+
+
+def _take_result(message: dict[str, Any]) -> str | None:
+    """Return the text of a tool's result that is the whole message; None for anything else."""
+    if message.get("type") == "function_call_output":
+        text = message.get("output")
+        return text if type(text) is str else None
+    content = message.get("content")
+    if type(content) is not list or len(content) != 1 or type(content[0]) is not dict:
+        return None
+    [part] = content
+    if part.get("type") != "tool_result" or message.get("role") != "user" or "type" in message:
+        return None
+    text = part.get("content")
+    return text if type(text) is str and "\0" not in text else None
 
 
 def _take_text(message: dict[str, Any]) -> str | None:
