@@ -8,7 +8,6 @@ separate branches; Codex replaces its history when it compacts. What is no excha
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -217,10 +216,11 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
 def _parse(record: Entry) -> dict[str, Any] | None:
     if has_too_many_values(record.data):
         return None
-    with suppress(orjson.JSONDecodeError):
+    try:
         row = orjson.loads(record.data)
-        return row if isinstance(row, dict) else None
-    return None
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 class _Event(NamedTuple):
