@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 ORDER = {
     "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, run_time, "
     "plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time < card_tuning, "
-    "distributed, probed_rates < plain_memory",
+    "distributed, probed_rates < plain_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
@@ -24,7 +24,7 @@ ORDER = {
     "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
-    "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
+    "engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, models, plans < project",
     "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, model, plan_cost, "

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from graftwork.records.escalation import EscalationForecast
     from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.records.router import TrainedRouter
+    from graftwork.serve.reload import ReloadResult
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -302,13 +303,28 @@ class Project:
             return measure_drift(work)
 
     def serve(
-        self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None
+        self,
+        settings: "ServeSettings | None" = None,
+        *,
+        on_ready: Callable[[str], None] = lambda _url: None,
+        revise: "Callable[[ServeSettings], ServeSettings] | None" = None,
     ) -> None:
-        """Serve the releases at an OpenAI-compatible endpoint until a signal arrives."""
+        """Serve the releases at an OpenAI-compatible endpoint until a signal arrives.
+
+        `revise` makes the settings of a reload from those in graft.yaml.
+        """
         from graftwork.pipeline.serving import serve_here
 
+        if settings is None and revise is None:
+            revise = lambda found: found  # noqa: E731
         with self.open() as work:
-            serve_here(work, settings or self.settings.serve, on_ready=on_ready)
+            serve_here(work, settings or self.settings.serve, on_ready=on_ready, revise=revise)
+
+    def reload_endpoint(self) -> "ReloadResult":
+        """Let the running endpoint take over settings and aliases. Says what needs a restart."""
+        from graftwork.pipeline.reload import reload_endpoint
+
+        return reload_endpoint(self.folder.serving)
 
     @contextmanager
     def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:
