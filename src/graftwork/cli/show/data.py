@@ -414,17 +414,21 @@ def _say(finding: Finding, audit: Audit) -> str:
     effect = f": {quote(finding.effect)}" if finding.severity == "blocker" else ""
     text = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
     if finding.code in WITH_REASONS:
-        text += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
+        text += "".join(f"\n{quote(line)}" for line in _name_reasons(finding, audit.files))
     return text if finding.severity == "info" else f"{text}\n[dim]{quote(finding.fix)}[/]"
 
 
-def _name_reasons(finding: Finding) -> list[str]:
-    """The most frequent reasons with their counts; the page and --json list all."""
+def _name_reasons(finding: Finding, files: tuple[str, ...]) -> list[str]:
+    """The most frequent reasons with their counts and first places; the page and --json list all."""
     reasons: Counter[str] = Counter()
     for reason, count in finding.reasons.items():
         reasons[reason.partition("; expected ")[0]] += count
     named = reasons.most_common(MOST_REASONS)
-    lines = [f"{count:,} × {reason}" for reason, count in named]
+    places: dict[str, str] = {}
+    for example in finding.examples:
+        place = str(example.origin) if len(files) > 1 else f"line {example.origin.line}"
+        places.setdefault(example.excerpt.partition("; expected ")[0], f" · {place}")
+    lines = [f"{count:,} × {reason}{places.get(reason, '')}" for reason, count in named]
     rest = sum(reasons.values()) - sum(count for _, count in named)
     return [*lines, f"{rest:,} × other reasons"] if rest else lines
 

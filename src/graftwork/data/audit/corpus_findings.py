@@ -78,7 +78,12 @@ def _find_rare(facts: AuditFacts, label: str, kind: str) -> Iterator[Finding]:
             title=count_rows(len(places), "belong")
             + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
             effect="too few to learn from, and too few to hold some out and measure",
-            fix="log more of them, or leave them out of the files under data.logs",
+            fix="log more of them, or leave them out of the files under data.logs"
+            + (
+                "; a teacher can add some (`graft data repair --augment role=NAME --dry-run`)"
+                if kind == "roles"
+                else ""
+            ),
         ),
     )
 

@@ -124,7 +124,10 @@ _WORDINGS = {
     "placeholder": _Wording(
         "have a placeholder instead of an answer",
         "trained on, they teach the model to answer with placeholders",
-        lambda settings: say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
+        lambda settings: (
+            say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these")
+            + "; a teacher can answer them (`graft data repair --dry-run`)"
+        ),
     ),
     "truncated": _Wording(
         "are cut off before the end of the reply",

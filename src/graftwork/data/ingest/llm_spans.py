@@ -140,6 +140,8 @@ def open_text(value: Any) -> Any:
 
 def _find_call(span: Span) -> _Call | None:
     """Try the conventions, the most exact first."""
+    if _has_bodies_alone(span):
+        return _read_bodies(span)
     for read in (_read_genai, _read_openinference, _read_message_events, _read_numbered, _read_bodies):
         call = read(span)
         if call is not None and call.turns:
@@ -147,17 +149,35 @@ def _find_call(span: Span) -> _Call | None:
     return None
 
 
+def _has_bodies_alone(span: Span) -> bool:
+    """Whether only MLflow's own attributes are there: spares the search for all others."""
+    return not span.events and all(key.startswith("mlflow.") for key in span.attributes)
+
+
 def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
     facts = span.attributes
-    reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
-    reason = reasons[0] if isinstance(reasons, list) and reasons else None
     stated = first_of(facts, "langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
-    usage = {} if stated is None else take_usage({"usage": open_json(stated)})
     return {
         "id": span.id or str(origin),
         "origin": origin,
         "trace": span.trace or span.id or str(origin),
         "status": None,
+        "session": None,
+        "model": take_fact(open_text(facts.get("mlflow.llm.model"))),
+        "duration_ms": span.duration_ms,
+        "cost": _take_cost(facts),
+        **({} if _has_bodies_alone(span) else _take_convention_facts(span)),
+        **({} if stated is None else take_usage({"usage": open_json(stated)})),
+        "extra": _take_extra(span),
+    }
+
+
+def _take_convention_facts(span: Span) -> dict[str, Any]:
+    """What the conventions state besides the messages; what they do not state is left to others."""
+    facts = span.attributes
+    reasons = open_json(facts.get("gen_ai.response.finish_reasons"))
+    reason = reasons[0] if isinstance(reasons, list) and reasons else None
+    found = {
         "finish_reason": take_fact(reason) or take_fact(facts.get("llm.finish_reason")),
         "group": take_fact(first_of(facts, "gen_ai.agent.name", "agent.name")),
         "session": take_fact(
@@ -169,9 +189,7 @@ def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
                 *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
                 *("langfuse.observation.model.name", "llm.response.model", "llm.request.model"),
             )
-        )
-        or take_fact(open_text(facts.get("mlflow.llm.model"))),
-        "duration_ms": span.duration_ms,
+        ),
         "first_token_ms": _take_first_token(span),
         "prompt_tokens": take_tokens(
             first_of(
@@ -192,12 +210,10 @@ def _take_facts(span: Span, origin: Origin) -> dict[str, Any]:
                 "llm.token_count.prompt_details.cache_read",
             )
         ),
-        "cost": _take_cost(facts),
-        **usage,
         "max_tokens": take_count(facts.get("gen_ai.request.max_tokens")) or _take_limit(facts),
         **_take_score(span),
-        "extra": _take_extra(span),
     }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _take_extra(span: Span) -> dict[str, Any]:

@@ -151,28 +151,21 @@ def read_mlflow(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     for place, item in enumerate(take_list(open_json(data.get("spans")), "data.spans")):
         path = f"data.spans[{place}]"
         try:
-            span = _to_mlflow_span(take_object(open_json(item), path))
-            placed.append(PlacedSpan(path, span._replace(trace=trace or span.trace)))
+            span = _to_mlflow_span(take_object(open_json(item), path), trace)
+            placed.append(PlacedSpan(path, span))
         except BadRow as error:
             placed.append(PlacedSpan(path, error))
-    trace = take_fact(first_of(info, "trace_id", "request_id"))
-    named = [
-        place
-        if isinstance(place.span, BadRow) or not trace
-        else place._replace(span=place.span._replace(trace=trace))
-        for place in placed
-    ]
-    found = _read_spans(named, origin, session=session)
+    found = _read_spans(placed, origin, session=session)
     return _add_assessments(found, take_list(open_json(first_of(info, "assessments")), "info.assessments"))
 
 
-def _to_mlflow_span(span: dict[str, Any]) -> Span:
+def _to_mlflow_span(span: dict[str, Any], trace: str | None) -> Span:
     status = open_json(span.get("status"))
     code = first_of(status, "code", "status_code") if isinstance(status, dict) else span.get("status_code")
     held = span.get("context")
     context = held if isinstance(held, dict) else {}
     return Span(
-        trace=take_fact(first_of(span, "trace_id") or context.get("trace_id")) or "",
+        trace=trace or take_fact(first_of(span, "trace_id") or context.get("trace_id")) or "",
         id=take_fact(first_of(span, "span_id") or context.get("span_id")) or "",
         parent=take_fact(first_of(span, "parent_span_id", "parent_id")) or "",
         name=take_fact(span.get("name")) or "",

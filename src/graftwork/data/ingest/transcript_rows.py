@@ -34,6 +34,9 @@ class TranscriptReader:
         """The number of messages up to each step of the conversation."""
         self._flaws: dict[int, BadRow | None] = {}
         """Steps that cannot be read, and those that hold more than text (None)."""
+        self._parts: list[Any] = []
+        self._answer: str | None = None
+        """The last reply, and its text as a message of the conversation if that is known."""
 
     def continue_conversation(self, raw: bytes) -> bool:
         """Whether this line continues the conversation, which applies to the replies after it."""
@@ -45,10 +48,21 @@ class TranscriptReader:
         del self._messages[self._ends[-1] if self._ends else 0 :]
         for step in [step for step in self._flaws if step >= keep]:
             del self._flaws[step]
+        if "answer" in row:
+            self._add_answer()
+            self._ends.append(len(self._messages))
         for step in row["messages"]:
             self._add(step, len(self._ends))
             self._ends.append(len(self._messages))
         return True
+
+    def _add_answer(self) -> None:
+        if self._answer is not None:
+            self._messages.append(Message(role="assistant", content=drop_reasoning(self._answer)))
+        elif self.kind == "codex":
+            self._add(self._parts, len(self._ends))
+        else:
+            self._add({"role": "assistant", "content": self._parts}, len(self._ends))
 
     def _add(self, step: Any, place: int) -> None:
         items = step if self.kind == "codex" else [step]
@@ -76,6 +90,7 @@ class TranscriptReader:
 
     def _read_reply(self, parts: list[Any], about: dict[str, Any], origin: Origin) -> RowResult:
         is_codex = self.kind == "codex"
+        self._parts, self._answer = parts, None
         plain = _take_text(parts[0] if is_codex else {"content": parts}) if len(parts) == 1 else None
         items = parts if is_codex else ({"content": parts},)
         flaws = self._flaws.values()
@@ -84,7 +99,13 @@ class TranscriptReader:
         for flaw in flaws:
             assert flaw is not None
             raise flaw
-        text = plain if plain is not None else write_reply(self._take_answer(parts))
+        if plain is not None:
+            text = self._answer = plain
+        else:
+            answer = self._take_answer(parts)
+            text = write_reply(answer)
+            # Codex joins the items of a reply in another way than those of the conversation.
+            self._answer = answer.content if not is_codex or len(parts) == 1 else None
         if not text or text.isspace():
             return SkippedPart(origin=origin, rule="no_reply", count=1)
         if not any(message.role == "user" for message in self._messages):
@@ -115,13 +136,31 @@ class TranscriptReader:
 
 
 def _take_plain(message: dict[str, Any]) -> Message | None:
-    """Read a message of one text, as most are: spares the search for calls, results and reasoning."""
+    """Read a message of one text or one result, as most are: spares the search for calls and reasoning."""
+    result = _take_result(message)
+    if result is not None:
+        return Message(role="tool", content=result)
     role = message.get("role")
     known = ROLES.get(role) if type(role) is str else None
     text = None if known is None or known == "tool" else _take_text(message)
     if text is None or known is None:
         return None
     return Message(role=known, content=drop_reasoning(text) if known == "assistant" else text)
+
+
+def _take_result(message: dict[str, Any]) -> str | None:
+    """Return the text of a tool's result that is the whole message; None for anything else."""
+    if message.get("type") == "function_call_output":
+        text = message.get("output")
+        return text if type(text) is str else None
+    content = message.get("content")
+    if type(content) is not list or len(content) != 1 or type(content[0]) is not dict:
+        return None
+    [part] = content
+    if part.get("type") != "tool_result" or message.get("role") != "user" or "type" in message:
+        return None
+    text = part.get("content")
+    return text if type(text) is str and "\0" not in text else None
 
 
 def _take_text(message: dict[str, Any]) -> str | None:
@@ -136,10 +175,9 @@ def _take_text(message: dict[str, Any]) -> str | None:
 def _take_usage(usage: Any) -> dict[str, Any]:
     if not isinstance(usage, dict):
         return {}
-    found = take_usage({"usage": usage})
     if "cached_input_tokens" in usage:
-        found |= take_usage({"usage": {"cached_tokens": usage["cached_input_tokens"]}})
-    return found
+        usage = {"cached_tokens": usage["cached_input_tokens"], **usage}
+    return take_usage({"usage": usage})
 
 
 _TEXT_PARTS = frozenset(

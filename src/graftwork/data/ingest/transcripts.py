@@ -8,7 +8,6 @@ separate branches; Codex replaces its history when it compacts. What is no excha
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -39,6 +38,7 @@ _CODEX_TYPES = ("session_meta", "response_item", "turn_context", "compacted")
 _LOOKED_AT = 20
 CONTINUES = b'{"keep":'
 """How a line of a block begins that continues the conversation."""
+ASSISTANT = b'"assistant"'
 _LIGHTEST = 512
 """The least weight of a reply or a fault in a block."""
 
@@ -77,12 +77,16 @@ class _Step:
 
 
 class _Reply(NamedTuple):
-    """`parts` is JSON without brackets, `about` a JSON object: what the log states about the reply."""
+    """`parts` is JSON without brackets, `about` a JSON object: what the log states about the reply.
+
+    `step` is the reply as a message of the conversation after it.
+    """
 
     line: int
     before: _Step | None
     parts: bytes
     about: bytes
+    step: bytes
 
 
 _Item = _Reply | str | Flaw
@@ -144,6 +148,7 @@ class _OpenBlock:
         self._file, self._kind = file, kind
         self._data = bytearray()
         self._steps: list[_Step] = []
+        self._answer = b""
 
     def add(self, reply: _Reply, data: bytes) -> None:
         new: list[_Step] = []
@@ -155,9 +160,13 @@ class _OpenBlock:
         if new or keep != len(self._steps):
             new.reverse()
             self._steps[keep:] = new
-            messages = b",".join(step.data for step in new)
-            self.add_line(reply.line, b'%b%d,"messages":[%b]}' % (CONTINUES, keep, messages))
+            # Nearly always the conversation goes on with the reply before, which is not written again.
+            has_answer = bool(new) and new[0].data == self._answer
+            messages = b",".join(step.data for step in new[has_answer:])
+            form = b'%b%d,"answer":true,"messages":[%b]}' if has_answer else b'%b%d,"messages":[%b]}'
+            self.add_line(reply.line, form % (CONTINUES, keep, messages))
         self.add_line(reply.line, data)
+        self._answer = reply.step
 
     def _holds(self, step: _Step) -> bool:
         return step.depth <= len(self._steps) and self._steps[step.depth - 1] is step
@@ -207,10 +216,11 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
 def _parse(record: Entry) -> dict[str, Any] | None:
     if has_too_many_values(record.data):
         return None
-    with suppress(orjson.JSONDecodeError):
+    try:
         row = orjson.loads(record.data)
-        return row if isinstance(row, dict) else None
-    return None
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 class _Event(NamedTuple):
@@ -346,7 +356,7 @@ class _Tree:
             places.append(above)  # the parts of one reply are on several lines
             above = self._above[above]
         parts = b",".join(data for number in reversed(places) if (data := self._events[number].parts))
-        data = b'{"role":%b,"content":[%b]}' % (self._events[places[-1]].role, parts)
+        data = _write_message(self._events[places[-1]].role, parts)
         return _Step(None if above is None else self._steps[above], data)
 
     def join_parts(self, place: int) -> _Reply:
@@ -357,7 +367,11 @@ class _Tree:
         usage = next((event.usage for event in reversed(listed) if event.usage), b"null")
         parts = b",".join(event.parts for event in listed if event.parts)
         about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage)
-        return _Reply(first.line, self._before(place), parts, about)
+        return _Reply(first.line, self._before(place), parts, about, _write_message(ASSISTANT, parts))
+
+
+def _write_message(role: bytes, parts: bytes) -> bytes:
+    return b'{"role":%b,"content":[%b]}' % (role, parts)
 
 
 def content_parts(message: dict[str, Any]) -> list[Any]:
@@ -418,7 +432,8 @@ class _CodexSession:
         if self._reply:
             about = {"session": self._session, "at": self._at, "model": self._model, "usage": self._usage}
             data = _write(about) or _write({**about, "usage": None}) or b"{}"
-            yield _Reply(self._began, self._history, b",".join(self._reply), data)
+            parts = b",".join(self._reply)
+            yield _Reply(self._began, self._history, parts, data, b"[%b]" % parts)
             self._add(self._reply)
         self._reply, self._usage = [], None
 

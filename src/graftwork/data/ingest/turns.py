@@ -105,6 +105,8 @@ def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
 def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message, ...]:
     """Return the messages as the model sees them: without reasoning, with the tools it may call."""
     messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
+    if tools is None:
+        return tuple(messages)
     block = write_tools(tools)
     if block:
         is_led = bool(messages) and messages[0].role == "system"
