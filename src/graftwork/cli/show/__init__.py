@@ -13,6 +13,7 @@ MODULES = {
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
     "router": ("TrainedRouter",),
+    "escalation": ("EscalationForecast",),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 
