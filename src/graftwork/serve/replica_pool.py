@@ -169,10 +169,13 @@ class ReplicaPool:
             missing = {n: f for n, f in self._folders.items() if n not in replica.engine.models}
             if missing:
                 self._run(self._catch_up(replica, missing))
-        elif state in ("frozen", "unreachable") and any(
-            other.engine.state == "ready" for other in self.replicas if other is not replica
-        ):
+        elif state in ("frozen", "unreachable") and self._has_alternative(replica):
             replica.engine.abort_running()
+
+    def _has_alternative(self, replica: Replica) -> bool:
+        """Whether requests that wait for the replica may be answered elsewhere."""
+        others = (other.engine.state for other in self.replicas if other is not replica)
+        return bool(self._settings.fallback) or "ready" in others
 
     # -- start and stop ------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import errno
+import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -162,7 +162,7 @@ def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[No
         return
     loop = asyncio.get_running_loop()
     events = {signal.SIGTERM: stop, signal.SIGINT: stop, RELOAD_SIGNAL: reload}
-    if not sys.stdin.isatty():
+    if not os.isatty(0):
         events[signal.SIGHUP] = reload  # at a terminal it means that the terminal is closed
     for number, event in events.items():
         loop.add_signal_handler(number, event.set)

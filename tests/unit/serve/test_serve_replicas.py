@@ -549,3 +549,31 @@ def test_in_an_experiment_a_fallback_is_a_failure_of_its_arm_and_a_capture_of_it
         assert answered.id == headers["x-graft-capture"] != failed.id
 
     run(main)
+
+
+def test_requests_that_wait_for_the_only_replica_fall_back_when_it_freezes(run):
+    async def main():
+        async with open_fleet(1, endpoints=["remote"], fallback={"champion": ["remote"]}) as fleet:
+            fleet.stubs[0].open.clear()
+            asking = asyncio.create_task(fleet.ask())
+            while not fleet.stubs[0].asked:
+                await asyncio.sleep(0)
+            fleet.engines[0].change("frozen")
+            status, headers, _ = await asking
+            assert (status, headers["x-graft-release"]) == (200, "remote")
+
+    run(main)
+
+
+def test_a_client_with_a_tiny_deadline_cannot_open_a_circuit(run):
+    async def main():
+        async with open_fleet(1, breaker_failures=2, fallback={"champion": ["base"]}) as fleet:
+            fleet.stubs[0].open.clear()
+            for _ in range(6):
+                status, _, _ = await fleet.ask(headers=(("x-request-timeout-ms", "5"),))
+                assert status == 504
+            fleet.stubs[0].open.set()
+            assert fleet.pool.replicas[0].breaker.state == "closed"
+            assert (await fleet.ask())[1]["x-graft-release"] == RELEASE
+
+    run(main)
