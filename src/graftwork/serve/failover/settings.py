@@ -46,8 +46,8 @@ class FailoverSettings(Record):
 
     endpoints: dict[Annotated[str, Field(pattern="^[a-z0-9_-]{1,40}$")], FallbackEndpoint] = Field(
         default={},
-        description="Remote APIs for fallback chains, by name. They answer only as fallbacks, and get the prompts "
-        "of the requests that they answer.",
+        description="Remote APIs for fallback chains, by name. They answer only as fallbacks, and get "
+        "the prompts of the requests that they answer.",
     )
 
     retries: int = Field(
