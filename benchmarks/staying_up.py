@@ -8,7 +8,7 @@ its engine processes. 50 clients ask on and on.
 - aliases: an alias moves 100 times; every answer must come from the release that its header names.
 - disconnect: clients leave before the first token; how long until the server notices.
 
-Run: `python benchmarks/staying_up.py [--clients N] [--json]`.
+Run: `python benchmarks/staying_up.py [--clients N] [--json] [--save]`.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from results import save_results
 
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.serve.engine_protocol import EngineJob
@@ -306,6 +308,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {name: run(make()) for name, make in figures.items() if not options.only or name in options.only}
 
 
+def _round(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _round(part) for name, part in value.items()}
+    return round(value, 2) if isinstance(value, float) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
@@ -315,6 +323,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.25, help="how long the server takes to answer")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/staying_up.json")
     parser.add_argument("--upstream", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -322,6 +331,8 @@ def main() -> None:
         run_upstream(options.upstream, port=options.port, seconds=options.seconds)
         return
     result = measure(options)
+    if options.save:
+        save_results("staying_up", _round(result))
     if options.json:
         print(json.dumps(result, indent=2))
         return

@@ -10,7 +10,7 @@ import ssl
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from graftwork.model.base import is_ready
 from graftwork.pipeline import table
@@ -330,11 +330,23 @@ def _read_health(url: str, body: bytes) -> EndpointStatus:
     try:
         health = json.loads(body)
         state, engine = health["status"], health.get("engine", {})
+        reasons = [engine.get("reason") or "", *_list_troubles(engine, health)]
         return EndpointStatus(
-            url=url, state=state, aliases=health.get("aliases", {}), reason=engine.get("reason") or ""
+            url=url,
+            state=state,
+            aliases=health.get("aliases", {}),
+            reason="; ".join(reason for reason in reasons if reason),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")
+
+
+def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
+    """What an endpoint that answers could do better: replicas that are down, releases that it refuses."""
+    replicas = engine.get("replicas", [])
+    ready = sum(replica["state"] == "ready" for replica in replicas)
+    down = [f"{ready} of {len(replicas)} replicas answer"] if 0 < ready < len(replicas) else []
+    return [*down, *health.get("refused", {}).values()]
 
 
 def _run(run: RunEntry, patience: Patience) -> RunStatus:

@@ -384,7 +384,7 @@ class Gateway:
         return choices
 
     def _fall_back(self, running: RunningExchange, why: str) -> bool:
-        """Whether somebody else can be asked; if so, the exchange is theirs."""
+        """Whether another model can be asked; if so, the exchange becomes its own."""
         if self.fallbacks is None:
             return False
         target = self.fallbacks.find_next(

@@ -169,10 +169,13 @@ class ReplicaPool:
             missing = {n: f for n, f in self._folders.items() if n not in replica.engine.models}
             if missing:
                 self._run(self._catch_up(replica, missing))
-        elif state in ("frozen", "unreachable") and any(
-            other.engine.state == "ready" for other in self.replicas if other is not replica
-        ):
+        elif state in ("frozen", "unreachable") and self._has_alternative(replica):
             replica.engine.abort_running()
+
+    def _has_alternative(self, replica: Replica) -> bool:
+        """Whether requests that wait for the replica may be answered elsewhere."""
+        others = (other.engine.state for other in self.replicas if other is not replica)
+        return bool(self._settings.fallback) or "ready" in others
 
     # -- start and stop ------------------------------------------------------------------------
 
@@ -307,13 +310,13 @@ class ReplicaPool:
         ]
         allowed = [replica for replica in ready if replica.breaker.allows()]
         if not allowed and not self._settings.fallback and not tried:
-            allowed = ready  # nobody else could answer: asking costs less than refusing
+            allowed = ready  # there is no other answer: asking costs less than refusing
         return choose_replica(allowed, key=key, slack=self._settings.affinity_slack) if allowed else None
 
     async def _choose_again(
         self, error: Exception, model: str, key: int | None, tried: list[Replica]
     ) -> Replica | None:
-        """Who is asked after a failure; None if nobody should be."""
+        """The replica to ask after a failure; None to give up."""
         if failure_code(error) is None or len(tried) > self._settings.retries:
             return None
         other = self._choose(model, key, tried)

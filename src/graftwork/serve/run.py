@@ -2,9 +2,9 @@
 
 import asyncio
 import errno
+import os
 import signal
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -181,7 +181,7 @@ def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[No
         return
     loop = asyncio.get_running_loop()
     events = {signal.SIGTERM: stop, signal.SIGINT: stop, RELOAD_SIGNAL: reload}
-    if not sys.stdin.isatty():
+    if not os.isatty(0):
         events[signal.SIGHUP] = reload  # at a terminal it means that the terminal is closed
     for number, event in events.items():
         loop.add_signal_handler(number, event.set)

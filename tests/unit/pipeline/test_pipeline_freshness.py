@@ -163,13 +163,25 @@ class Answer(http.server.BaseHTTPRequestHandler):
     ],
 )
 def test_the_endpoint_is_asked_how_it_is(status, body, state):
+    assert ask_one_that_answers(status, body).state == state
+
+
+def ask_one_that_answers(status, body):
     handler = type("Fixed", (Answer,), {"reply": (status, body.encode())})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         found = ask_endpoint(ServeSettings(port=server.server_port))
         thread.join()
-    assert found.state == state
+    return found
+
+
+def test_the_status_names_replicas_that_are_down_and_releases_that_are_refused():
+    engine = {"reason": "", "replicas": [{"state": "ready"}, {"state": "down"}]}
+    refused = {"f" * 12: "release ffffffffffff was trained with another chat template"}
+    found = ask_one_that_answers(200, json.dumps({"status": "ok", "engine": engine, "refused": refused}))
+    assert found.state == "ok"
+    assert found.reason == f"1 of 2 replicas answer; {refused['f' * 12]}"
 
 
 def test_where_nothing_listens_the_endpoint_is_off_and_the_reason_says_how_to_start_it():

@@ -245,7 +245,7 @@ def test_without_a_system_prompt_there_is_no_affinity(messages):
 # -- chains --------------------------------------------------------------------------------------
 
 
-def test_only_failures_that_somebody_else_could_avoid_are_answered_by_somebody_else():
+def test_only_failures_that_another_model_could_avoid_are_passed_to_another_model():
     assert failure_code(ConnectionResetError()) == "engine_down"
     assert failure_code(NoReplica("none")) == "engine_down"
     assert failure_code(TimeoutError()) == "attempt_timeout"

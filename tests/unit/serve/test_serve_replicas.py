@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine
+from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
 
 from graftwork.records.errors import WorkerFailed
+from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
@@ -19,8 +20,8 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
-from graftwork.serve.routing import Routes
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.routing import Routes, update_routes
+from graftwork.serve.settings import ServeSettings, SplitSettings
 from graftwork.serve.stub_engine import StubEngine
 from graftwork.serve.supervisor import EngineClient
 
@@ -123,10 +124,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, settings=None, **failover):
+async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=None, **failover):
     """`endpoints` are names of stand-ins that only fallback chains reach."""
     chosen = FailoverSettings.model_validate(failover)
-    settings = settings or ServeSettings(failover=chosen)
+    settings = ServeSettings(failover=chosen)
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     stubs, engines, servers, replicas = [], [], [], []
     async with AsyncExitStack() as stack:
@@ -148,7 +149,11 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, settin
             name: ReplicaPool([replica], chosen)
             for name, replica in zip(endpoints, replicas[count:], strict=True)
         }
-        gateway = Gateway(pool, settings=settings, routes=lambda: routes, captures=None)
+        captures = None if sink is None else CaptureWriter(sink, queue_size=64)
+        if captures is not None:
+            captures.start()
+            stack.push_async_callback(asyncio.to_thread, captures.close)
+        gateway = Gateway(pool, settings=settings, routes=lambda: routes, captures=captures)
         gateway.fallbacks = Fallbacks(chosen.fallback, engine=pool, endpoints=remotes)
         server = gateway.open_server()
         port = await server.listen()
@@ -519,5 +524,56 @@ def test_a_client_that_leaves_before_the_first_token_cancels_the_engine(run, str
             while any(replica.outstanding for replica in fleet.pool.replicas):
                 await asyncio.sleep(0)
             assert sum(replica.assigned for replica in fleet.pool.replicas) == 1
+
+    run(main)
+
+
+def test_in_an_experiment_a_fallback_is_a_failure_of_its_arm_and_a_capture_of_its_own(run):
+    async def main():
+        split = SplitSettings(share=0.5)
+        aliases = {"champion": RELEASE, "challenger": OTHER}
+        routes = update_routes(Routes(), aliases=aliases, releases=frozenset({RELEASE, OTHER}), split=split)
+        sink = ListSink()
+        async with open_fleet(
+            1, endpoints=["remote"], routes=routes, sink=sink, fallback={"champion": ["remote"]}
+        ) as fleet:
+            fleet.stubs[0].error = ApiError(500, "broken")
+            _, headers, _ = await fleet.ask(headers=(("x-session-id", "s1"),))
+            assert headers["x-graft-release"] == "remote"
+            failures = fleet.gateway.metrics.assigned_failures
+            assert sum(failures.values()) == 1
+        failed, answered = sink.captures
+        assert failed.release in (RELEASE, OTHER)
+        assert failed.arm is not None
+        assert (answered.release, answered.arm) == ("remote", None)
+        assert answered.id == headers["x-graft-capture"] != failed.id
+
+    run(main)
+
+
+def test_requests_that_wait_for_the_only_replica_fall_back_when_it_freezes(run):
+    async def main():
+        async with open_fleet(1, endpoints=["remote"], fallback={"champion": ["remote"]}) as fleet:
+            fleet.stubs[0].open.clear()
+            asking = asyncio.create_task(fleet.ask())
+            while not fleet.stubs[0].asked:
+                await asyncio.sleep(0)
+            fleet.engines[0].change("frozen")
+            status, headers, _ = await asking
+            assert (status, headers["x-graft-release"]) == (200, "remote")
+
+    run(main)
+
+
+def test_a_client_with_a_tiny_deadline_cannot_open_a_circuit(run):
+    async def main():
+        async with open_fleet(1, breaker_failures=2, fallback={"champion": ["base"]}) as fleet:
+            fleet.stubs[0].open.clear()
+            for _ in range(6):
+                status, _, _ = await fleet.ask(headers=(("x-request-timeout-ms", "5"),))
+                assert status == 504
+            fleet.stubs[0].open.set()
+            assert fleet.pool.replicas[0].breaker.state == "closed"
+            assert (await fleet.ask())[1]["x-graft-release"] == RELEASE
 
     run(main)

@@ -186,6 +186,29 @@ def test_replicas_and_settings_change_under_load_without_a_failed_request(run, t
     run(main)
 
 
+def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(run, tmp_path):
+    async def main():
+        patient = {"frozen_seconds": 60.0, "restart_seconds": 90.0}
+        async with Endpoint(tmp_path, failover=patient).serve() as endpoint:
+            await endpoint.ask()
+            pid = (await endpoint.replicas())["1"]["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            running = asyncio.create_task(endpoint.ask())
+            while (await endpoint.replicas())["1"]["outstanding"] == 0:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(DEADLINE):
+                while (await endpoint.http.fetch("GET", "/health"))[0] == 200:
+                    await asyncio.sleep(0.01)
+            status, headers = await endpoint.ask()
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert endpoint.failures == [(503, "stopping")]
+            os.kill(pid, signal.SIGCONT)
+            assert (await running)[0] == 200
+
+    run(main)
+
+
 def test_only_settings_that_a_running_endpoint_can_take_over_are_reloaded():
     old = ServeSettings()
     new = ServeSettings.model_validate(

@@ -26,6 +26,7 @@ from graftwork.registry.manifest import Lineage, ReleaseContext
 from graftwork.registry.publish import find_licence, publish
 from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
+from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.settings import EngineSettings
 from graftwork.text.redact import publishable
 
@@ -124,8 +125,9 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     release = made.get("release", Release)
     cases = _telling(made.get("evaluate", Evaluated))
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
-    # As it was evaluated: the gate has not judged it on another engine yet.
-    settings = work.settings.serve.model_copy(update={**local, "engine": EngineSettings()})
+    # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
+    alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
+    settings = work.settings.serve.model_copy(update={**local, **alone})
     with serve_in_background(work, settings) as url:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]

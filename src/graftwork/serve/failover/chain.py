@@ -6,7 +6,7 @@ from graftwork.serve.http_messages import ApiError
 
 ANY_MODEL = "*"
 _OUT_OF_TIME = "timeout"
-"""The client's time is over: nobody else could answer either."""
+"""The client's time is over: another model could not answer either."""
 
 
 class NoReplica(ConnectionError):
@@ -14,7 +14,7 @@ class NoReplica(ConnectionError):
 
 
 def failure_code(error: BaseException) -> str | None:
-    """Why somebody else should be asked: a short code for headers and metrics. None if nobody should."""
+    """Why another replica or model should be asked, as a short code; None if none should."""
     if isinstance(error, ApiError):
         code = error.code or "engine_error"
         if code == _OUT_OF_TIME:

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.records.base import Record
+from graftwork.records.base import NotSecret, Record
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -44,9 +44,13 @@ class FailoverSettings(Record):
         "chain of their own.",
     )
 
-    endpoints: dict[Annotated[str, Field(pattern="^[a-z0-9_-]{1,40}$")], FallbackEndpoint] = Field(
+    endpoints: Annotated[
+        dict[Annotated[str, Field(pattern="^[a-z0-9_-]{1,40}$")], FallbackEndpoint],
+        NotSecret("names of endpoints; their fields have marks of their own"),
+    ] = Field(
         default={},
-        description="Remote APIs for fallback chains, by name. They answer only as fallbacks.",
+        description="Remote APIs for fallback chains, by name. They answer only as fallbacks, and get "
+        "the prompts of the requests that they answer.",
     )
 
     retries: int = Field(

@@ -1,0 +1,145 @@
+"""A fallback chain that ends at a remote API, and clients that leave before a token, by real processes."""
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import StreamResponse, json_response
+from graftwork.serve.http_server import Server
+from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.settings import ServeSettings
+
+DEADLINE = 120.0
+JSON = (("content-type", "application/json"),)
+
+
+class RemoteApi:
+    """An OpenAI-compatible server. Clear `open` to make it wait before its first token."""
+
+    def __init__(self):
+        self.open, self.asked, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.open.set()
+        self.headers = {}
+
+    async def handle(self, request):
+        if request.path == "/v1/models":
+            return json_response({"data": [{"id": "far"}]})
+        self.headers = request.headers
+        self.asked.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return StreamResponse(200, self.events(), (("content-type", "text/event-stream"),))
+
+    async def events(self):
+        for delta, reason in (({"content": "from afar"}, None), ({}, "stop")):
+            choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    @asynccontextmanager
+    async def listening(self):
+        server = Server(self.handle)
+        port = await server.listen()
+        yield f"http://127.0.0.1:{port}/v1"
+        await server.close()
+
+
+@asynccontextmanager
+async def serving(folder, base, module=None, **settings):
+    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+    task = asyncio.create_task(
+        serve(
+            ServeSettings.model_validate({"port": 0, **settings}),
+            engine_job=EngineJob(folder=str(folder / "engine"), base_folder=str(base)),
+            project=ServedProject(resolve_aliases=dict),
+            on_ready=ready.set_result,
+            stop=stop,
+            engine_module=module,
+        )
+    )
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
+    if task.done():
+        task.result()
+    http = Client(port=int(ready.result().rpartition(":")[2]))
+    try:
+        yield http
+    finally:
+        http.close()
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE)
+
+
+async def ask(http, *, headers=(), **more):
+    body = json.dumps({"model": "base", "messages": [{"role": "user", "content": "hello"}], **more}).encode()
+    reply = await http.send("POST", "/v1/chat/completions", body=body, headers=(*JSON, *headers))
+    return reply.status, reply.headers, json.loads(await reply.read())
+
+
+def run(main):
+    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE))
+
+
+def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is_back(tmp_path, tiny_base):
+    async def main():
+        remote = RemoteApi()
+        async with remote.listening() as url:
+            failover = {
+                "fallback": {"base": ["far"]},
+                "endpoints": {"far": {"url": url, "model": "far"}},
+                "probe_seconds": 0.1,
+                "frozen_seconds": 0.5,
+            }
+            stub = "graftwork.serve.stub_engine"
+            async with serving(tmp_path, tiny_base, module=stub, failover=failover) as http:
+                status, headers, answer = await ask(http)
+                assert answer["choices"][0]["message"]["content"] == "[base] hello"
+                assert "x-graft-fallback" not in headers
+                pid = json.loads((await http.fetch("GET", "/health"))[1])["engine"]["pid"]
+                os.kill(pid, signal.SIGSTOP)  # it restarts in a moment if it is killed
+                frozen = False
+                async with asyncio.timeout(DEADLINE):
+                    while not frozen:
+                        seconds = (("x-request-timeout-ms", "500"),)
+                        status, headers, answer = await ask(http, headers=seconds)
+                        frozen = status == 200
+                assert answer["choices"][0]["message"]["content"] == "from afar"
+                assert headers["x-graft-release"] == "far"
+                assert headers["x-graft-fallback"] == "from=base; why=engine_down"
+                assert 0 < int(remote.headers["x-request-timeout-ms"]) <= 500
+                os.kill(pid, signal.SIGKILL)
+                async with asyncio.timeout(DEADLINE):
+                    while "x-graft-fallback" in (await ask(http))[1]:
+                        await asyncio.sleep(0.05)
+                metrics = (await http.fetch("GET", "/metrics"))[1].decode()
+                assert 'graft_fallbacks_total{model="base",to="far",why="engine_down"}' in metrics
+
+    run(main)
+
+
+def test_a_client_that_leaves_before_the_first_token_cancels_the_server_behind_the_engine(
+    tmp_path, tiny_base
+):
+    async def main():
+        remote = RemoteApi()
+        async with remote.listening() as url:
+            engine = {"kind": "endpoint", "url": url, "model": "far"}
+            async with serving(tmp_path, tiny_base, engine=engine) as http:
+                for stream in (False, True):
+                    remote.open.clear()
+                    remote.asked.clear()
+                    remote.cancelled.clear()
+                    asking = asyncio.create_task(ask(http, stream=stream))
+                    await asyncio.wait_for(remote.asked.wait(), DEADLINE)
+                    asking.cancel()
+                    await asyncio.wait_for(remote.cancelled.wait(), DEADLINE)
+                remote.open.set()
+                assert (await ask(http))[0] == 200
+
+    run(main)
