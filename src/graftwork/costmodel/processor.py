@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from graftwork.model.families.registry import family_or_llama
+from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.shape import (
     adapter_parameters,
     layer_parameters,
@@ -21,8 +21,6 @@ from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
 from graftwork.records.units import GIB
 
-ROTARY = ("default", "llama3", "linear", "yarn")
-"""Rotary positions that do not depend on how long a batch is."""
 WIDTH = 4
 """It works in float32 alone."""
 MEMORY_SHARE = 1 / 8
@@ -43,9 +41,7 @@ class TrunkTokens(NamedTuple):
     visited: int
 
 
-def why_plain_here(
-    config: Mapping[str, Any], *, method: str, dtype: str, longest: int, alone: bool
-) -> str | None:
+def why_plain_here(config: Mapping[str, Any], *, method: str, dtype: str, alone: bool) -> str | None:
     """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
     if method != "lora":
         return f"`{method}` trains more than adapters"
@@ -53,14 +49,7 @@ def why_plain_here(
         return f"it works in {dtype}"
     if not alone:
         return "several devices share it"
-    if not family_or_llama(config.get("model_type")).cpu_step:
-        return f"blocks of {config.get('model_type')!r} are not written out"
-    window = config.get("sliding_window")
-    if window is not None and window < longest and config.get("use_sliding_window", True):
-        return "rows are longer than the window that tokens look back"
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rotary.get("rope_type") or rotary.get("type") or "default"
-    return None if kind in ROTARY else f"its positions are of the kind {kind!r}"
+    return why_not_written_out(config)
 
 
 def packed_bytes(shape: ModelShape, *, adapted: int) -> int:

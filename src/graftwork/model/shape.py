@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.model.families.family import BlockLayout
 from graftwork.model.families.registry import complete_config, count_stated, find_family
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.records.errors import UserMistake
@@ -22,6 +23,9 @@ OLD_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 """The names in configs of GPT-2."""
+
+
+LLAMA_LIKE = (None, BlockLayout())
 
 
 class ConfigShape(NamedTuple):
@@ -144,6 +148,7 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             vocab_size=config["vocab_size"],
             tied_embeddings=config.get("tie_word_embeddings", family.tied if family else "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
+            architecture=config["model_type"] if family and family.block not in LLAMA_LIKE else "",
         )
     except KeyError as missing:
         raise UserMistake(
@@ -176,11 +181,19 @@ def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     up at once."""
     sizes = dict(linear_sizes(shape))
     found: dict[str, tuple[int, int]] = {}
-    for name, members in (("qkv", ("q_proj", "k_proj", "v_proj")), ("gate_up", ("gate_proj", "up_proj"))):
+    layout = layout_of_shape(shape)
+    for name, paths in (("qkv", layout.qkv), ("gate_up", layout.gate_up)):
+        members = [path.rsplit(".", 1)[-1] for path in paths]
         if all(member in sizes for member in members):
             taken = [sizes.pop(member) for member in members]
             found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
     return {**found, **sizes}
+
+
+def layout_of_shape(shape: ModelShape) -> BlockLayout:
+    """How graft's own steps compute its blocks; Llama's where nothing else is known."""
+    family = find_family(shape.architecture)
+    return (family.block if family is not None else None) or BlockLayout()
 
 
 def linear_names(shape: ModelShape) -> tuple[str, ...]:

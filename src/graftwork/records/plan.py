@@ -25,6 +25,8 @@ class ModelShape(Record):
     parameters: int | None = None
     """Counted, where they are not what a Llama of these sizes has."""
     block_parameters: int | None = None
+    architecture: str = ""
+    """`model_type` of a family whose blocks graft's own steps compute otherwise than Llama's."""
 
 
 class DeviceFacts(Record):

@@ -104,7 +104,6 @@ def _as_on_processor(
         base_config(work),
         method=settings.method,
         dtype=dtype,
-        longest=max(ahead.load.lengths),
         alone=settings.strategy == "single",
     )
     if why is not None:
