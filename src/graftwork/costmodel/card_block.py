@@ -281,7 +281,7 @@ def before_attention_backward(
 
 
 def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActivationBytes, Any]:
-    """Through the output product and the first half of the MLP; and what is added to beside the middle."""
+    """Through the output product and the first half of the MLP; and the sum that the MLP is added to."""
     if s.compiled:
         made = compiled_middle(memory, s, tokens)
         return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended), None

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.shape import (
+    active_layer_parameters,
     adapter_parameters,
     layer_parameters,
     linear_sizes,
@@ -254,7 +255,7 @@ def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
 def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Forward through all layers, backward through the adapted ones; weights that are frozen need no gradient
     of their own. The head only where a reply token is predicted."""
-    tokens, layer = _read_tokens(work), layer_parameters(shape)
+    tokens, layer = _read_tokens(work), active_layer_parameters(shape)
     backward = 4.0 if work.method == "full" else 2.0
     return {
         "products": tokens * layer * (2.0 * shape.layers + backward * work.adapted_layers),
@@ -287,7 +288,7 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
     if work.processor is None:
         return 0.5
     replies = work.trained_tokens / sum(work.lengths)
-    read = shape.layers * (2.0 * layer_parameters(shape) + _scores(shape, work))
+    read = shape.layers * (2.0 * active_layer_parameters(shape) + _scores(shape, work))
     read += 2.0 * shape.vocab_size * shape.hidden_size * replies
     return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
 

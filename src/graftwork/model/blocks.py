@@ -73,7 +73,7 @@ def find_activation(layer: Any) -> Activation:
 
 def pairs_to_halves(x: Tensor) -> Tensor:
     """Neighbouring values that are turned together, moved half a head apart. Scores do not change by it."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 
 class RotaryPositions:

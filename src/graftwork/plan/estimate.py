@@ -19,8 +19,9 @@ from graftwork.costmodel.run_time import (
     recording_seconds,
     start_seconds,
 )
-from graftwork.model.shape import total_parameters, trained_by
+from graftwork.model.shape import describe_experts, total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
+from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
@@ -291,6 +292,12 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     how = "" if plain is None else f"{describe_plain(plain)}; "
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
+    if tuning is not None and tuning.form != "whole":
+        notes.append(describe_trade(tuning.form))
+    experts = describe_experts(
+        inputs.shape, adapted=inputs.work.experts, four_bits=inputs.work.method == "qlora"
+    )
+    notes += [] if experts is None else [experts]
     if memory.high > limit:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.files.disk import read_or_empty
 from graftwork.model.families.registry import why_not_written_out
-from graftwork.model.shape import read_shape
+from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.fit import Precision
 from graftwork.records.plan import PlainStep, Tuning
@@ -51,6 +51,11 @@ def make_engine(
     from graftwork.train.engine import StepOptions, TrainingEngine
 
     job, settings = inputs.job, inputs.settings
+    experts = describe_experts(
+        read_shape(Path(job.base_folder)), adapted=settings.experts, four_bits=settings.method == "qlora"
+    )
+    if experts is not None:
+        report(experts)
     if job.plan.tuning is not None and not shares_steps:
         return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
     planned = job.plan.plain

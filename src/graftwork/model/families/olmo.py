@@ -1,4 +1,4 @@
-"""OLMo: without weights in its norms; from OLMo 2 on with norms after attention and MLP."""
+"""OLMo and OLMoE: without weights in its norms; from OLMo 2 on with norms after attention and MLP."""
 
 from graftwork.model.families.family import BlockLayout, ModelFamily, PlainRecipe
 
@@ -18,5 +18,6 @@ FAMILIES = (
         block=AFTER,
         plain_logits=True,
     ),
+    ModelFamily("olmoe", head_norms="width"),
     ModelFamily("olmo3", head_norms="width", block=AFTER, plain_logits=True),
 )

@@ -114,6 +114,7 @@ def plain_setup(
         rows=rows,
         tokens=tokens,
         checkpointed=checkpointed,
+        experts=question.experts,
         optimizer=question.optimizer,
         kbit_upcast=not graft and question.method == "qlora",
     )

@@ -190,7 +190,7 @@ class CpuBlock:
     def _split(self, qkv: Tensor) -> list[Tensor]:
         config = self._attention.config
         kv = config.num_key_value_heads * self._width
-        return list(qkv.split((qkv.shape[1] - 2 * kv, kv, kv), dim=1))
+        return list(qkv.split_with_sizes((qkv.shape[1] - 2 * kv, kv, kv), dim=1))
 
     def _turned(self, x: Tensor, norm: str, turn: tuple[Tensor, Tensor]) -> Tensor:
         own = getattr(self._attention, norm, None)

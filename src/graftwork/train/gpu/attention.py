@@ -162,9 +162,14 @@ def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> "list[_Tile]":
     return found
 
 
+def _grouped(heads: Tensor, groups: int) -> Tensor:
+    """[tokens, groups, heads of a group, width]."""
+    return heads.view(heads.shape[0], groups, -1, heads.shape[2])
+
+
 def _capped_scores(q: Tensor, k: Tensor, tile: _Tile, reach: _Reach) -> Tensor:
     """[groups, heads of a group, queries, keys] in float32, before the mask."""
-    grouped = q[tile.queries].unflatten(1, (k.shape[1], -1)).float()
+    grouped = _grouped(q[tile.queries], k.shape[1]).float()
     scores = torch.einsum("tgpd,sgd->gpts", grouped, k[tile.keys].float())
     return scores.mul_(reach.scale / reach.cap).tanh_().mul_(reach.cap)
 
@@ -196,9 +201,9 @@ class _CappedAttention(torch.autograd.Function):
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         for tile in _tiles(q.shape[0], starts, reach):
-            d_own = d_mixed[tile.queries].unflatten(1, (groups, -1)).float()
-            own = mixed[tile.queries].unflatten(1, (groups, -1)).float()
-            total = sums[tile.queries].unflatten(1, (groups, -1)).permute(1, 2, 0)
+            d_own = _grouped(d_mixed[tile.queries], groups).float()
+            own = _grouped(mixed[tile.queries], groups).float()
+            total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
             scores = _capped_scores(q, k, tile, reach)
             slope = 1 - (scores / reach.cap).square_()
             weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0)
@@ -209,6 +214,6 @@ class _CappedAttention(torch.autograd.Function):
             dq[tile.queries] = (
                 torch.einsum("gpts,sgd->tgpd", d_scores, k[tile.keys].float()).flatten(1, 2).to(q.dtype)
             )
-            queries = q[tile.queries].unflatten(1, (groups, -1)).float()
+            queries = _grouped(q[tile.queries], groups).float()
             dk[tile.keys] += torch.einsum("gpts,tgpd->sgd", d_scores, queries)
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None

@@ -101,7 +101,7 @@ def before_attention(
 
 
 def _halves_to_pairs(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return x.view(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
 def _heads_in_pairs(dqkv: Tensor, shape: BlockShape) -> Tensor:

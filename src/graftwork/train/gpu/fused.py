@@ -40,7 +40,8 @@ def apply_norm_backward(
     dx, _, _ = torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], mean, inverse, norm_weights.weight, norm_weights.bias, [True, False, False]
     )
-    return dx if add is None else dx.add_(add)
+    found: Tensor = dx if add is None else dx.add_(add)
+    return found
 
 
 def _centred(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
