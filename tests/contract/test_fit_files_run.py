@@ -1,4 +1,4 @@
-"""The files of `graft plan fit --write`, run as they are by transformers, DeepSpeed and accelerate on processors.
+"""The files of `graft plan fit --write`, run as they are by transformers with DeepSpeed and accelerate.
 
 Skipped where DeepSpeed is not installed; `make test-deepspeed` installs it and runs these.
 """

@@ -9,8 +9,12 @@ import transformers as t
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.experts import LoraExperts, expert_modules
 from graftwork.model.adapters.merge import merge_into
-from graftwork.model.adapters.peft import acting, attach, load_adapter, save_adapter
+from graftwork.model.adapters.peft import acting, activate, attach, load_adapter, save_adapter
 from graftwork.model.adapters.rows import weights_of_adapter
+from graftwork.model.generate.generator import open_decoder
+from graftwork.model.generate.requests import GenerationRequest
+from graftwork.model.generate.sampling import Sampling
+from graftwork.model.load import base_digest
 from graftwork.model.parts import block_linears
 from graftwork.model.shape import (
     active_parameters,
@@ -19,7 +23,11 @@ from graftwork.model.shape import (
     shape_of,
     total_parameters,
 )
+from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.engine import TrainingEngine
+from graftwork.train.settings import TrainSettings
 
 SIZES = {
     "hidden_size": 64,
@@ -153,6 +161,66 @@ def test_parameters_are_counted_from_the_config_and_from_the_files(family, tmp_p
         assert active_parameters(shape) == count - stacks // 2
         experts = adapter_parameters(shape, rank=2, targets=ATTENTION, layers=2, experts=True)
         assert experts == sum(p.numel() for p in attach(make(family), shape_with_experts(), seed=1))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_the_embedded_engine_answers_with_adapters_of_experts_next_to_others(slots):
+    model = make("qwen3_moe")
+    for name, experts in (("wide", True), ("narrow", False)):
+        parameters = attach(model, shape_with_experts(experts=experts), name=name, seed=len(name))
+        with torch.no_grad():
+            for at, parameter in enumerate(parameters):
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(at))
+    activate(model, None)
+    names, prompt = ("wide", None, "narrow", "wide"), [5, 9, 40, 7]
+    expected = []
+    for name in names:
+        with acting(model, name):
+            found = model.generate(
+                torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None
+            )
+        expected.append(found[0, len(prompt) :].tolist())
+    assert expected[0] != expected[1]
+    decoder = open_decoder(model, stop_tokens=[], slots=slots)
+    requests = [GenerationRequest(prompt, Sampling(6), adapter=name) for name in names]
+    for request in requests:
+        decoder.submit(request)
+    decoder.finish()
+    assert [request.result.tokens for request in requests] == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "granitemoe", "olmoe"])
+def test_the_plain_step_trains_experts_and_leaves_the_base_as_it_was(family):
+    model = make(family)
+    before = base_digest(model)
+    parameters = attach(model, shape_with_experts(), seed=1)
+    engine = TrainingEngine(model, parameters, settings=TrainSettings(experts=True))
+    row = Row(
+        id="1",
+        origin=Origin(file="log.jsonl", line=1),
+        messages=(Message(role="user", content="x"),),
+        reply="y",
+        tokens=tuple(range(3, 23)),
+        trained_from=4,
+    )
+    losses = []
+    for _ in range(4):
+        losses.append(engine.backward([row]).loss)
+        engine.apply(1e-2)
+    assert losses[-1] < losses[0]
+    assert all(float(parameter.detach().abs().sum()) > 0 for parameter in parameters)
+    assert base_digest(model) == before
+
+
+@pytest.mark.parametrize("method", ["dora", "full"])
+def test_experts_are_adapted_by_lora_alone(method):
+    with pytest.raises(ValueError, match="experts are adapted by lora"):
+        TrainSettings(experts=True, method=method)
+
+
+def test_a_run_without_experts_is_named_as_it_was_before_they_could_be_adapted():
+    assert "experts" not in TrainSettings().what_is_learned()
+    assert TrainSettings(experts=True).what_is_learned()["experts"]
 
 
 def test_expert_layers_are_found_once_wrapped_or_not():
