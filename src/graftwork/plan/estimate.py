@@ -19,9 +19,8 @@ from graftwork.costmodel.run_time import (
     recording_seconds,
     start_seconds,
 )
-from graftwork.model.shape import describe_experts, total_parameters, trained_by
 from graftwork.costmodel.streamed import describe_streamed
-from graftwork.model.shape import total_parameters, trained_by
+from graftwork.model.shape import describe_experts, total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs

@@ -1,8 +1,8 @@
 """The reasons for a strategy and the verdict, in sentences with figures. Pure."""
 
+from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts
 from graftwork.plan.catalog.quantization import describe_trade
-from graftwork.costmodel.streamed import describe_streamed
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.candidate import (
     FitCandidate,

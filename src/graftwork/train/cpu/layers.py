@@ -26,6 +26,7 @@ from graftwork.model.blocks import (
     activate,
     attention_rule,
     find_activation,
+    layout_of,
     pairs_to_halves,
 )
 from graftwork.model.families.family import BlockLayout
@@ -352,15 +353,9 @@ class FileCache:
 
 class FrozenLayers:
     def __init__(
-        self,
-        decoder: Any,
-        layout: BlockLayout,
-        first: int,
-        rows: Sequence[Row],
-        *,
-        states: HiddenStateCache,
-        packed: bool,
+        self, decoder: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
     ) -> None:
+        layout = layout_of(decoder)
         self._embed, self._multiplier = decoder.embed_tokens, getattr(decoder, "embedding_multiplier", 1.0)
         self._rotary = RotaryPositions(decoder, interleaved=layout.interleaved)
         self._blocks = [

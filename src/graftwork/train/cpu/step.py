@@ -75,7 +75,7 @@ class CpuStep:
         layout, self._norm = layout_of(model), parts.decoder.norm
         self._rotary = RotaryPositions(parts.decoder, interleaved=layout.interleaved)
         self._head, self._ending = trainable_product(parts.head, packed=packed), logits_ending(model.config)
-        self._trunk = FrozenLayers(parts.decoder, layout, first, rows, states=states, packed=packed)
+        self._trunk = FrozenLayers(parts.decoder, first, rows, states=states, packed=packed)
         self._blocks = [
             CpuBlock(layer, layout, turn=self._rotary.kind(layer), learns=True, packed=packed)
             for layer in parts.blocks[first:]
