@@ -58,7 +58,7 @@ def run(folder, *command):
 @pytest.mark.parametrize(("sharding", "stage"), [("zero2", 2), ("zero3", 3)])
 def test_transformers_trains_with_the_file_for_deepspeed(tmp_path, sharding, stage):
     write_files(tmp_path, sharding=sharding)
-    launch = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     found = run(tmp_path, *launch, str(CHILD), "2", "deepspeed")
     assert (found["engine"], found["stage"], found["processes"]) == ("DeepSpeedEngine", stage, 2)
     assert found["losses"][1] < found["losses"][0]
