@@ -14,7 +14,7 @@ ARGS ?=
 PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -68,6 +68,10 @@ test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .s3 s3fs==2026.9.0 \
 	  aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117 'moto[s3,server]==5.2.5'
 	PYTHONPATH=.s3 $(BIN)/python -m pytest -n 2 -k s3 tests/contract
+
+test-deepspeed: dev ## the files of `graft plan fit --write`, run by transformers + DeepSpeed on processors
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[deepspeed]' peft
+	$(BIN)/python -m pytest -m slow tests/contract/test_fit_files_run.py
 
 test-anthropic: dev ## the tests of /v1/messages with Anthropic's own client, which stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .anthropic anthropic==2.8.0

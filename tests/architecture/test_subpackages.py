@@ -21,7 +21,7 @@ ORDER = {
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation < score < report < judge < gate < ask, ab, preflight, exchange",
     "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
-    "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
+    "threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
     "engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop < run_setup < worker < "

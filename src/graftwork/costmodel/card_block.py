@@ -74,7 +74,7 @@ def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
 
 
 def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
-    normed = None if s.norms_behind else memory.alloc(HALF * tokens * s.hidden)
+    normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
     qkv, low = _grafted(memory, s, s.qkv, tokens)
     if normed is not None:
         memory.free(normed)
@@ -96,7 +96,7 @@ def compiled_before_attention_backward(
         held.append(dn)
     else:
         dlow = _thin(memory, s.qkv, tokens)
-    if not s.norms_behind:
+    if s.norms_before:
         held.append(memory.alloc(HALF * tokens * s.hidden))
     dx = memory.alloc(HALF * tokens * s.hidden) if wants_input else None
     gradient = _gradient(memory, s.qkv)
@@ -114,14 +114,14 @@ class Middle:
 def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
     attended, low_out = _grafted(memory, s, s.out, tokens)
     mid = memory.alloc(HALF * tokens * s.hidden)
-    if not s.norms_behind:
+    if not s.norms_after:
         memory.free(attended)
-    normed = None if s.norms_behind else memory.alloc(HALF * tokens * s.hidden)
+    normed = memory.alloc(HALF * tokens * s.hidden) if s.norms_before else None
     gate_up, low = _grafted(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
     lows = [block for block in (low_out, low) if block is not None]
-    return Middle(mid, gate_up, lows, [attended] if s.norms_behind else [])
+    return Middle(mid, gate_up, lows, [attended] if s.norms_after else [])
 
 
 def compiled_mlp(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
@@ -135,18 +135,18 @@ def compiled_after_attention_backward(
     memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
 ) -> tuple[list[Any], list[Any]]:
     wide, inner = HALF * tokens * s.hidden, HALF * tokens * s.inner
-    normed = None if s.norms_behind else memory.alloc(wide)
+    normed = memory.alloc(wide) if s.norms_before else None
     gate_up = None
     if not has_gate_up:
         gate_up, low = _grafted(memory, s, s.gate_up, tokens)
         if low is not None:
             memory.free(low)
-    d_added = memory.alloc(wide) if s.norms_behind else None
+    d_added = memory.alloc(wide) if s.changes_output else None
     d_lifted, d_low_down = _turned(memory, s, s.down, tokens)
-    lifted, d_gate_up = memory.alloc(inner), memory.alloc(2 * inner)
+    lifted, d_gate_up = memory.alloc(inner), memory.alloc(HALF * tokens * s.gate_up.out)
     dn = None
     if s.form == "eight":
-        codes = [memory.alloc(inner), memory.alloc(WORD * tokens)]
+        codes = [memory.alloc(tokens * s.gate_up.out // 2), memory.alloc(WORD * tokens)]
         free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
         codes += [] if s.turned else [memory.alloc(s.gate_up.weights)]
         dn = memory.alloc(wide)
@@ -160,7 +160,7 @@ def compiled_after_attention_backward(
     free_all(memory, [block for block in (d_gate_up, d_low, normed) if block is not None])
     d_middle = memory.alloc(wide)
     memory.free(dn)
-    d_attended = memory.alloc(wide) if s.norms_behind else None
+    d_attended = memory.alloc(wide) if s.changes_output else None
     d_mixed, d_low_out = _turned(memory, s, s.out, tokens)
     gradient += _gradient(memory, s.out)
     free_all(memory, [block for block in (d_attended, d_low_out) if block is not None])
@@ -200,8 +200,8 @@ class SavedActivationBytes:
 
     def blocks(self) -> list[Any]:
         """In the order in which a tuple lets go of them: from its end."""
-        wide = [] if self.gate_up is None else [self.gate_up]
-        return [*self.normed_behind[::-1], *self.lows[::-1], *wide, self.middle]
+        wide = [block for block in (self.gate_up, self.middle) if block is not None]
+        return [*self.normed_behind[::-1], *self.lows[::-1], *wide]
 
 
 @dataclass
@@ -217,15 +217,24 @@ class SavedBlock:
     kept: SavedActivationBytes | None = None
 
 
-def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
-    return pieces.norm(memory, elements) if there else None
+def _norm_if(memory: TensorMemory, s: StepSizes, tokens: int, there: bool) -> Any:
+    """Of the hidden state."""
+    if there and s.layout.norm == "layer":
+        return pieces.layer_norm(memory, tokens * s.hidden, tokens)
+    return pieces.norm(memory, tokens * s.hidden) if there else None
+
+
+def _norm_backward(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    if s.layout.norm == "layer":
+        return pieces.layer_norm(memory, tokens * s.hidden, tokens, keeps=True)
+    return pieces.norm(memory, tokens * s.hidden)
 
 
 def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
     """Queries, keys, values; and what else is saved."""
     if s.compiled:
         return compiled_before_attention(memory, s, tokens)
-    normed = _norm_if(memory, tokens * s.hidden, not s.norms_behind)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
     qkv, low = pieces.grafted_product(memory, s, s.qkv, tokens)
     if normed is not None:
         memory.free(normed)
@@ -234,6 +243,8 @@ def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[l
     if s.head_norms != "none":
         extra.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
         heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+    if s.layout.interleaved:
+        heads += [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
     found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
     free_all(memory, [*heads, qkv])
     return found, extra
@@ -251,12 +262,17 @@ def before_attention_backward(
         rotated, together = held[0], memory.alloc(HALF * tokens * s.qkv.out)
         memory.free(rotated)
         held = [*held[1:], together]
-    if not s.norms_behind:
-        held.append(pieces.norm(memory, tokens * s.hidden))
+    if s.layout.interleaved:
+        parts = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv)]
+        together = memory.alloc(HALF * tokens * s.qkv.out)
+        free_all(memory, [*parts, held.pop()])
+        held.append(together)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
+    held += [] if normed is None else [normed]
     dx = None
     if wants_input:
         dn, dlow = pieces.input_gradient(memory, s, s.qkv, tokens)
-        dx = memory.alloc(HALF * tokens * s.hidden)
+        dx = _norm_backward(memory, s, tokens)
         held.append(dn)
     else:
         dlow = memory.alloc(HALF * tokens * s.qkv.ranks) if s.qkv.rank else None
@@ -264,26 +280,28 @@ def before_attention_backward(
     return dx, []
 
 
-def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
-    """Through the output product and the first half of the MLP."""
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActivationBytes, Any]:
+    """Through the output product and the first half of the MLP; and the sum that the MLP is added to."""
     if s.compiled:
         made = compiled_middle(memory, s, tokens)
-        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended)
+        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended), None
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
-    normed_out = _norm_if(memory, tokens * s.hidden, s.norms_behind)
+    normed_out = _norm_if(memory, s, tokens, s.norms_after)
     mid = memory.alloc(HALF * tokens * s.hidden)
     if normed_out is not None:
         memory.free(normed_out)
-    normed = _norm_if(memory, tokens * s.hidden, not s.norms_behind)
+    normed = _norm_if(memory, s, tokens, s.norms_before)
     gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
-    kept = SavedActivationBytes(mid, gate_up, [block for block in (low_out, low) if block is not None])
-    if s.norms_behind:
+    lows = [block for block in (low_out, low) if block is not None]
+    # Where attention and MLP read one input, that is the middle, and nothing more is kept.
+    kept = SavedActivationBytes(None if s.layout.parallel else mid, gate_up, lows)
+    if s.norms_after:
         kept.normed_behind.append(attended)
     else:
         memory.free(attended)
-    return kept
+    return kept, mid if s.layout.parallel else None
 
 
 def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
@@ -296,13 +314,12 @@ def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
 
 
 def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivationBytes]:
-    kept = middle(memory, s, tokens)
+    kept, start = middle(memory, s, tokens)
     last = mlp_output(memory, s, tokens)
-    normed = _norm_if(memory, tokens * s.hidden, s.norms_behind and not s.compiled)
+    normed = _norm_if(memory, s, tokens, s.norms_after and not s.compiled)
     y = memory.alloc(HALF * tokens * s.hidden)
-    if normed is not None:
-        memory.free(normed)
-    if s.norms_behind:
+    free_all(memory, [block for block in (normed, start) if block is not None])
+    if s.norms_after:
         kept.normed_behind.append(last)
     else:
         memory.free(last)
@@ -310,8 +327,10 @@ def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[An
 
 
 def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
-    kept = middle(memory, s, tokens)
-    if s.norms_behind:
+    kept, start = middle(memory, s, tokens)
+    if start is not None:
+        memory.free(start)
+    if s.norms_after:
         kept.normed_behind.append(mlp_output(memory, s, tokens))
     return kept
 
@@ -322,17 +341,19 @@ def after_attention_backward(
     """(gradients of the mixed values and of the middle), and those of the adapters."""
     if s.compiled:
         return compiled_after_attention_backward(memory, s, tokens, has_gate_up=has_gate_up)
-    wide = tokens * s.hidden
     held: list[Any] = []
-    if not s.norms_behind:
-        held.append(pieces.norm(memory, wide))
+    if s.norms_before:
+        held.append(_norm_if(memory, s, tokens, True))
     if not has_gate_up:
         held += [item for item in pieces.grafted_product(memory, s, s.gate_up, tokens) if item is not None]
-    if s.norms_behind:
-        held.append(pieces.norm(memory, wide))
+    if s.changes_output:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
     held += [item for item in pieces.input_gradient(memory, s, s.down, tokens) if item is not None]
     dn = None
-    if s.form == "eight":
+    if not s.has_gate_kernel:
+        recipe = pieces.OTHER_GATE_BACKWARD if s.layout.gated else pieces.UNGATED_BACKWARD
+        held += follow(memory, recipe, tokens * s.inner).values()
+    elif s.form == "eight":
         held += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
         codes = memory.alloc(2 * tokens * s.inner)
         dn = pieces.codes_turned(memory, tokens, 2 * s.inner, s.hidden, codes, turned=s.turned)
@@ -341,9 +362,9 @@ def after_attention_backward(
     if s.down.rank:
         held.append(memory.alloc(HALF * tokens * s.down.ranks))
     held += [item for item in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if item is not None]
-    d_middle = memory.alloc(HALF * wide)
-    if s.norms_behind:
-        held.append(pieces.norm(memory, wide))
+    d_middle = _norm_backward(memory, s, tokens)
+    if s.changes_output:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
     d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
     if dlow is not None:
         held.append(dlow)

@@ -6,6 +6,7 @@ summed block by block, fast enough to rank hundreds of settings. Knows neither t
 processes.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,8 +25,8 @@ from graftwork.costmodel.card_step import (
     step_recipe,
     take_pass,
 )
-from graftwork.costmodel.card_tensors import WORD, ByteTally, StepSizes, TensorMemory
-from graftwork.model.shape import layer_parameters, linear_sizes
+from graftwork.costmodel.card_tensors import WORD, ByteTally, StepSizes, TensorMemory, norm_places
+from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
 from graftwork.records.fit import MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
@@ -50,13 +51,13 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if level == "again":
         return WIDTH * h
-    extra = layer_parameters(shape) - sum(a * b for a, b in linear_sizes(shape).values()) - 2 * h
+    layout, norms = layout_of_shape(shape), norm_places(shape)
     # Input, queries, keys, values, what attention gave, the middle of the residual stream.
-    lean = WIDTH * (2 * h + 2 * q + 2 * kv) + 4 * shape.heads
-    if extra in (2 * shape.head_dim, q + kv):
-        # Heads before their norm; and behind attention and MLP what a norm there normed.
-        lean += WIDTH * (q + kv) + (WIDTH * 2 * h if extra == q + kv else 0)
-    return lean if level == "lean" else lean + WIDTH * 2 * i
+    lean = WIDTH * ((1 if layout.parallel else 2) * h + 2 * q + 2 * kv) + 4 * shape.heads
+    # Heads before their norm; and behind attention and MLP what a norm there normed.
+    lean += WIDTH * (q + kv) if norms.heads != "none" else 0
+    lean += WIDTH * 2 * h if norms.after else 0
+    return lean if level == "lean" else lean + WIDTH * (2 if layout.gated else 1) * i
 
 
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
@@ -209,9 +210,10 @@ def extra_bytes(shape: ModelShape, level: str) -> float:
 def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> float:
     """Weights that are multiplied once more because something was not kept."""
     keep, lean = levels
-    sizes = linear_sizes(shape)
-    gate_up = sum(sizes[name][0] * sizes[name][1] for name in ("gate_proj", "up_proj") if name in sizes)
-    down = sizes["down_proj"][0] * sizes["down_proj"][1] if "down_proj" in sizes else 0
+    sizes, layout = linear_sizes(shape), layout_of_shape(shape)
+    names = [path.rsplit(".", 1)[-1] for path in (*layout.gate_up, layout.down)]
+    *gate_up_sizes, down = (math.prod(sizes[name]) if name in sizes else 0 for name in names)
+    gate_up = sum(gate_up_sizes)
     return lean * gate_up + (adapted - keep - lean) * (layer_parameters(shape) - down)
 
 

@@ -131,12 +131,20 @@ def load_norms(memory: TensorMemory, s: StepSizes, layers: int) -> None:
     for _ in range(layers):
         if s.head_norms != "none":
             for width in (s.q, s.kv) if s.head_norms == "all" else (s.head_dim, s.head_dim):
-                memory.alloc(HALF * width)
-        for _ in range(2):
-            memory.alloc(HALF * s.hidden)
-    memory.alloc(HALF * s.hidden)
+                _load_norm(memory, s, width)
+        for _ in range(s.norms):
+            _load_norm(memory, s, s.hidden)
+    _load_norm(memory, s, s.hidden)
     for _ in range(2):
         memory.alloc(HALF * s.head_dim)
+
+
+def _load_norm(memory: TensorMemory, s: StepSizes, width: int) -> None:
+    memory.alloc(HALF * width)
+    if s.norm_bias:
+        memory.alloc(HALF * width)
+    if s.layout.norm == "rms_plus_one":
+        memory.alloc(WORD * width)
 
 
 def load_group(memory: TensorMemory, group: LinearGroup, *, form: str, turned: bool) -> None:

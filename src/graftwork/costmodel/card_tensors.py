@@ -10,20 +10,15 @@ blocks.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from graftwork.costmodel.allocator import BLOCK
-from graftwork.model.shape import layer_parameters, linear_sizes
+from graftwork.model.families.family import BlockLayout
+from graftwork.model.families.registry import find_family
+from graftwork.model.shape import layer_parameters, layout_of_shape, linear_sizes
 from graftwork.records.plan import ModelShape, Tuning
 
 """Bytes that the allocator rounds up to."""
-
-GROUPS = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "out": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
 
 
 class TensorMemory(Protocol):
@@ -94,11 +89,28 @@ class StepSizes:
     turned: bool
     head_norms: Literal["none", "each", "all"]
     """Norms of queries and keys: none, of each head (Qwen3), of all heads of a token (OLMo2)."""
-    norms_behind: bool
-    """Norms come after attention and MLP instead of before them (OLMo2)."""
+    norms_before: bool
+    """Norms of what goes into attention and MLP."""
+    norms_after: bool
+    """Norms of what comes out of them (OLMo2 instead of those before, Gemma 2 and 3 as well)."""
+    norms: int
+    """Of the hidden state, in a block."""
+    norm_bias: bool
+    layout: BlockLayout
     even: bool
     """All rows of a pass have one length."""
     compiled: bool
+    reach: int = 0
+    """Keys that a tile of queries may see, where attention goes tile by tile."""
+
+    @property
+    def changes_output(self) -> bool:
+        """What attention and MLP give is normed or scaled before it is added."""
+        return self.norms_after or self.layout.scaled_residual
+
+    @property
+    def has_gate_kernel(self) -> bool:
+        return self.layout.gated and self.layout.activation == "silu"
 
     @property
     def q(self) -> int:
@@ -113,25 +125,55 @@ class StepSizes:
         return iter((self.qkv, self.out, self.gate_up, self.down))
 
 
+class NormPlaces(NamedTuple):
+    """Where a block has norms: before attention and MLP, after them, of queries and keys; and whether
+    queries, keys and values have a bias."""
+
+    before: bool
+    after: bool
+    heads: Literal["none", "each", "all"]
+    bias: bool
+
+
+def norm_places(shape: ModelShape) -> NormPlaces:
+    """By the family; where the shape names none, by the parameters of a block beyond a plain Llama's."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    family = find_family(shape.architecture)
+    if family is None:
+        products = sum(a * b for a, b in linear_sizes(shape).values())
+        extra = layer_parameters(shape) - products - 2 * shape.hidden_size
+        heads: Literal["none", "each", "all"] = "each" if extra == 2 * shape.head_dim else "none"
+        wide = extra == q + kv
+        return NormPlaces(not wide, wide, "all" if wide else heads, extra == q + 2 * kv)
+    layout = layout_of_shape(shape)
+    names: dict[str, Literal["none", "each", "all"]] = {"none": "none", "head": "each", "width": "all"}
+    return NormPlaces(
+        before=layout.before_attention is not None,
+        after=layout.after_attention is not None,
+        heads=names[family.head_norms],
+        bias=bool(family.biased),
+    )
+
+
 def sizes_of(
     shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True
 ) -> StepSizes:
     """Adapters are taken to be of one rank, on all linear layers of the adapted blocks."""
-    linears = linear_sizes(shape)
+    linears, layout, norms = linear_sizes(shape), layout_of_shape(shape), norm_places(shape)
     widths = sum(a + b for a, b in linears.values())
     rank = max(round(trainable / max(adapted * widths, 1)), 1) if trainable else 0
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    extra = layer_parameters(shape) - sum(a * b for a, b in linears.values()) - 2 * shape.hidden_size
-    bias = extra == q + 2 * kv
-    groups = {
-        name: LinearGroup(
-            inputs=linears[paths[0]][0],
-            outs=tuple(linears[path][1] for path in paths),
+    family = find_family(shape.architecture)
+    biased = () if family is None else family.biased
+
+    def group(name: str, paths: tuple[str, ...]) -> LinearGroup:
+        leaves = [path.rsplit(".", 1)[-1] for path in paths]
+        return LinearGroup(
+            inputs=linears[leaves[0]][0],
+            outs=tuple(linears[leaf][1] for leaf in leaves),
             rank=rank,
-            bias=bias and name == "qkv",
+            bias=leaves[0] in biased if biased else norms.bias and name == "qkv",
         )
-        for name, paths in GROUPS.items()
-    }
+
     return StepSizes(
         hidden=shape.hidden_size,
         inner=shape.intermediate_size,
@@ -142,18 +184,34 @@ def sizes_of(
         form=tuning.form,
         head=tuning.head,
         turned=tuning.turned,
-        head_norms="each" if extra == 2 * shape.head_dim else "all" if extra == q + kv else "none",
-        norms_behind=extra == q + kv,
+        head_norms=norms.heads,
+        norms_before=norms.before,
+        norms_after=norms.after,
+        norms=2 if family is None else family.norms,
+        norm_bias=family is not None and family.norm_bias,
+        layout=layout,
         even=even,
         compiled=tuning.compiled,
-        **groups,
+        reach=min(tuning.longest + TILE, tuning.micro_tokens) if layout.capped else 0,
+        qkv=group("qkv", layout.qkv),
+        out=group("out", (layout.out,)),
+        gate_up=group("gate_up", layout.gate_up),
+        down=group("down", (layout.down,)),
     )
 
 
 HALF, WORD = 2, 4
 
+TILE = 128
+"""Queries of one tile of capped attention (train/gpu/attention.py)."""
+TILE_COPIES = (2, 5)
+"""Tensors of a tile's scores, forward and backward."""
+
 CODES = "out+1"
 GATE_BACKWARD = "gated+2 out+4"
+OTHER_GATE_BACKWARD = "gated+2 right+2 mixed+2 left+2 mixed- out+4 left- right-"
+"""Of activations without a kernel of their own."""
+UNGATED_BACKWARD = "gated+2 out+2"
 NIBBLES = "high+.5 low+.5 out+1 high- low-"
 FOUR_BITS = "index+4 long+8 level+4 long- index- value+4 level- out+2"
 """Of one weight: its two halves of a byte; then their levels, looked up and scaled."""
@@ -188,6 +246,17 @@ def free_all(memory: TensorMemory, blocks: list[Any]) -> None:
 def norm(memory: TensorMemory, elements: int) -> Any:
     """Of a norm, of its backward pass, of rotary positions or of the gate: one kernel, one result."""
     return memory.alloc(HALF * elements)
+
+
+def layer_norm(memory: TensorMemory, elements: int, rows: int, *, keeps: bool = False) -> Any:
+    """A norm of mean and variance: its result; its backward pass computes it again for the two."""
+    made = [memory.alloc(HALF * elements), memory.alloc(HALF * rows), memory.alloc(HALF * rows)]
+    if not keeps:
+        free_all(memory, made[1:])
+        return made[0]
+    found = memory.alloc(HALF * elements)
+    free_all(memory, made)
+    return found
 
 
 def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
@@ -289,6 +358,7 @@ def input_gradient(
 
 def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:
     """The mixed values first, and the logarithm of each row's sum."""
+    _hold_tile(memory, sizes, TILE_COPIES[0])
     return [memory.alloc(HALF * tokens * sizes.q), memory.alloc(WORD * tokens * sizes.heads)]
 
 
@@ -296,8 +366,18 @@ def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: A
     """Gradients of queries, keys and values, and what the kernel works in: queries' gradients and sums in
     float32; where heads share keys and values, those of each head before they are summed."""
     found = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
+    if sizes.reach:
+        wide = [memory.alloc(WORD * tokens * sizes.kv) for _ in range(2)]
+        _hold_tile(memory, sizes, TILE_COPIES[1])
+        free_all(memory, [*wide, sums])
+        return found
     room = WORD * tokens * (sizes.q + sizes.heads) + 256
     if sizes.kv_heads != sizes.heads:
         room += 2 * HALF * tokens * sizes.q
     free_all(memory, [memory.alloc(room), sums])
     return found
+
+
+def _hold_tile(memory: TensorMemory, sizes: StepSizes, copies: int) -> None:
+    if sizes.reach:
+        free_all(memory, [memory.alloc(copies * WORD * sizes.heads * TILE * sizes.reach)])

@@ -36,6 +36,7 @@ from graftwork.costmodel.stream import (
     tile_places,
 )
 from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
+from graftwork.model.shape import expert_adapter_parameters, expert_parameters
 from graftwork.records.fit import PlainSetup
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import ELEMENT_BYTES
@@ -286,19 +287,41 @@ def attend(
     return result if in_order else clone(tape, result)
 
 
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def _expert_weights(shape: ModelShape, setup: PlainSetup, *, adapted: bool, trained: bool) -> list[Weight]:
+    """The experts that a token does not go through, and the adapters of all of them."""
+    if not shape.experts:
+        return []
+    idle = (shape.experts - shape.experts_used) * expert_parameters(shape) + shape.experts * shape.hidden_size
+    found = [Weight(idle, ELEMENT_BYTES[setup.dtype], trained=trained)]
+    if adapted and setup.experts:
+        learned = expert_adapter_parameters(shape, setup.rank)
+        found.append(Weight(learned, ELEMENT_BYTES[setup.adapter_dtype], trained=True))
+        # Each layer keeps its changed stack for the backward pass, and makes the gradient of it there.
+        found.append(Weight(shape.experts * expert_parameters(shape), min(ELEMENT_BYTES[setup.dtype], 2)))
+    return found
+
+
 class PlainBlock:
     """One layer."""
 
     def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily, *, adapted: bool) -> None:
         full = setup.method == "full" and adapted
-        h, i, d = shape.hidden_size, shape.intermediate_size, shape.head_dim
+        # A token goes through some experts, as through one wide MLP; the others are weights and no work.
+        inner = shape.experts_used * shape.expert_inner if shape.experts else shape.intermediate_size
+        h, i, d = shape.hidden_size, inner, shape.head_dim
         q, kv = shape.heads * d, shape.kv_heads * d
         self.recipe = recipe = family.recipe or PlainRecipe()
         self.heads = Heads(shape.heads, shape.kv_heads, d)
         self.linears = {
             name: Linear(
                 size,
-                setup,
+                # Stacked experts are no linear layers: nobody puts them into four bits.
+                setup
+                if not shape.experts or name in ATTENTION
+                else setup.model_copy(update={"method": "lora"}),
                 bias=name in family.biased,
                 adapted=adapted and not full and name in setup.targets,
                 trained=full,
@@ -312,6 +335,7 @@ class PlainBlock:
         self.head_norms = [Norm(width, setup, style=recipe.norm, trained=full) for width in widths]
         modules: list[Linear | Norm] = [*self.linears.values(), *self.head_norms, *self.norms]
         self.weights = [weight for module in modules for weight in module.weights]
+        self.weights += _expert_weights(shape, setup, adapted=adapted and not full, trained=full)
 
     def run(self, shared: Machinery, given: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
         """What is given is held by the call until it returns."""

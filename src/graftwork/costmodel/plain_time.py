@@ -176,10 +176,16 @@ def _rate(setup: PlainSetup, rates: StepRates) -> float:
 def _products(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> tuple[float, float]:
     """Seconds of a block's products with weights: forward, and backward."""
     tokens, rate = setup.rows * setup.tokens, _rate(setup, rates)
-    sizes = linear_sizes(shape).values()
+    sizes = [*linear_sizes(shape).values(), *_expert_products(shape)]
     forward = sum(rates.product_seconds(tokens, inputs, outputs, rate) for inputs, outputs in sizes)
     backward = sum(rates.product_seconds(tokens, outputs, inputs, rate) for inputs, outputs in sizes)
     return forward, backward * (2 if setup.method == "full" else 1)
+
+
+def _expert_products(shape: ModelShape) -> list[tuple[int, int]]:
+    """Those of the experts that a token goes through, as one wide MLP."""
+    inner = shape.experts_used * shape.expert_inner
+    return [(shape.hidden_size, 2 * inner), (inner, shape.hidden_size)] if shape.experts else []
 
 
 class BothPasses(NamedTuple):

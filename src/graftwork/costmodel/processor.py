@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from graftwork.model.families.registry import family_or_llama
+from graftwork.model.families.registry import why_not_written_out
 from graftwork.model.shape import (
+    active_layer_parameters,
     adapter_parameters,
     layer_parameters,
     linear_sizes,
@@ -21,8 +22,6 @@ from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
 from graftwork.records.units import GIB
 
-ROTARY = ("default", "llama3", "linear", "yarn")
-"""Rotary positions that do not depend on how long a batch is."""
 WIDTH = 4
 """It works in float32 alone."""
 MEMORY_SHARE = 1 / 8
@@ -43,9 +42,7 @@ class TrunkTokens(NamedTuple):
     visited: int
 
 
-def why_plain_here(
-    config: Mapping[str, Any], *, method: str, dtype: str, longest: int, alone: bool
-) -> str | None:
+def why_plain_here(config: Mapping[str, Any], *, method: str, dtype: str, alone: bool) -> str | None:
     """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
     if method != "lora":
         return f"`{method}` trains more than adapters"
@@ -53,14 +50,7 @@ def why_plain_here(
         return f"it works in {dtype}"
     if not alone:
         return "several devices share it"
-    if not family_or_llama(config.get("model_type")).cpu_step:
-        return f"blocks of {config.get('model_type')!r} are not written out"
-    window = config.get("sliding_window")
-    if window is not None and window < longest and config.get("use_sliding_window", True):
-        return "rows are longer than the window that tokens look back"
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rotary.get("rope_type") or rotary.get("type") or "default"
-    return None if kind in ROTARY else f"its positions are of the kind {kind!r}"
+    return why_not_written_out(config)
 
 
 def packed_bytes(shape: ModelShape, *, adapted: int) -> int:
@@ -265,7 +255,7 @@ def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
 def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Forward through all layers, backward through the adapted ones; weights that are frozen need no gradient
     of their own. The head only where a reply token is predicted."""
-    tokens, layer = _read_tokens(work), layer_parameters(shape)
+    tokens, layer = _read_tokens(work), active_layer_parameters(shape)
     backward = 4.0 if work.method == "full" else 2.0
     return {
         "products": tokens * layer * (2.0 * shape.layers + backward * work.adapted_layers),
@@ -298,7 +288,7 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
     if work.processor is None:
         return 0.5
     replies = work.trained_tokens / sum(work.lengths)
-    read = shape.layers * (2.0 * layer_parameters(shape) + _scores(shape, work))
+    read = shape.layers * (2.0 * active_layer_parameters(shape) + _scores(shape, work))
     read += 2.0 * shape.vocab_size * shape.hidden_size * replies
     return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
 

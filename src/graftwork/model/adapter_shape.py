@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from graftwork.records.base import Record
@@ -38,6 +38,8 @@ class AdapterShape(Record):
     stabilised: bool = False
     """Scales with alpha / √rank, so that higher ranks learn as fast as lower ones (rsLoRA)."""
     kind: Kind = "lora"
+    experts: bool = False
+    """The experts of the chosen layers have adapters too."""
 
     def wants(self, path: str) -> bool:
         return any(path == target or path.endswith(f".{target}") for target in self.targets)
@@ -66,8 +68,10 @@ def require_names(wanted: Iterable[str], known: Iterable[str], *, setting: str, 
         )
 
 
-def to_peft(shape: AdapterShape, base: str, *, transposed: bool = False) -> dict[str, Any]:
-    """adapter_config.json, as PEFT and vLLM read it."""
+def to_peft(
+    shape: AdapterShape, base: str, *, transposed: bool = False, parameters: Sequence[str] = ()
+) -> dict[str, Any]:
+    """adapter_config.json, as PEFT and vLLM read it. `parameters` are the stacked weights of experts."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -86,6 +90,7 @@ def to_peft(shape: AdapterShape, base: str, *, transposed: bool = False) -> dict
         "layers_to_transform": list(shape.layers),
         "layers_pattern": None,
         "modules_to_save": None,
+        **({"target_parameters": list(parameters)} if parameters else {}),
     }
 
 
@@ -111,7 +116,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
         )
     chosen = config.get("layers_to_transform")
     try:
-        targets = config["target_modules"]
+        targets = config["target_modules"] or ()
         if isinstance(targets, str) or config.get("exclude_modules"):
             # A pattern of any kind: the weights say which layers it met.
             targets = sorted(paths)
@@ -126,6 +131,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
             alphas=config.get("alpha_pattern") or {},
             stabilised=bool(config.get("use_rslora")),
             kind="dora" if config.get("use_dora") else "lora",
+            experts=bool(config.get("target_parameters")),
         )
     except KeyError as missing:
         raise _no_shape(f"it has no {missing.args[0]}", where) from missing

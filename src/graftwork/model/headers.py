@@ -72,7 +72,7 @@ def _linears(block: Mapping[str, tuple[int, ...]], transposed: bool) -> dict[str
     weights = {
         path.removesuffix(".weight"): shape
         for path, shape in block.items()
-        if path.endswith(".weight") and len(shape) == 2 and "experts" not in path.split(".")
+        if path.endswith(".weight") and len(shape) == 2 and not {"experts", "router"} & set(path.split("."))
     }
     leaves = [path.rsplit(".", 1)[-1] for path in weights]
     found: dict[str, tuple[int, int]] = {}

@@ -9,7 +9,7 @@ tried once; and what does something else is read by its own forward, whole. Know
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -91,16 +91,16 @@ def layer_sizes(module: Any) -> tuple[int, int]:
 def logits_reader(model: Any) -> LogitsReader:
     """How hidden states and logits are read without building the logits of every token."""
     decoder, head = _decoder_and_head(model)
-    ending = _ending(model.config)
-    plain = family_or_llama(getattr(model.config, "model_type", None)).plain_logits and ending is None
+    ending = logits_ending(model.config)
+    plain = family_or_llama(getattr(model.config, "model_type", None)).plain_logits and ending.plain
     if not plain:
         if model not in _TRIED:
             _TRIED[model] = head_is_followed(model)
         if not _TRIED[model]:
             return LogitsReader(decoder=_Whole(model), logits=lambda logits: logits)
-    if ending is None:
+    if ending.plain:
         return LogitsReader(decoder=decoder, logits=head)
-    return LogitsReader(decoder=decoder, logits=lambda hidden: ending(head(hidden)))
+    return LogitsReader(decoder=decoder, logits=lambda hidden: ending.of(head(hidden)))
 
 
 class _Whole:
@@ -122,7 +122,7 @@ def head_is_followed(model: Any) -> bool:
     shows, whatever its weights are. What it gives its head must be the decoder's last hidden state.
     """
     decoder, head = _decoder_and_head(model)
-    ending = _ending(model.config) or (lambda logits: logits)
+    ending = logits_ending(model.config)
     tokens = torch.tensor([[1, 2, 3]], device=next(model.parameters()).device)
     seen: list[Tensor] = []
     ramps: list[Tensor] = []
@@ -141,7 +141,7 @@ def head_is_followed(model: Any) -> bool:
         hook.remove()
     if len(seen) != 1 or seen[0].shape != hidden.shape or own.shape != ramps[0].shape:
         return False
-    return _close(seen[0], hidden) and _close(own, ending(ramps[0]))
+    return _close(seen[0], hidden) and _close(own, ending.of(ramps[0]))
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -159,17 +159,46 @@ def _decoder_and_head(model: Any) -> tuple[Any, Any]:
     return decoder, head
 
 
-def _ending(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """What a known family does to the logits behind its head."""
+class LogitsEnding(NamedTuple):
+    """What a family does to the logits behind its head."""
+
+    multiplier: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self == LogitsEnding()
+
+    def of(self, logits: Tensor) -> Tensor:
+        if self.cap is not None:
+            return torch.tanh(logits / self.cap) * self.cap
+        return logits / self.divisor if self.divisor != 1 else logits * self.multiplier
+
+    def apply_(self, logits: Tensor) -> Tensor:
+        """The same in place."""
+        if self.cap is not None:
+            return logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits if self.plain else logits.mul_(self.multiplier / self.divisor)
+
+    def backward_(self, d: Tensor, logits: Tensor) -> Tensor:
+        """The gradient of what the head gave, in place; the logits are overwritten."""
+        if self.cap is not None:
+            return d.mul_(logits.div_(self.cap).square_().neg_().add_(1))
+        return d if self.plain else d.mul_(self.multiplier / self.divisor)
+
+
+def logits_ending(config: Any) -> LogitsEnding:
+    """Of the families that are known to have one."""
     kind = getattr(config, "model_type", "")
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is not None:
-        return lambda logits: torch.tanh(logits / cap) * cap
+        return LogitsEnding(cap=cap)
     if kind.startswith("granite"):
-        return lambda logits: logits / config.logits_scaling
+        return LogitsEnding(divisor=config.logits_scaling)
     if kind.startswith("cohere"):
-        return lambda logits: logits * config.logit_scale
-    return None
+        return LogitsEnding(multiplier=config.logit_scale)
+    return LogitsEnding()
 
 
 def _no_decoder(model: Any, why: str) -> UserMistake:

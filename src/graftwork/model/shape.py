@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.model.families.registry import complete_config, count_stated, find_family
+from graftwork.model.families.family import BlockLayout
+from graftwork.model.families.registry import EXPERTS, complete_config, count_stated, find_family
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape, Workload
@@ -22,6 +23,9 @@ OLD_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 """The names in configs of GPT-2."""
+
+
+LLAMA_LIKE = (None, BlockLayout())
 
 
 class ConfigShape(NamedTuple):
@@ -144,6 +148,8 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             vocab_size=config["vocab_size"],
             tied_embeddings=config.get("tie_word_embeddings", family.tied if family else "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
+            **_experts_of(config),
+            architecture=config["model_type"] if family and family.block not in LLAMA_LIKE else "",
         )
     except KeyError as missing:
         raise UserMistake(
@@ -152,6 +158,43 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             fix="use a decoder whose config.json names its sizes (Llama, Qwen, Mistral, …)",
             where=str(where or name),
         ) from missing
+
+
+def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """The experts of a block, where the config names some."""
+    count = next((config[key] for key in EXPERTS if config.get(key)), 0)
+    if not count:
+        return {}
+    used = config.get("num_experts_per_tok") or count
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    return {"experts": count, "experts_used": used, "expert_inner": inner}
+
+
+def expert_parameters(shape: ModelShape) -> int:
+    """Of one expert: gate, up and down."""
+    return 3 * shape.hidden_size * shape.expert_inner
+
+
+def describe_experts(shape: ModelShape, *, adapted: bool, four_bits: bool = False) -> str | None:
+    """What is adapted of a mixture-of-experts model, and what is not; None for a dense one."""
+    if not shape.experts:
+        return None
+    used = f"a token goes through {shape.experts_used} of {shape.experts} experts of a block"
+    stay = "; the experts stay in 16 bits" if four_bits else ""
+    if adapted:
+        return f"{used}; attention and all experts are adapted, routers are not{stay}"
+    return f"{used}; only attention is adapted, experts and routers are not (`train.experts: true`){stay}"
+
+
+def active_layer_parameters(shape: ModelShape) -> int:
+    """Those of a block that a token goes through."""
+    idle = shape.experts - shape.experts_used
+    return layer_parameters(shape) - idle * expert_parameters(shape)
+
+
+def active_parameters(shape: ModelShape) -> int:
+    idle = layer_parameters(shape) - active_layer_parameters(shape)
+    return total_parameters(shape) - shape.layers * idle
 
 
 def linear_sizes(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
@@ -176,11 +219,19 @@ def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     up at once."""
     sizes = dict(linear_sizes(shape))
     found: dict[str, tuple[int, int]] = {}
-    for name, members in (("qkv", ("q_proj", "k_proj", "v_proj")), ("gate_up", ("gate_proj", "up_proj"))):
+    layout = layout_of_shape(shape)
+    for name, paths in (("qkv", layout.qkv), ("gate_up", layout.gate_up)):
+        members = [path.rsplit(".", 1)[-1] for path in paths]
         if all(member in sizes for member in members):
             taken = [sizes.pop(member) for member in members]
             found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
     return {**found, **sizes}
+
+
+def layout_of_shape(shape: ModelShape) -> BlockLayout:
+    """How graft's own steps compute its blocks; Llama's where nothing else is known."""
+    family = find_family(shape.architecture)
+    return (family.block if family is not None else None) or BlockLayout()
 
 
 def linear_names(shape: ModelShape) -> tuple[str, ...]:
@@ -209,6 +260,7 @@ def adapter_parameters(
     layers: int,
     ranks: Mapping[str, int] | None = None,
     method: str = "lora",
+    experts: bool = False,
 ) -> int:
     """What is trained: the adapters of `layers` layers, or with `full` their weights themselves."""
     if method == "full":
@@ -219,7 +271,13 @@ def adapter_parameters(
         if name in targets:
             count += (ranks or {}).get(name, rank) * (inputs + outputs)
             count += outputs if method == "dora" else 0
-    return layers * count
+    return layers * (count + (expert_adapter_parameters(shape, rank) if experts else 0))
+
+
+def expert_adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Of one block. An expert has two stacked weights: gate and up, and down."""
+    h, inner = shape.hidden_size, shape.expert_inner
+    return shape.experts * rank * ((h + 2 * inner) + (inner + h))
 
 
 def trained_by(shape: ModelShape, work: Workload) -> int:
@@ -231,4 +289,5 @@ def trained_by(shape: ModelShape, work: Workload) -> int:
         layers=work.adapted_layers,
         ranks=work.ranks,
         method=work.method,
+        experts=work.experts,
     )

@@ -23,7 +23,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.model.base import EMBEDDED, find_base, models_folder
 from graftwork.model.hub import parse_hub_name
 from graftwork.pipeline.fit_here import named_machine
-from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
+from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.candidate import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
@@ -115,7 +115,6 @@ def question_of(asked: FitRequest) -> FitQuestion:
 
 def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
-    require_dense(model)
     train = project.settings.train if project is not None else None
     known = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
     if asked.seq == OWN_DATA and known is None:
@@ -138,6 +137,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         batch_rows=asked.batch or (train.batch_rows if train is not None else 16),
         rank=asked.rank or (train.rank if train is not None else 16),
         adapted_layers=train.upper_layers if train is not None else None,
+        experts=train.experts if train is not None else False,
         optimizer=asked.optimizer,
         offload=asked.offload,
         memory_limit_gib=asked.memory,

@@ -20,8 +20,9 @@ from graftwork.costmodel.run_time import (
     start_seconds,
 )
 from graftwork.costmodel.streamed import describe_streamed
-from graftwork.model.shape import total_parameters, trained_by
+from graftwork.model.shape import describe_experts, total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
+from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
@@ -299,6 +300,12 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
         on_host = inputs.streamed.host_gib
         how = describe_streamed(inputs.streamed) + (f", {on_host:.0f} GiB of the host; " if on_host else "; ")
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
+    if tuning is not None and tuning.form != "whole":
+        notes.append(describe_trade(tuning.form))
+    experts = describe_experts(
+        inputs.shape, adapted=inputs.work.experts, four_bits=inputs.work.method == "qlora"
+    )
+    notes += [] if experts is None else [experts]
     if memory.high > limit:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "

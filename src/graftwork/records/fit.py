@@ -35,6 +35,8 @@ class PlainSetup(Record):
     liger: bool = False
     """Norms, rotary positions and the gate are one kernel each: Liger's."""
     attention: Literal["flash", "math"] = "flash"
+    experts: bool = False
+    """Experts have adapters too."""
     kbit_upcast: bool = True
     """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
 
@@ -72,6 +74,7 @@ class FitOptions(Record):
     rank: int = 16
     targets: tuple[str, ...] | None = None
     adapted_layers: int | None = None
+    experts: bool = False
     optimizer: Optimizer = "adamw_fused"
     offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
     memory_limit_gib: float | None = None
@@ -101,6 +104,8 @@ class FitQuestion(Record):
     rank: int = 16
     targets: tuple[str, ...]
     adapted_layers: int
+    experts: bool = False
+    """Experts have adapters too."""
     optimizer: Optimizer = "adamw_fused"
     offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
     memory_limit_gib: float | None = None

@@ -25,6 +25,13 @@ class ModelShape(Record):
     parameters: int | None = None
     """Counted, where they are not what a Llama of these sizes has."""
     block_parameters: int | None = None
+    experts: int = 0
+    """Experts of a block; none in a dense model."""
+    experts_used: int = 0
+    """Of them, those that a token goes through."""
+    expert_inner: int = 0
+    architecture: str = ""
+    """`model_type` of a family whose blocks graft's own steps compute otherwise than Llama's."""
 
 
 class DeviceFacts(Record):
@@ -137,6 +144,8 @@ class Workload(Record):
     checkpoints: int = 1
     most_replies: int = 0
     """Most trained tokens of one batch; 0 where only the mean is known."""
+    experts: bool = False
+    """Experts have adapters too."""
     processor: ProcessorStep | None = None
     """None where the run takes a card's step or the plain one."""
 

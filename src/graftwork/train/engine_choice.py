@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.files.disk import read_or_empty
-from graftwork.model.families.registry import family_or_llama
-from graftwork.model.shape import read_shape
+from graftwork.model.families.registry import why_not_written_out
+from graftwork.model.shape import describe_experts, read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.fit import Precision
 from graftwork.records.plan import PlainStep, Plan, StreamedStep, Tuning
@@ -52,6 +52,11 @@ def make_engine(
     from graftwork.train.engine import StepOptions, TrainingEngine
 
     job, settings = inputs.job, inputs.settings
+    experts = describe_experts(
+        read_shape(Path(job.base_folder)), adapted=settings.experts, four_bits=settings.method == "qlora"
+    )
+    if experts is not None:
+        report(experts)
     if job.plan.tuning is not None and not shares_steps:
         return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
     if job.plan.streamed is not None:
@@ -193,18 +198,9 @@ def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability:
 
 def why_unsupported(config: Mapping[str, Any]) -> str | None:
     """Why this model's blocks are not those that are written out; None if they are."""
-    family = config.get("model_type")
-    if not family_or_llama(family).card_step:
-        return f"its blocks are of the family {family}, which are not written out"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"its gate is {config['hidden_act']}, not silu"
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        return "some of its blocks attend through a sliding window"
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        return "it attends through a sliding window"
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) in ("dynamic", "longrope"):
-        return "its rotary positions depend on the length of a batch"
+    missing = why_not_written_out(config)
+    if missing is not None:
+        return missing
     widths = (config["hidden_size"], config["intermediate_size"])
     return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"
 

@@ -124,6 +124,9 @@ class TrainSettings(Record):
         "all", description="Linear layers with an adapter, by name; all of the decoder's by default."
     )
     modules: dict[str, ModuleSettings] = Field({}, description="Rank or alpha per layer name.")
+    experts: bool = Field(
+        False, description="Adapt the experts of a mixture-of-experts model too, not only its attention."
+    )
     upper_layers: int | None = Field(None, ge=1, description="Adapt only this many layers from the top.")
     start_from: str | None = Field(
         None, description="Continue from this adapter: `main` for the main model's, or a PEFT folder."
@@ -190,9 +193,17 @@ class TrainSettings(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _experts_have_plain_adapters(self) -> Self:
+        if self.experts and self.method not in ("lora", "qlora"):
+            raise ValueError(f"experts are adapted by lora and qlora, not by {self.method}")
+        return self
+
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
-        return self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING})
+        # Without experts, a run is the one that it was before they could be adapted.
+        unused = set() if self.experts else {"experts"}
+        return self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
 
     def keeping(self) -> dict[str, Any]:
         """How often it is saved, and how a card is made faster: of what is learned, at most the last bits.

@@ -11,11 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
+    Starcoder2Config,
 )
 
 from graftwork.costmodel import card_tensors
@@ -23,13 +30,14 @@ from graftwork.costmodel.card_step import step_recipe, take_pass
 from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
-from graftwork.model.shape import adapter_parameters, linear_sizes
+from graftwork.model.parts import block_linears
+from graftwork.model.shape import adapter_parameters, linear_names, linear_sizes, shape_of
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
-from graftwork.train.settings import ALL_LINEARS, TrainSettings
+from graftwork.train.settings import TrainSettings
 
 LAYERS, TOKENS, RANK = 3, 256, 8
 SHAPE = ModelShape(
@@ -46,6 +54,19 @@ SHAPE = ModelShape(
 )
 BESIDE = {Qwen2Config: 256 + 2 * 128, Qwen3Config: 2 * 64, Olmo2Config: 256 + 128}
 """Parameters of a block beyond Llama's."""
+
+
+BY_FAMILY = (
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    Olmo2Config,
+    Phi3Config,
+    SmolLM3Config,
+    Starcoder2Config,
+)
+"""Counted by the layout of their family."""
 
 
 class Watch(TorchDispatchMode):
@@ -96,9 +117,7 @@ def make_tuning(form, keep, lean, *, chunk=128, head=64):
     )
 
 
-def watched_peak(config, tuning):
-    """The most that one pass holds beyond what stands: the second pass, whose gradients are added."""
-    torch.manual_seed(0)
+def make_config(config):
     named = config(
         hidden_size=256,
         intermediate_size=768,
@@ -108,12 +127,25 @@ def watched_peak(config, tuning):
         head_dim=64,
         vocab_size=2048,
         tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     if config is MistralConfig:
         named.sliding_window = None
-    model = AutoModelForCausalLM.from_config(named, dtype=torch.bfloat16).eval().requires_grad_(False)
+    return named
+
+
+def watched_peak(config, tuning):
+    """The most that one pass holds beyond what stands: the second pass, whose gradients are added."""
+    torch.manual_seed(0)
+    model = (
+        AutoModelForCausalLM.from_config(make_config(config), dtype=torch.bfloat16)
+        .eval()
+        .requires_grad_(False)
+    )
     frozen = load_quantized(model, tuning, device="cpu")
-    adapter = AdapterShape(rank=RANK, alpha=8, targets=ALL_LINEARS, layers=tuple(range(LAYERS)))
+    adapter = AdapterShape(rank=RANK, alpha=8, targets=targets_of(model), layers=tuple(range(LAYERS)))
     learned = attach(model, adapter, seed=1)
     settings = TrainSettings(rank=RANK, alpha=8)
     engine = GpuEngine(model, learned, settings=settings, frozen=frozen, tuning=tuning, shape=SHAPE)
@@ -141,10 +173,16 @@ def _nothing_within_kernels(monkeypatch):
     monkeypatch.setattr(card_tensors, "FOUR_BITS", seen)
 
 
+def targets_of(model):
+    return tuple(dict.fromkeys(path.rsplit(".", 1)[-1] for _, path, _ in block_linears(model)))
+
+
 def counted_peak(config, tuning):
     plain = sum(a * b for a, b in linear_sizes(SHAPE).values()) + 2 * SHAPE.hidden_size
     shape = SHAPE.model_copy(update={"block_parameters": plain + BESIDE.get(config, 0)})
-    trainable = adapter_parameters(shape, rank=RANK, targets=ALL_LINEARS, layers=LAYERS)
+    if config in BY_FAMILY:
+        shape = shape_of(make_config(config).to_dict(), name="watched")
+    trainable = adapter_parameters(shape, rank=RANK, targets=linear_names(shape), layers=LAYERS)
     tally = ByteTally()
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
     take_pass(tally, walk, keep_gradients=False)
@@ -164,6 +202,7 @@ def counted_peak(config, tuning):
         (Qwen3Config, "whole", 0, 0),
         (Olmo2Config, "whole", 1, 1),
         (Olmo2Config, "whole", 0, 0),
+        *[(config, "whole", 1, at % 2) for at, config in enumerate(BY_FAMILY)],
     ],
 )
 def test_the_count_of_a_pass_is_what_the_pass_holds(config, form, keep, lean):

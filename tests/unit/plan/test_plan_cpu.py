@@ -196,12 +196,13 @@ LLAMA = {"model_type": "llama"}
         (LLAMA, {"dtype": "bfloat16"}),
         (LLAMA, {"alone": False}),
         ({"model_type": "gpt2"}, {}),
-        ({"model_type": "mistral", "sliding_window": 64}, {}),
+        ({"model_type": "llama", "hidden_act": "relu"}, {}),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.5}, {}),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, {}),
     ],
 )
 def test_other_runs_take_the_plain_step(config, changes):
-    usual = {"method": "lora", "dtype": "float32", "longest": 128, "alone": True}
+    usual = {"method": "lora", "dtype": "float32", "alone": True}
     assert why_plain_here(LLAMA, **usual) is None
     assert why_plain_here(config, **{**usual, **changes})
 
@@ -240,9 +241,8 @@ def test_the_plan_uses_the_cpu_step_where_training_does():
         names = ("c_attn",) if config.model_type == "gpt2" else ("q_proj",)
         attach(model, AdapterShape(rank=2, alpha=2, targets=names, layers=(2, 3)), seed=0)
         stated = config.to_dict()
-        for longest in (32, 128):
-            why = why_plain_here(stated, method="lora", dtype="float32", longest=longest, alone=True)
-            assert (why is None) == step.is_supported(model, longest=longest)
+        why = why_plain_here(stated, method="lora", dtype="float32", alone=True)
+        assert (why is None) == step.is_supported(model)
         if config.model_type != "gpt2":
             shape = shape_of(stated, name="x")
             assert packed_bytes(shape, adapted=2) == step.packed_bytes(model, 2)

@@ -149,7 +149,7 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=N
             name: ReplicaPool([replica], chosen)
             for name, replica in zip(endpoints, replicas[count:], strict=True)
         }
-        captures = None if sink is None else CaptureWriter(sink, queue_size=64)
+        captures = None if sink is None else CaptureWriter(sink)
         if captures is not None:
             captures.start()
             stack.push_async_callback(asyncio.to_thread, captures.close)

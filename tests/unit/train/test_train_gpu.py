@@ -231,8 +231,11 @@ def test_four_bits_are_read_as_they_are_written():
 def test_a_family_without_a_written_out_step_is_reported():
     known = make_model().config.to_dict()
     assert why_unsupported(known) is None
-    assert "sliding window" in why_unsupported(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
-    assert "family" in why_unsupported({"model_type": "gemma2"})
+    assert "family" in why_unsupported({"model_type": "gpt_neox"})
+    assert "activation" in why_unsupported({**known, "hidden_act": "relu"})
+    assert "part of each head" in why_unsupported({"model_type": "phi3", "partial_rotary_factor": 0.75})
+    assert "mean and variance" in why_unsupported({"model_type": "cohere", "use_qk_norm": True})
+    assert "length of a batch" in why_unsupported({**known, "rope_parameters": {"rope_type": "longrope"}})
     assert why_eager(SETTINGS, known, capability=9.0) is None
     assert "bfloat16" in why_eager(
         SETTINGS.model_copy(update={"precision": "float16"}), known, capability=9.0

@@ -17,6 +17,8 @@ from graftwork.costmodel.stream import QUANTISED_BLOCK, SCALES_BLOCK
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.fit import PlainSetup
 
+STACKED = 3
+"""Dimensions of a weight that holds the experts of a layer."""
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
@@ -79,6 +81,7 @@ def add_adapters(model: Any, setup: PlainSetup) -> nn.Module:
         lora_alpha=2 * setup.rank,
         target_modules=list(setup.targets),
         layers_to_transform=list(range(layers - setup.adapted_layers, layers)),
+        target_parameters=_stacked_parameters(model, setup) or None,
         use_dora=setup.method == "dora",
         task_type="CAUSAL_LM",
     )
@@ -90,6 +93,17 @@ def add_adapters(model: Any, setup: PlainSetup) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.to(getattr(torch, setup.adapter_dtype))
     return adapted
+
+
+def _stacked_parameters(model: Any, setup: PlainSetup) -> list[str]:
+    """The weights of experts in the adapted layers."""
+    layers = model.config.num_hidden_layers
+    chosen = {str(at) for at in range(layers - setup.adapted_layers, layers)} if setup.experts else set()
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == STACKED and chosen & set(name.split("."))
+    ]
 
 
 def checkpoint_layers(model: Any, count: int, *, contexts: Contexts | None = None) -> None:

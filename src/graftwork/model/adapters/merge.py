@@ -65,6 +65,13 @@ def _changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
     if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
         return _replaced(adapter / FULL_WEIGHTS_FILE)
     config = read_config(adapter)
+    if config.get("target_parameters"):
+        raise UserMistake(
+            "an adapter of experts cannot be merged into its base",
+            why="the files of a base hold experts in another form than the loaded model that was adapted",
+            fix="use the adapter with its base, or merge it with PEFT's `merge_and_unload`",
+            where=str(adapter),
+        )
     handle = _opened(adapter / WEIGHTS_FILE)
     paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in _names(handle)}
     shape = from_peft(config, layers=_count_layers(base), paths=paths, where=str(adapter))

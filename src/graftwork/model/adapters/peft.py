@@ -27,6 +27,7 @@ from graftwork.model.adapter_shape import (
     require_names,
     to_peft,
 )
+from graftwork.model.adapters.experts import LoraExperts, fresh_pairs, target_parameters, wrap_experts
 from graftwork.model.adapters.full_weights import activate_weights, holds_full_weights, load_full
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.parts import block_linears, decoder_parts, is_transposed
@@ -48,6 +49,9 @@ def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int)
         magnitude = layer.base_lengths() if shape.kind == "dora" else None
         layer.add(name, a, b, shape.scale_of(path), magnitude=magnitude)
         parameters += [getattr(layer, part)[name] for part in PARTS if name in getattr(layer, part)]
+    for path, experts in wrap_experts(model, shape):
+        experts.add(name, fresh_pairs(experts, shape.rank, generator), shape.scale_of(path))
+        parameters += [tensor for _, *pair in experts.named_pairs(name) for tensor in pair]
     activate(model, name)
     return parameters
 
@@ -56,7 +60,7 @@ def activate(model: Any, name: str | None) -> None:
     """Let one adapter act, or none: then the model is its base."""
     activate_weights(model, name)
     for module in model.modules():
-        if isinstance(module, LoraLinear):
+        if isinstance(module, LoraLinear | LoraExperts):
             module.active = name
 
 
@@ -77,6 +81,10 @@ def adapter_tensors(model: Any, *, name: str = "default") -> dict[str, Tensor]:
             for part in PARTS:
                 if name in getattr(module, part):
                     tensors[_key(path, part)] = getattr(module, part)[name].detach()
+        if isinstance(module, LoraExperts) and name in module.scales:
+            for inside, a, b in module.named_pairs(name):
+                tensors[_key(f"{path}{inside}", "lora_A")] = a.detach()
+                tensors[_key(f"{path}{inside}", "lora_B")] = b.detach()
     return tensors
 
 
@@ -88,7 +96,7 @@ def save_adapter(model: Any, folder: Path, *, shape: AdapterShape, base: str, na
     )
     with atomic_folder(folder) as temporary:
         write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
-        config = to_peft(shape, base, transposed=transposed)
+        config = to_peft(shape, base, transposed=transposed, parameters=target_parameters(model, shape))
         write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
 
 
@@ -140,6 +148,10 @@ def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterS
             )
         magnitude = parts[2].reshape(-1) if len(parts) == 3 else None
         fitting.append((layer, a, b, shape.scale_of(path), magnitude))
+    of_experts = [
+        (experts, _take_pairs(tensors, path, experts, folder), shape.scale_of(path))
+        for path, experts in wrap_experts(model, shape)
+    ]
     if tensors:
         raise _no_fit(
             f"the adapter has {len(tensors)} tensors that the base has no place for",
@@ -148,8 +160,28 @@ def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterS
         )
     for layer, a, b, scale, magnitude in fitting:
         layer.add(name, a, b, scale, magnitude=magnitude)
+    for experts, pairs, scale in of_experts:
+        experts.add(name, pairs, scale)
     activate(model, name)
     return shape
+
+
+def _take_pairs(
+    tensors: dict[str, Tensor], path: str, experts: LoraExperts, folder: Path
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each stack of one expert layer."""
+    pairs, stacks = {}, list(experts.stacks.items())
+    for at, (stack, weight) in enumerate(stacks):
+        inside = f"{path}{'.base_layer' * (len(stacks) - 1 - at)}"
+        a, b = (_take(tensors, inside, part, folder) for part in PARTS[:2])
+        if a.shape[1] != weight.shape[2] or b.shape[0] != weight.shape[1] or a.shape[0] != b.shape[1]:
+            raise _no_fit(
+                f"the adapter does not fit {path}.{stack}",
+                f"the experts are {tuple(weight.shape)}, the adapter {tuple(b.shape)} × {tuple(a.shape)}",
+                folder,
+            )
+        pairs[stack] = (a, b)
+    return pairs
 
 
 def _take(tensors: dict[str, Tensor], path: str, part: str, folder: Path) -> Tensor:

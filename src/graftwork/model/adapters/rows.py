@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graftwork.model.adapters.experts import acts_on_experts
 from graftwork.model.adapters.full_weights import acting_weights, weight_set_names
 from graftwork.model.adapters.lora import LoraLinear, RowChange
 
@@ -120,5 +121,6 @@ def active_adapter(model: Any) -> str | None:
 
 
 def weights_of_adapter(model: Any, name: str | None) -> str | None:
-    """The set of whole weights that a name stands for: requests with different ones cannot share a pass."""
-    return name if name in weight_set_names(model) else None
+    """The set of whole weights, or the adapter of experts, that a name means: requests with different ones
+    cannot share a pass."""
+    return name if name in weight_set_names(model) or acts_on_experts(model, name) else None

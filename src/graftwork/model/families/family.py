@@ -49,6 +49,35 @@ class PlainRecipe(NamedTuple):
     scaled_embedding: bool = False
 
 
+class BlockLayout(NamedTuple):
+    """A block as graft's own training steps compute it (train/gpu, train/cpu): where its layers are, and what
+    differs from Llama's. What configs choose (windows, caps, multipliers) is read from the model."""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"
+    """RMS norm; RMS norm whose weight is stored less one; norm of mean and variance."""
+    activation: Literal["silu", "gelu_pytorch_tanh", "gelu"] = "silu"
+    """Where the config does not name one."""
+    gated: bool = True
+    """The MLP multiplies its activation with a second product."""
+    parallel: bool = False
+    """Attention and MLP read the same normed input."""
+    interleaved: bool = False
+    """Rotary positions turn neighbouring values; otherwise those half a head apart."""
+    scaled_residual: bool = False
+    """What attention and MLP add is multiplied with a number first."""
+    capped: bool = False
+    """Scores of attention are capped, which fused attention cannot."""
+    capped_logits: bool = False
+
+
 class ModelFamily(NamedTuple):
     """One `model_type` of transformers."""
 
@@ -75,9 +104,7 @@ class ModelFamily(NamedTuple):
     """What configs of the family leave out."""
     recipe: PlainRecipe | None = None
     """None: the memory of its plain step is traced, or estimated as a Llama's."""
-    card_step: bool = False
-    """graft's own training step on a card is written for its blocks (train/gpu)."""
-    cpu_step: bool = False
-    """graft's own training step on a processor is written for its blocks (train/cpu)."""
+    block: BlockLayout | None = None
+    """graft's own training steps compute such blocks; None: it is trained on the plain path."""
     plain_logits: bool = False
     """Its logits are the output of its head, without a cap or a scale: nothing to try there."""

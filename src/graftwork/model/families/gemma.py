@@ -1,6 +1,13 @@
 """Gemma, Gemma 2 and Gemma 3."""
 
-from graftwork.model.families.family import ModelFamily, PlainRecipe
+from graftwork.model.families.family import BlockLayout, ModelFamily, PlainRecipe
+
+FIRST = BlockLayout(norm="rms_plus_one", activation="gelu_pytorch_tanh")
+LATER = FIRST._replace(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
 
 FAMILIES = (
     ModelFamily(
@@ -8,13 +15,22 @@ FAMILIES = (
         tied=True,
         defaults={"head_dim": 256},
         recipe=PlainRecipe(norm="gemma", scaled_embedding=True),
+        block=FIRST,
     ),
-    ModelFamily("gemma2", norms=4, capped_attention=True, tied=True, defaults={"head_dim": 256}),
+    ModelFamily(
+        "gemma2",
+        norms=4,
+        capped_attention=True,
+        tied=True,
+        defaults={"head_dim": 256},
+        block=LATER._replace(capped=True, capped_logits=True),
+    ),
     ModelFamily(
         "gemma3_text",
         norms=4,
         head_norms="head",
         tied=True,
+        block=LATER,
         defaults={
             "vocab_size": 262208,
             "hidden_size": 2304,

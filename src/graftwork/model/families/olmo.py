@@ -1,6 +1,13 @@
-"""OLMo: without weights in its norms; from OLMo 2 on with norms after attention and MLP."""
+"""OLMo and OLMoE: without weights in its norms; from OLMo 2 on with norms after attention and MLP."""
 
-from graftwork.model.families.family import ModelFamily, PlainRecipe
+from graftwork.model.families.family import BlockLayout, ModelFamily, PlainRecipe
+
+AFTER = BlockLayout(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
 
 FAMILIES = (
     ModelFamily("olmo", norms=0, final_norm=False, plain_logits=True),
@@ -8,8 +15,9 @@ FAMILIES = (
         "olmo2",
         head_norms="width",
         recipe=PlainRecipe(norm="olmo2", norm_after=True),
-        card_step=True,
+        block=AFTER,
         plain_logits=True,
     ),
-    ModelFamily("olmo3", head_norms="width"),
+    ModelFamily("olmoe", head_norms="width"),
+    ModelFamily("olmo3", head_norms="width", block=AFTER, plain_logits=True),
 )

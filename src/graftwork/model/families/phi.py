@@ -1,6 +1,14 @@
 """Phi (one norm in front of attention and MLP, no gate) and Phi 3 (fused products)."""
 
-from graftwork.model.families.family import QKV, Linears, ModelFamily, PlainRecipe, Widths, query_key_value
+from graftwork.model.families.family import (
+    QKV,
+    BlockLayout,
+    Linears,
+    ModelFamily,
+    PlainRecipe,
+    Widths,
+    query_key_value,
+)
 
 
 def _phi(w: Widths) -> Linears:
@@ -25,5 +33,11 @@ FAMILIES = (
     ModelFamily(
         "phi", linears=_phi, norms=1, norm_bias=True, biased=(*QKV, "dense", "fc1", "fc2"), head_bias=True
     ),
-    ModelFamily("phi3", linears=_phi3, recipe=PlainRecipe(fused=True), plain_logits=True),
+    ModelFamily(
+        "phi3",
+        linears=_phi3,
+        recipe=PlainRecipe(fused=True),
+        block=BlockLayout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+        plain_logits=True,
+    ),
 )

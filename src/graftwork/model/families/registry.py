@@ -15,6 +15,10 @@ from graftwork.model.families.family import QKV, Linears, ModelFamily, Widths, s
 
 NESTED = "text_config"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
+"""Of the MLP, as graft's own training steps compute them."""
+ROTARY = ("default", "llama3", "linear", "yarn")
+"""Kinds of rotary positions that depend on nothing but the position."""
 LIKE_LLAMA = ModelFamily("")
 """What a decoder of an unknown family is counted as."""
 
@@ -53,6 +57,35 @@ def recipe_family(model_type: str) -> ModelFamily:
 
 def has_recipe(model_type: str) -> bool:
     return recipe_family(model_type).recipe is not None
+
+
+def why_not_written_out(config: Mapping[str, Any]) -> str | None:
+    """Why graft's own training steps do not compute this model's blocks; None if they do."""
+    name = config.get("model_type")
+    layout = family_or_llama(name).block
+    if layout is None:
+        return f"its blocks are of the family {name}, which are not written out"
+    activation = config.get("hidden_activation") or config.get("hidden_act") or layout.activation
+    kinds = [rope.get("rope_type") or rope.get("type") or "default" for rope in rope_settings(config)]
+    reasons = {
+        f"its activation is {activation}, not one of {', '.join(ACTIVATIONS)}": activation not in ACTIVATIONS,
+        "its queries and keys have norms of mean and variance (use_qk_norm)": config.get("use_qk_norm"),
+        "its tokens see later ones": config.get("use_bidirectional_attention"),
+        "its rotary positions depend on the length of a batch": {"dynamic", "longrope"} & set(kinds),
+        f"its rotary positions are of the kind {', '.join(kinds)}": set(kinds) - set(ROTARY),
+        "its rotary positions turn a part of each head only": any(
+            rope["partial_rotary_factor"] != 1 for rope in rope_settings(config)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def rope_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a config says of rotary positions: once, or for each type of attention."""
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kinds = [value for value in stated.values() if isinstance(value, Mapping)]
+    whole = {"partial_rotary_factor": config.get("partial_rotary_factor") or 1.0}
+    return [whole | dict(kind) for kind in kinds or [stated]]
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """StarCoder 2: layer norms and linear layers with biases, no gate in the MLP."""
 
-from graftwork.model.families.family import QKV, Linears, ModelFamily, Widths, query_key_value
+from graftwork.model.families.family import QKV, BlockLayout, Linears, ModelFamily, Widths, query_key_value
 
 
 def _linears(w: Widths) -> Linears:
@@ -20,5 +20,13 @@ FAMILIES = (
         biased=(*QKV, "o_proj", "c_fc", "c_proj"),
         bias_switch="use_bias",
         tied=True,
+        block=BlockLayout(
+            gate_up=("mlp.c_fc",),
+            down="mlp.c_proj",
+            norm="layer",
+            activation="gelu_pytorch_tanh",
+            gated=False,
+        ),
+        plain_logits=True,
     ),
 )

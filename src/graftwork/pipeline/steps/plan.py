@@ -113,7 +113,6 @@ def _as_on_processor(
         base_config(work),
         method=settings.method,
         dtype=dtype,
-        longest=max(ahead.load.lengths),
         alone=settings.strategy == "single",
     )
     if why is not None:
@@ -168,6 +167,7 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
         targets=_target_names(settings, shape),
         adapted_layers=len(_layers(settings, shape)),
         method=settings.method,
+        experts=settings.experts,
         ranks=_other_ranks(settings),
         validation_tokens=sum(len(row.tokens) for row in checks),
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
@@ -186,8 +186,9 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
         alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
         stabilised=settings.rank_stabilised,
         kind="lora" if settings.method == "qlora" else settings.method,
+        experts=settings.experts,
     )
-    return adapter.model_dump(mode="json")
+    return adapter.model_dump(mode="json", exclude=set() if settings.experts else {"experts"})
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:

@@ -76,14 +76,14 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
 
 
 def require_dense(model: CatalogModel) -> None:
-    """Refuse experts: their weights are in no linear layer, and only some are used for a token."""
+    """Refuse experts: engines that serve them differ in what they quantise and how they spread tokens."""
     inside = sum(inputs * outputs for inputs, outputs in linear_sizes(model.shape).values())
     if layer_parameters(model.shape) > MOST_OUTSIDE * inside:
         raise UserMistake(
-            f"{model.name} has experts, and those cannot be planned for yet",
-            why="which of their weights are quantised, adapted and used for a token differs by engine: "
+            f"{model.name} has experts, and serving those cannot be planned for yet",
+            why="which of their weights are quantised and read for a batch differs by engine: "
             "no figure is better than a wrong one",
-            fix="name a dense model, or measure this one on the machine itself",
+            fix="name a dense model, or measure this one on the machine; `graft plan fit` plans its training",
             where=model.source,
         )
 

@@ -27,7 +27,14 @@ from graftwork.plan.fit.candidate import (
 )
 from graftwork.plan.fit.own_step import as_run
 from graftwork.plan.fit.plain_step import plain_candidate, trained
-from graftwork.plan.fit.question import card_room, kind_of, late_chance, length_that_fits, truths
+from graftwork.plan.fit.question import (
+    card_room,
+    kind_of,
+    late_chance,
+    length_that_fits,
+    truths,
+    why_plain,
+)
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.remedies import find_remedies
 from graftwork.plan.fit.search import Searched, search
@@ -66,7 +73,9 @@ def fit(
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
     """How sure the figures are without a trace."""
-    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed":
+    own = question.engine == "graft" and question.machine.gpus == 1 and why_plain(question) is None
+    # graft's own step is counted tensor by tensor for every family that it computes.
+    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed" and not own:
         return "guessed"
     return "probed" if rates is not None and rates.certainty == "probed" else "computed"
 

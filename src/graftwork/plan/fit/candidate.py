@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from graftwork.costmodel.distributed import Distribution
 from graftwork.model.families.registry import has_recipe
-from graftwork.model.shape import layer_parameters
+from graftwork.model.shape import active_layer_parameters
 from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
@@ -197,7 +197,7 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
 def flops_a_token(question: FitQuestion) -> float:
     """The least that a token takes: forward, and backward through the adapted layers."""
     shape = question.shape
-    weights = shape.layers * layer_parameters(shape)
+    weights = shape.layers * active_layer_parameters(shape)
     table = shape.vocab_size * shape.hidden_size
     backward = 2 if question.method == "full" else 1
     learned = weights * question.adapted_layers / shape.layers

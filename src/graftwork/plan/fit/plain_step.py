@@ -252,4 +252,5 @@ def trained(question: FitQuestion) -> int:
         targets=question.targets,
         layers=question.adapted_layers,
         method=question.method,
+        experts=question.experts,
     )

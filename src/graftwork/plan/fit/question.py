@@ -86,7 +86,7 @@ def why_plain(question: FitQuestion) -> str | None:
         return f"{gpu.name} has no bfloat16: it is older than Ampere"
     if question.method not in ("lora", "qlora"):
         return f"method {question.method} is trained on the plain path"
-    if not family_or_llama(question.architecture).card_step:
+    if family_or_llama(question.architecture).block is None:
         return f"blocks of the family {question.architecture} are not written out"
     if shape.hidden_size % 64 or shape.intermediate_size % 64:
         return "its widths are no multiples of 64"
@@ -114,6 +114,7 @@ def plain_setup(
         rows=rows,
         tokens=tokens,
         checkpointed=checkpointed,
+        experts=question.experts,
         optimizer=question.optimizer,
         kbit_upcast=not graft and question.method == "qlora",
     )

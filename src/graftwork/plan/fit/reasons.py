@@ -1,6 +1,8 @@
 """The reasons for a strategy and the verdict, in sentences with figures. Pure."""
 
 from graftwork.costmodel.streamed import describe_streamed
+from graftwork.model.shape import describe_experts
+from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.candidate import (
     FitCandidate,
@@ -136,7 +138,10 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
             "again from their input; the first step is measured, and fewer keep where that was too much"
         )
         reasons += _about_loading(question, tuning)
-    return reasons
+        if tuning.form != "whole":
+            reasons.append(describe_trade(tuning.form))
+    experts = describe_experts(question.shape, adapted=question.experts, four_bits=question.method == "qlora")
+    return reasons if experts is None else [*reasons, experts]
 
 
 def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:

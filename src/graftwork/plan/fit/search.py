@@ -102,7 +102,6 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
         {"model_type": question.architecture},
         method=question.method,
         dtype=half_precision(question),
-        longest=max(lengths),
         alone=True,
     )
     if plain is not None:

@@ -20,6 +20,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from graftwork.costmodel.processor import FILE_BYTES_A_SECOND, MEMORY_BYTES_A_SECOND
 from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
+from graftwork.model.blocks import (
+    AttentionRule,
+    RotaryPositions,
+    activate,
+    attention_rule,
+    find_activation,
+    layout_of,
+    pairs_to_halves,
+)
+from graftwork.model.families.family import BlockLayout
 from graftwork.records.dataset import Row
 from graftwork.train.objectives.epochs import shared_tokens
 
@@ -117,8 +127,6 @@ class _LoraProduct(torch.autograd.Function):
 SMALL_MASK = 2**16
 """Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 
 @dataclass(frozen=True)
 class KeysValues:
@@ -131,38 +139,73 @@ class KeysValues:
 class CpuBlock:
     """`learns`: the gradient flows through it."""
 
-    def __init__(self, layer: Any, *, learns: bool, packed: bool) -> None:
-        self._layer = layer
-        self._width = int(layer.self_attn.head_dim)
+    def __init__(self, layer: Any, layout: BlockLayout, *, turn: int = 0, learns: bool, packed: bool) -> None:
+        self._layer, self._layout = layer, layout
+        self._attention = layer.self_attn
+        self._width = int(self._attention.head_dim)
+        self.turn, self.rule = turn, attention_rule(layer)
+        self._residual = float(getattr(layer, "residual_multiplier", 1.0))
+        self._activation = find_activation(layer)
         make = trainable_product if learns else frozen_product
+        paths = (*layout.qkv, layout.out, *layout.gate_up, layout.down)
         self._product: dict[str, Product] = {
-            name: make(getattr(layer.self_attn if name[0] in "qkvo" else layer.mlp, name), packed=packed)
-            for name in LINEARS
+            path: make(layer.get_submodule(path), packed=packed) for path in paths
         }
 
     def read(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, KeysValues]:
-        """The normed input, which queries are made of, and keys and values of all tokens."""
-        normed = self._layer.input_layernorm(x)
-        keys = self._heads(self._product["k_proj"](normed))
-        if hasattr(self._layer.self_attn, "k_norm"):
-            keys = self._layer.self_attn.k_norm(keys)
-        return normed, KeysValues(rotate(keys, *turn), self._heads(self._product["v_proj"](normed)))
+        """What queries are made of, and keys and values of all tokens."""
+        asking = self._norm(self._layout.before_attention, x)
+        if len(self._layout.qkv) == 1:
+            asking, keys, values = self._split(self._product[self._layout.qkv[0]](asking))
+        else:
+            keys, values = (self._product[path](asking) for path in self._layout.qkv[1:])
+        return asking, KeysValues(self._turned(keys, "k_norm", turn), self._heads(values))
 
-    def query(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        queries = self._heads(self._product["q_proj"](normed))
-        if hasattr(self._layer.self_attn, "q_norm"):
-            queries = self._layer.self_attn.q_norm(queries)
-        return rotate(queries, *turn)
+    def query(self, asking: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        fused = len(self._layout.qkv) == 1
+        return self._turned(asking if fused else self._product[self._layout.qkv[0]](asking), "q_norm", turn)
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """From mixed values to the block's output."""
-        x = x + self._product["o_proj"](mixed.flatten(1))
-        normed = self._layer.post_attention_layernorm(x)
-        gate, up = self._product["gate_proj"](normed), self._product["up_proj"](normed)
-        return x + self._product["down_proj"](self._layer.mlp.act_fn(gate) * up)
+        layout = self._layout
+        attended = self._norm(layout.after_attention, self._product[layout.out](mixed.flatten(1)))
+        middle = x + self._scaled(attended)
+        added = self._mlp(self._norm(layout.before_mlp, x if layout.parallel else middle))
+        return middle + self._scaled(self._norm(layout.after_mlp, added))
+
+    def _mlp(self, normed: Tensor) -> Tensor:
+        layout = self._layout
+        given = [self._product[path](normed) for path in layout.gate_up]
+        if layout.gated and len(given) == 1:
+            given = list(given[0].chunk(2, dim=1))
+        lifted = activate(given[0], self._activation)
+        return self._product[layout.down](lifted * given[1] if layout.gated else lifted)
+
+    def _norm(self, path: str | None, x: Tensor) -> Tensor:
+        normed: Tensor = x if path is None else self._layer.get_submodule(path)(x)
+        return normed
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._residual == 1 else x * self._residual
+
+    def _split(self, qkv: Tensor) -> list[Tensor]:
+        config = self._attention.config
+        kv = config.num_key_value_heads * self._width
+        return list(qkv.split_with_sizes((qkv.shape[1] - 2 * kv, kv, kv), dim=1))
+
+    def _turned(self, x: Tensor, norm: str, turn: tuple[Tensor, Tensor]) -> Tensor:
+        own = getattr(self._attention, norm, None)
+        heads = self._heads(x)
+        if own is not None:
+            # Norms of each head, or of all heads of a token at once.
+            each = own.weight.numel() == self._width
+            heads = own(heads) if each else self._heads(own(x))
+        if self._layout.interleaved:
+            heads = pairs_to_halves(heads)
+        return rotate(heads, *turn)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, self._width)
+        return x.reshape(x.shape[0], -1, self._width)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -172,18 +215,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + turned * sin[:, None]
 
 
-def attend(queries: Sequence[Tensor], known: Sequence[KeysValues], shared: KeysValues | None) -> Tensor:
+def attend(
+    queries: Sequence[Tensor], known: Sequence[KeysValues], shared: KeysValues | None, rule: AttentionRule
+) -> Tensor:
     """Each row's last tokens look at the shared beginning and at their own row up to themselves."""
     mixed = []
     for query, own in zip(queries, known, strict=True):
         keys, values = own.keys, own.values
         if shared is not None:
             keys, values = torch.cat((shared.keys, keys)), torch.cat((shared.values, values))
-        mixed.append(_attend_row(query, keys, values))
+        mixed.append(_attend_row(query, keys, values, rule))
     return torch.cat(mixed)
 
 
-def _attend_row(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend_row(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
     """Heads that share keys ask together, so that keys and values need not be copied for each."""
     asking, heads, width = query.shape
     groups = keys.shape[1]
@@ -191,17 +236,26 @@ def _attend_row(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         query.view(asking, groups, heads // groups, width).permute(1, 2, 0, 3).reshape(groups, -1, width)
     )
     look_back = _look_back if asking * keys.shape[0] <= SMALL_MASK else _look_back.__wrapped__
-    mask = look_back(asking, keys.shape[0], heads // groups, query.dtype)
-    mixed = scaled_dot_product_attention(
-        together[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], attn_mask=mask
-    )
-    return mixed[0].view(groups, -1, asking, width).permute(2, 0, 1, 3).reshape(asking, heads, width)
+    window = None if rule.window is None or rule.window >= keys.shape[0] else rule.window
+    mask = look_back(asking, keys.shape[0], heads // groups, query.dtype, window)
+    keys, values = keys.transpose(0, 1), values.transpose(0, 1)
+    if rule.cap is None:
+        mixed = scaled_dot_product_attention(
+            together[None], keys[None], values[None], attn_mask=mask, scale=rule.scale
+        )[0]
+    else:
+        scale = width**-0.5 if rule.scale is None else rule.scale
+        scores = torch.tanh(together @ keys.transpose(1, 2) * (scale / rule.cap)) * rule.cap
+        mixed = torch.softmax(scores + mask[0], dim=-1) @ values
+    return mixed.view(groups, -1, asking, width).permute(2, 0, 1, 3).reshape(asking, heads, width)
 
 
 @lru_cache(maxsize=64)
-def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype) -> Tensor:
+def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype, window: int | None) -> Tensor:
     """0 where a query may look, -inf where not; the queries are the last of the tokens."""
     forbidden = torch.full((asking, seen), float("-inf"), dtype=dtype).triu(seen - asking + 1)
+    if window is not None:
+        forbidden += torch.full((asking, seen), float("-inf"), dtype=dtype).tril(seen - asking - window)
     return forbidden.repeat(times, 1)[None, None]
 
 
@@ -301,8 +355,13 @@ class FrozenLayers:
     def __init__(
         self, decoder: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
     ) -> None:
-        self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
-        self._blocks = [CpuBlock(layer, learns=False, packed=packed) for layer in decoder.layers[:first]]
+        layout = layout_of(decoder)
+        self._embed, self._multiplier = decoder.embed_tokens, getattr(decoder, "embedding_multiplier", 1.0)
+        self._rotary = RotaryPositions(decoder, interleaved=layout.interleaved)
+        self._blocks = [
+            CpuBlock(layer, layout, turn=self._rotary.kind(layer), learns=False, packed=packed)
+            for layer in decoder.layers[:first]
+        ]
         self._beginning = shared_prefix(rows)
         self._numbers = number_rows(rows)
         self._states = states
@@ -334,16 +393,18 @@ class FrozenLayers:
         """Through the frozen blocks, behind what was read before."""
         past = before[0].keys.shape[0] if before else 0
         x: Tensor = self._embed(torch.tensor(tokens, dtype=torch.long))
+        if self._multiplier != 1:
+            x = x * self._multiplier
         known: list[KeysValues] = []
         if not tokens or not self._blocks:
             return x, known
-        cos, sin = self._rotary(x[None], torch.arange(past, past + len(tokens))[None])
-        turn = cos[0], sin[0]
+        turns = self._rotary.of(x, torch.arange(past, past + len(tokens)))
         for number, block in enumerate(self._blocks):
+            turn = turns[block.turn]
             normed, own = block.read(x, turn)
             known.append(own)
             shared = before[number] if before else None
-            x = block.finish(x, attend([block.query(normed, turn)], [own], shared))
+            x = block.finish(x, attend([block.query(normed, turn)], [own], shared, block.rule))
         return x, known
 
 

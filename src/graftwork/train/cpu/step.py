@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.costmodel.processor import DISK_SHARE, MEMORY_SHARE, OPERATIONS_A_SECOND, ROTARY
+from graftwork.costmodel.processor import DISK_SHARE, MEMORY_SHARE, OPERATIONS_A_SECOND
 from graftwork.model.adapters.lora import LoraLinear
-from graftwork.model.families.registry import family_or_llama
-from graftwork.model.parts import decoder_parts
+from graftwork.model.blocks import RotaryPositions, layout_of
+from graftwork.model.families.registry import why_not_written_out
+from graftwork.model.parts import decoder_parts, logits_ending
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.layers import (
@@ -71,16 +72,21 @@ class CpuStep:
         self, model: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
     ) -> None:
         parts = decoder_parts(model)
-        self._rotary, self._norm = parts.decoder.rotary_emb, parts.decoder.norm
-        self._head = trainable_product(parts.head, packed=packed)
+        layout, self._norm = layout_of(model), parts.decoder.norm
+        self._rotary = RotaryPositions(parts.decoder, interleaved=layout.interleaved)
+        self._head, self._ending = trainable_product(parts.head, packed=packed), logits_ending(model.config)
         self._trunk = FrozenLayers(parts.decoder, first, rows, states=states, packed=packed)
-        self._blocks = [CpuBlock(layer, learns=True, packed=packed) for layer in parts.blocks[first:]]
+        self._blocks = [
+            CpuBlock(layer, layout, turn=self._rotary.kind(layer), learns=True, packed=packed)
+            for layer in parts.blocks[first:]
+        ]
 
     def logits(self, batch: TokenBatch) -> Tensor:
         """The logits of the trained tokens, equal to those of the eager forward pass up to rounding."""
         layout = layout_tokens(batch.rows)
         x = self._enter(batch.rows, layout)
-        return self._head(self._norm(self._climb(x, layout)))
+        logits = self._head(self._norm(self._climb(x, layout)))
+        return logits if self._ending.plain else self._ending.of(logits)
 
     def _enter(self, rows: Sequence[Row], layout: TokenLayout) -> Tensor:
         """What enters the first adapted block. The shared beginning is that of the first row."""
@@ -89,21 +95,24 @@ class CpuStep:
 
     def _climb(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Through the adapted blocks; the output is at the positions that predict a reply."""
-        cos, sin = self._rotary(x[None], layout.positions()[None])
-        turn = cos[0], sin[0]
+        turns = self._rotary.of(x, layout.positions())
         for block in self._blocks[:-1]:
+            turn = turns[block.turn]
             normed, known = block.read(x, turn)
             shared, own = _cut(known, layout)
             queries = block.query(normed, turn).split_with_sizes(layout.parts)
-            mixed = attend(queries[1:], own, shared)
+            mixed = attend(queries[1:], own, shared, block.rule)
             if shared is not None:
-                mixed = torch.cat((attend(queries[:1], [shared], None), mixed))
+                mixed = torch.cat((attend(queries[:1], [shared], None, block.rule), mixed))
             x = block.finish(x, mixed)
         last = self._blocks[-1]
+        turn = turns[last.turn]
         normed, known = last.read(x, turn)
         shared, own = _cut(known, layout)
         asked = last.query(_pick(normed, layout), (_pick(turn[0], layout), _pick(turn[1], layout)))
-        return last.finish(_pick(x, layout), attend(asked.split_with_sizes(layout.predicting), own, shared))
+        return last.finish(
+            _pick(x, layout), attend(asked.split_with_sizes(layout.predicting), own, shared, last.rule)
+        )
 
 
 def _cut(known: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
@@ -131,7 +140,7 @@ def make_cpu_step(
     model: Any, rows: Sequence[Row], *, settings: TrainSettings, folder: Path
 ) -> tuple[CpuStep, str] | None:
     first = first_trained_block(model)
-    if first is None or not is_supported(model, longest=max(len(row.tokens) for row in rows)):
+    if first is None or not is_supported(model):
         return None
     memory = machine_memory().get("limit", 0.0) * 2**30
     packed = packed_bytes(model, first) <= memory * MEMORY_SHARE
@@ -151,20 +160,13 @@ def make_cpu_step(
     return CpuStep(model, first, rows, states=states, packed=packed), word
 
 
-def is_supported(model: Any, *, longest: int) -> bool:
+def is_supported(model: Any) -> bool:
     """Blocks as ours do them, on a processor, in float32, and nothing learns but adapters."""
-    config, parts = model.config, decoder_parts(model)
     if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
         return False
-    if not family_or_llama(config.model_type).cpu_step:
+    if why_not_written_out(model.config.to_dict()) is not None:
         return False
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < longest and getattr(config, "use_sliding_window", True):
-        return False
-    attentions: list[Any] = [block.self_attn for block in parts.blocks]
-    scaled = [attention.scaling != attention.head_dim**-0.5 for attention in attentions]
-    rotary = getattr(parts.decoder.rotary_emb, "rope_type", "default")
-    return rotary in ROTARY and not any(scaled) and not model.training and _only_adapters_learn(model)
+    return not model.training and _only_adapters_learn(model)
 
 
 def first_trained_block(model: Any) -> int | None:

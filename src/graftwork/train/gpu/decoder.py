@@ -13,34 +13,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from graftwork.model.parts import LogitsEnding
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
-from graftwork.train.gpu.block import (
-    BlockShape,
-    BlockWeights,
-    Documents,
-    Island,
-    SavedActivations,
-    SavedInput,
-    attend,
-    attend_keeping,
-)
+from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
+from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations, SavedInput
+from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
 from graftwork.train.loss import loss_and_gradient, loss_without_gradient
 
 
 def chunk_loss(
-    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight
+    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight, ending: LogitsEnding
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
-    loss, d = loss_and_gradient(product(head, hidden).float(), targets, weights)
-    return loss, transposed_product(head, d.to(hidden.dtype))
+    logits = ending.apply_(product(head, hidden).float())
+    loss, d = loss_and_gradient(logits, targets, weights)
+    return loss, transposed_product(head, ending.backward_(d, logits).to(hidden.dtype))
 
 
-def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> Tensor:
+def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding) -> Tensor:
     """The summed loss of a chunk, for evaluation."""
-    return loss_without_gradient(product(head, hidden).float(), targets)
+    return loss_without_gradient(ending.apply_(product(head, hidden).float()), targets)
 
 
 KeepLevel = Literal["keep", "lean", "again"]
@@ -84,9 +79,17 @@ class EmbeddingAndHead:
     """The parts around the blocks."""
 
     embed: Callable[[Tensor], Tensor]
-    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    final_norm: Tensor
+    rotary: Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
+    """Cosines and sines of positions, one pair for each kind of block."""
+    final_norm: NormWeights
     head: FrozenWeight
+    dtype: torch.dtype
+    """Of the hidden states."""
+    ending: LogitsEnding
+
+
+Turns = Sequence[tuple[Tensor, Tensor]]
+"""Cosines and sines of all positions, a pair for each kind of block."""
 
 
 class GpuDecoder:
@@ -94,15 +97,15 @@ class GpuDecoder:
         self,
         blocks: Sequence[BlockWeights],
         outside: EmbeddingAndHead,
-        shape: BlockShape,
+        shapes: Sequence[BlockShape],
         policy: MemoryPolicy,
     ) -> None:
         self.blocks = list(blocks)
         self._stacks: LoraStacks | None = None
         if not policy.compiled:
-            self._stack_adapters(outside.final_norm.dtype)
+            self._stack_adapters(outside.dtype)
         self.outside = outside
-        self.shape = shape
+        self.shapes = list(shapes)
         self.policy = policy
         adapted = [at for at, block in enumerate(self.blocks) if _has_adapters(block)]
         self.first = adapted[0] if adapted else len(self.blocks)
@@ -113,7 +116,7 @@ class GpuDecoder:
         self._after_again = wrap(pieces.recompute_activations)
         self._after_backward = wrap(pieces.after_attention_backward)
         self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
-        self._norm, self._norm_backward = wrap(fused.norm), wrap(fused.norm_backward)
+        self._norm, self._norm_backward = wrap(fused.apply_norm), wrap(fused.apply_norm_backward)
 
     def _stack_adapters(self, dtype: torch.dtype) -> None:
         """Without a compiler, stacking adapters again for each product would cost more than the products."""
@@ -146,15 +149,15 @@ class GpuDecoder:
         found: Gradients = []
         if self._stacks is not None:
             self._stacks.refresh()
-        cos, sin = self._positions(x, packed)
+        turns = self._positions(x, packed)
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
-            x = self._forward(at, block, x, cos, sin, packed.documents, memories)
+            x = self._forward(at, block, x, turns, packed.documents, memories)
         progress()
         loss, dx = self._lose(x, packed, scale)
         del x
         for at in reversed(range(self.first, len(self.blocks))):
-            dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
+            dx = self._backward(at, memories.pop(), dx, turns, packed.documents, found)
         _add(found)
         if self._stacks is not None:
             self._stacks.add()
@@ -166,21 +169,22 @@ class GpuDecoder:
         """The summed loss alone."""
         if self._stacks is not None:
             self._stacks.refresh()
-        cos, sin = self._positions(x, packed)
-        for block in self.blocks:
-            x = self._pass(block, x, cos, sin, packed.documents)
+        turns = self._positions(x, packed)
+        for at in range(len(self.blocks)):
+            x = self._pass(at, x, turns, packed.documents)
         return self._lose(x, packed, None)[0]
 
-    def _positions(self, x: Tensor, packed: PackedLayout) -> tuple[Tensor, Tensor]:
-        cos, sin = self.outside.rotary(x, packed.positions)
-        return cos.to(x.dtype), sin.to(x.dtype)
+    def _positions(self, x: Tensor, packed: PackedLayout) -> Turns:
+        found = self.outside.rotary(x, packed.positions)
+        return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in found]
 
-    def _pass(self, w: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents) -> Tensor:
+    def _pass(self, at: int, x: Tensor, turns: Turns, documents: Documents) -> Tensor:
         """Through a block, nothing kept."""
-        q, k, v, _, _ = self._before(x, cos, sin, w, self.shape)
-        mixed = attend(q, k, v, documents).reshape(x.shape[0], -1)
+        w, shape = self.blocks[at], self.shapes[at]
+        q, k, v, _, _ = self._before(x, *turns[shape.turn], w, shape)
+        mixed = attend(q, k, v, documents, shape.attention).reshape(x.shape[0], -1)
         del q, k, v
-        parts = [self._after(*some, w, self.shape)[0] for some in self._chunks(x, mixed)]
+        parts = [self._after(*some, w, shape)[0] for some in self._chunks(x, mixed)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _forward(
@@ -188,8 +192,7 @@ class GpuDecoder:
         at: int,
         w: BlockWeights,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turns: Turns,
         documents: Documents,
         memories: list[BlockMemory],
     ) -> Tensor:
@@ -197,10 +200,11 @@ class GpuDecoder:
         if at < self.first or level == "again":
             if at >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
-            return self._pass(w, x, cos, sin, documents)
-        q, k, v, low, raw = self._before(x, cos, sin, w, self.shape)
-        island = attend_keeping(q, k, v, documents)
-        y, kept = self._after(x, island.mixed.detach().view(x.shape[0], -1), w, self.shape)
+            return self._pass(at, x, turns, documents)
+        shape = self.shapes[at]
+        q, k, v, low, raw = self._before(x, *turns[shape.turn], w, shape)
+        island = attend_keeping(q, k, v, documents, shape.attention)
+        y, kept = self._after(x, island.mixed.detach().view(x.shape[0], -1), w, shape)
         if level == "lean":
             kept = kept._replace(gate_up=None)
         memories.append(BlockMemory(x, island, low, raw, kept))
@@ -211,31 +215,30 @@ class GpuDecoder:
         at: int,
         memory: BlockMemory,
         dy: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turns: Turns,
         documents: Documents,
         found: "Gradients",
     ) -> Tensor:
-        w, shape = self.blocks[at], self.shape
+        w, shape = self.blocks[at], self.shapes[at]
         x, island, low, raw, kept = memory
         if island is None:
-            q, k, v, low, raw = self._before(x, cos, sin, w, shape)
-            island = attend_keeping(q, k, v, documents)
+            q, k, v, low, raw = self._before(x, *turns[shape.turn], w, shape)
+            island = attend_keeping(q, k, v, documents, shape.attention)
             del q, k, v
         mixed = island.mixed.detach().view(x.shape[0], -1)
-        d_mixed, d_middle = self._second_half_backward(w, x, mixed, kept, dy, found)
+        d_mixed, d_middle = self._second_half_backward(at, x, mixed, kept, dy, found)
         del kept, dy, mixed
         d_heads = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            d_heads, d_middle, SavedInput(x, low, raw), (cos, sin), w, shape, at > self.first
+            d_heads, d_middle, SavedInput(x, low, raw), turns[shape.turn], w, shape, at > self.first
         )
         found.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
 
     def _second_half_backward(
         self,
-        w: BlockWeights,
+        at: int,
         x: Tensor,
         mixed: Tensor,
         kept: SavedActivations | None,
@@ -243,18 +246,16 @@ class GpuDecoder:
         found: "Gradients",
     ) -> tuple[Tensor, Tensor]:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
+        w, shape = self.blocks[at], self.shapes[at]
         if kept is not None and kept.gate_up is not None:
-            d_mixed, d_middle, gradient = self._after_backward(dy, mixed, kept, w, self.shape)
+            d_mixed, d_middle, gradient = self._after_backward(dy, mixed, kept, w, shape)
             _collect(w, gradient, found)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, x.shape[0], self.policy.chunk_tokens):
             some = slice(begin, begin + self.policy.chunk_tokens)
-            if kept is None:
-                part = self._after_again(x[some], mixed[some], w, self.shape)
-            else:
-                part = _part(kept, some)
-            d_mixed, d_middle, gradient = self._after_backward(dy[some], mixed[some], part, w, self.shape)
+            part = self._after_again(x[some], mixed[some], w, shape) if kept is None else _part(kept, some)
+            d_mixed, d_middle, gradient = self._after_backward(dy[some], mixed[some], part, w, shape)
             _collect(w, gradient, found)
             parts.append((d_mixed, d_middle))
         if len(parts) == 1:
@@ -263,7 +264,7 @@ class GpuDecoder:
 
     def _lose(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss at the places that predict, and the gradient of the last block's output."""
-        weight, epsilon = self.outside.final_norm, self.shape.epsilon
+        weight, epsilon, ending = self.outside.final_norm, self.shapes[-1].epsilon, self.outside.ending
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
         size = self.policy.head_tokens
@@ -272,10 +273,10 @@ class GpuDecoder:
             hidden = x[places]
             normed = self._norm(hidden, weight, epsilon)
             if scale is None:
-                total += self._chunk_loss_only(normed, targets, self.outside.head)
+                total += self._chunk_loss_only(normed, targets, self.outside.head, ending)
                 continue
             weights = None if packed.weights is None else packed.weights[begin : begin + size]
-            loss, d = self._chunk_loss(normed, targets, weights, self.outside.head)
+            loss, d = self._chunk_loss(normed, targets, weights, self.outside.head, ending)
             total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)

@@ -28,7 +28,7 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
 from graftwork.train.engine import StepResult, TrainingEngine
-from graftwork.train.gpu.block import Documents
+from graftwork.train.gpu.attention import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
 from graftwork.train.objectives.sft import count_trained

@@ -6,12 +6,79 @@ step's memory holds its results and no intermediates. Compiled steps use the pla
 compiler fuses by itself.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import silu
+
+from graftwork.model import blocks
+from graftwork.model.blocks import Activation
+
+
+class NormWeights(NamedTuple):
+    """RMS norm; `centred`: of mean and variance, perhaps with a bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    centred: bool = False
+
+
+def apply_norm(x: Tensor, norm_weights: NormWeights, epsilon: float) -> Tensor:
+    if not norm_weights.centred:
+        return norm(x, norm_weights.weight, epsilon)
+    return _centred(x, norm_weights, epsilon)[0]
+
+
+def apply_norm_backward(
+    dy: Tensor, x: Tensor, norm_weights: NormWeights, epsilon: float, add: Tensor | None = None
+) -> Tensor:
+    if not norm_weights.centred:
+        return norm_backward(dy, x, norm_weights.weight, epsilon, add)
+    _, mean, inverse = _centred(x, norm_weights, epsilon)
+    dx, _, _ = torch.ops.aten.native_layer_norm_backward(
+        dy, x, x.shape[-1:], mean, inverse, norm_weights.weight, norm_weights.bias, [True, False, False]
+    )
+    found: Tensor = dx if add is None else dx.add_(add)
+    return found
+
+
+def _centred(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own kernel: the result, the mean and the inverse deviation of each row."""
+    return torch.native_layer_norm(x, x.shape[-1:], norm_weights.weight, norm_weights.bias, epsilon)
+
+
+def activate(gate_up: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+    """activation(gate) · up; without a gate the activation alone."""
+    if gated and activation == "silu":
+        return gate(gate_up)
+    left, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
+    lit = blocks.activate(left, activation)
+    return lit if right is None else lit.mul_(right)
+
+
+def activate_backward(
+    gate_up: Tensor, d_lifted: Tensor, activation: Activation, *, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """The same again, and the gradient of its input."""
+    if gated and activation == "silu":
+        return gate_backward(gate_up, d_lifted)
+    left, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
+    lit = blocks.activate(left, activation)
+    if right is None:
+        return lit, _activation_gradient(d_lifted, left, activation)
+    d_right = d_lifted * lit
+    lifted = lit.mul_(right)
+    d_left = _activation_gradient(d_lifted * right, left, activation)
+    return lifted, torch.cat((d_left, d_right), dim=1)
+
+
+def _activation_gradient(dy: Tensor, x: Tensor, activation: Activation) -> Tensor:
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(dy, x)  # type: ignore[no-any-return]
+    approximate = "tanh" if activation == "gelu_pytorch_tanh" else "none"
+    return torch.ops.aten.gelu_backward(dy, x, approximate=approximate)  # type: ignore[no-any-return]
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -72,7 +139,8 @@ def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
 
 def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+    even = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+    return (weight * even).to(x.dtype)
 
 
 def _plain_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -5,6 +5,7 @@ frozen weights side by side as the fast decoder wants them: layers hold views of
 is there twice. The card never holds more than one block in another form than the last.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,10 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.adapters.lora import LoraLinear
+from graftwork.model.blocks import (
+    RotaryPositions,
+    attention_rule,
+    find_activation,
+    head_width,
+    layout_of,
+    norm_epsilon,
+)
+from graftwork.model.families.family import BlockLayout
 from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
+from graftwork.model.parts import logits_ending
 from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
 from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy
+from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.lora import LoraGroup
 from graftwork.train.gpu.quantized import (
     EightBitLinear,
@@ -27,13 +39,6 @@ from graftwork.train.gpu.quantized import (
     WholeWeight,
     quantize_eight,
 )
-
-LINEAR_GROUPS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class FrozenWeights:
 def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     """Move the model; what is frozen in its blocks and its head changes form on the way."""
     blocks = []
+    groups = linear_groups(layout_of(model))
     for layer in model.model.layers:
-        blocks.append({name: _group(layer, paths, tuning, device) for name, paths in LINEAR_GROUPS.items()})
+        blocks.append({name: _group(layer, paths, tuning, device) for name, paths in groups.items()})
     embedding = model.model.embed_tokens
     tied = model.lm_head.weight is embedding.weight
     head: FrozenWeight
@@ -58,7 +64,11 @@ def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     if tuning.host_embedding:
         if tied and tuning.head == "whole":
             model.lm_head.weight = nn.Parameter(embedding.weight.detach().to(device), requires_grad=False)
-        model.model.embed_tokens = HostEmbedding(embedding.weight.detach().cpu(), device=device)
+        model.model.embed_tokens = HostEmbedding(
+            embedding.weight.detach().cpu(),
+            device=device,
+            scale=getattr(embedding, "scalar_embed_scale", 1.0),
+        )
     model.to(device)
     if tuning.head == "whole":
         head = WholeWeight(model.lm_head.weight.detach(), None)
@@ -77,10 +87,11 @@ def frozen_weights_of(model: Any) -> FrozenWeights:
 class HostEmbedding(nn.Module):
     """The table stays in host memory; the rows of a batch travel."""
 
-    def __init__(self, table: Tensor, *, device: str) -> None:
+    def __init__(self, table: Tensor, *, device: str, scale: float = 1.0) -> None:
         super().__init__()
         # Kept out of parameters and buffers: moving the model must not move it.
         self._table = [table]
+        self._scale = torch.tensor(scale, dtype=table.dtype)
         self._device = device
 
     @property
@@ -89,6 +100,7 @@ class HostEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = nn.functional.embedding(tokens.to(self.weight.device), self.weight)
+        rows = rows if self._scale == 1 else rows * self._scale
         return rows.to(self._device, non_blocking=True)
 
 
@@ -142,21 +154,42 @@ def _replace(layer: Any, path: str, module: nn.Module) -> None:
 
 
 def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> GpuDecoder:
-    config, inner = model.config, model.model
-    shape = BlockShape(
+    inner, layout = model.model, layout_of(model)
+    positions = RotaryPositions(inner, interleaved=layout.interleaved)
+    outside = EmbeddingAndHead(
+        embed=_embedding(inner),
+        rotary=positions.of,
+        final_norm=_required(_norm_weights(inner.norm, layout)),
+        head=frozen.head,
+        dtype=model.dtype,
+        ending=logits_ending(model.config),
+    )
+    shapes = [_block_shape(model.config, layer, layout, positions.kind(layer)) for layer in inner.layers]
+    blocks = [
+        _block(layer, layout, frozen) for layer, frozen in zip(inner.layers, frozen.blocks, strict=True)
+    ]
+    return GpuDecoder(blocks, outside, shapes, policy)
+
+
+def _embedding(inner: Any) -> Callable[[Tensor], Tensor]:
+    multiplier = getattr(inner, "embedding_multiplier", 1.0)
+    return inner.embed_tokens if multiplier == 1 else lambda tokens: inner.embed_tokens(tokens) * multiplier
+
+
+def _block_shape(config: Any, layer: Any, layout: BlockLayout, turn: int) -> BlockShape:
+    return BlockShape(
         heads=config.num_attention_heads,
         groups=config.num_key_value_heads,
-        head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        epsilon=config.rms_norm_eps,
+        head_width=head_width(config),
+        epsilon=norm_epsilon(config),
+        activation=find_activation(layer),
+        gated=layout.gated,
+        parallel=layout.parallel,
+        interleaved=layout.interleaved,
+        residual=getattr(layer, "residual_multiplier", 1.0),
+        attention=attention_rule(layer),
+        turn=turn,
     )
-    outside = EmbeddingAndHead(
-        embed=inner.embed_tokens,
-        rotary=lambda x, positions: _first(inner.rotary_emb(x[None], positions[None])),
-        final_norm=inner.norm.weight,
-        head=frozen.head,
-    )
-    blocks = [_block(layer, frozen) for layer, frozen in zip(inner.layers, frozen.blocks, strict=True)]
-    return GpuDecoder(blocks, outside, shape, policy)
 
 
 def memory_policy(tuning: Tuning, *, layers: int, compiled: bool) -> MemoryPolicy:
@@ -176,20 +209,28 @@ def memory_policy(tuning: Tuning, *, layers: int, compiled: bool) -> MemoryPolic
     )
 
 
-def _first(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return pair[0][0], pair[1][0]
+def linear_groups(layout: BlockLayout) -> dict[str, tuple[str, ...]]:
+    """The paths of the layers that read the same input, by the product that they are."""
+    return {"qkv": layout.qkv, "out": (layout.out,), "gate_up": layout.gate_up, "down": (layout.down,)}
 
 
-def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
+def _block(layer: Any, layout: BlockLayout, frozen: dict[str, Any]) -> BlockWeights:
     grafts = {
         name: _lora_group([layer.get_submodule(path) for path in paths])
-        for name, paths in LINEAR_GROUPS.items()
+        for name, paths in linear_groups(layout).items()
     }
     attention = layer.self_attn
+
+    def norm(path: str | None) -> NormWeights | None:
+        return None if path is None else _norm_weights(layer.get_submodule(path), layout)
+
     return BlockWeights(
-        **_norms(layer),
-        query_norm=_weight(getattr(attention, "q_norm", None)),
-        key_norm=_weight(getattr(attention, "k_norm", None)),
+        before_attention=norm(layout.before_attention),
+        before_mlp=norm(layout.before_mlp),
+        after_attention=norm(layout.after_attention),
+        after_mlp=norm(layout.after_mlp),
+        query_norm=_norm_weights(getattr(attention, "q_norm", None), layout),
+        key_norm=_norm_weights(getattr(attention, "k_norm", None), layout),
         **frozen,
         qkv_graft=grafts["qkv"],
         out_graft=grafts["out"],
@@ -198,21 +239,20 @@ def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
     )
 
 
-def _norms(layer: Any) -> dict[str, Any]:
-    """Norms before attention and MLP, or behind them: one name of transformers means both."""
-    behind = getattr(layer, "post_feedforward_layernorm", None)
-    attention = layer.post_attention_layernorm
-    return {
-        "before_attention": _weight(getattr(layer, "input_layernorm", None)),
-        "before_mlp": _weight(attention if behind is None else None),
-        "after_attention": _weight(None if behind is None else attention),
-        "after_mlp": _weight(behind),
-    }
+def _norm_weights(norm: Any, layout: BlockLayout) -> NormWeights | None:
+    if norm is None:
+        return None
+    weight: Tensor = norm.weight.detach()
+    if layout.norm == "rms_plus_one":
+        # In 16 bits the sum would lose most of what was stored.
+        weight = 1 + weight.float()
+    bias: Tensor | None = getattr(norm, "bias", None)
+    return NormWeights(weight, None if bias is None else bias.detach(), centred=layout.norm == "layer")
 
 
-def _weight(norm: Any) -> Tensor | None:
-    weight: Tensor | None = None if norm is None else norm.weight.detach()
-    return weight
+def _required(norm: NormWeights | None) -> NormWeights:
+    assert norm is not None
+    return norm
 
 
 def _lora_group(layers: list[Any]) -> LoraGroup:

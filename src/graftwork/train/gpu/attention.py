@@ -1,0 +1,219 @@
+"""Attention of packed documents, forward and backward: fused kernels where they can, tiles where they cannot.
+
+In: queries, keys and values [tokens, heads, width] and where documents begin. Out: the mixed values, and for
+training a small graph of its own around them. A rule names the scale, the window and the cap of the scores.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from graftwork.model.blocks import AttentionRule
+
+TILE = 128
+"""Queries of one tile of capped attention."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the documents of a packed sequence begin and end."""
+
+    starts: Tensor
+    """Cumulative lengths, int32, one more than documents."""
+    lengths: tuple[int, ...]
+    at_most: int = 0
+    """No document is longer: a round number, so that few different ones occur. 0: the longest itself."""
+
+    @property
+    def longest(self) -> int:
+        return self.at_most or max(self.lengths)
+
+    @property
+    def even(self) -> bool:
+        """All of one length."""
+        return min(self.lengths) == max(self.lengths)
+
+
+@dataclass(frozen=True)
+class Island:
+    """One attention with its own small graph, cut off from everything around it."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    mixed: Tensor
+
+    def backward(self, d_mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = torch.autograd.grad(self.mixed, self.inputs, d_mixed.view_as(self.mixed))
+        return dq, dk, dv
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
+    """[tokens, heads, width] of mixed values."""
+    window = None if rule.window is None or rule.window >= documents.longest else rule.window
+    if rule.cap is not None:
+        scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+        reach = _Reach(scale, rule.cap, min(window or documents.longest, documents.longest), window)
+        mixed: Tensor = _CappedAttention.apply(q, k, v, documents.starts, reach)  # type: ignore[no-untyped-call]
+        return mixed
+    if q.device.type == "cuda" and (window is not None or not documents.even):
+        return _attend_packed(q, k, v, documents, rule._replace(window=window))
+    if documents.even:
+        return _attend_evenly(q, k, v, documents, rule._replace(window=window))
+    split = [torch.split(x, list(documents.lengths)) for x in (q, k, v)]
+    parts = [
+        _attend_evenly(a, b, c, Documents(documents.starts[:2], (a.shape[0],)), rule)
+        for a, b, c in zip(*split, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def attend_keeping(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Island:
+    """The same, with what its backward pass needs."""
+    inputs = (q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_())
+    with torch.enable_grad():
+        return Island(inputs, attend(*inputs, documents, rule))
+
+
+def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
+    count, length = len(documents.lengths), documents.lengths[0]
+    batched = [x.view(count, length, x.shape[1], x.shape[2]).transpose(1, 2) for x in (q, k, v)]
+    mask = None
+    if rule.window is not None and rule.window < length:
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - rule.window)
+    with _kernels(q):
+        mixed = scaled_dot_product_attention(
+            batched[0],
+            batched[1],
+            batched[2],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=rule.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    return mixed.transpose(1, 2).reshape(q.shape)
+
+
+def _attend_packed(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Since 2.12 the caller must say that heads share keys; before, the argument is unknown.
+    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _words_of(varlen_attn) else {}
+    starts, longest = documents.starts, documents.longest
+    scaled = {} if rule.scale is None else {"scale": rule.scale}
+    # Tokens before the own one.
+    window = (-1 if rule.window is None else rule.window - 1, 0)
+    mixed: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=window, **scaled, **grouped)  # type: ignore[assignment, arg-type]  # noqa: E501  # fmt: skip
+    return mixed
+
+
+@lru_cache
+def _words_of(function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
+
+
+def _kernels(q: Tensor) -> AbstractContextManager[None]:
+    """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    if q.device.type != "cuda" or q.dtype == torch.float32:
+        order = order[1:]
+    return sdpa_kernel(order, set_priority=True)
+
+
+class _Reach(NamedTuple):
+    scale: float
+    cap: float
+    back: int
+    """Tokens that any token may see at most: a bound, so that shapes do not depend on the documents."""
+    window: int | None
+
+
+class _Tile(NamedTuple):
+    """Some queries, the keys that they may see, and which of them they do."""
+
+    queries: slice
+    keys: slice
+    seen: Tensor
+
+
+def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> "list[_Tile]":
+    places = torch.arange(tokens, device=starts.device)
+    document = torch.bucketize(places, starts[1:].long(), right=True)
+    found = []
+    for begin in range(0, tokens, TILE):
+        queries, keys = slice(begin, min(begin + TILE, tokens)), slice(max(begin - reach.back + 1, 0), 0)
+        keys = slice(keys.start, queries.stop)
+        apart = places[queries, None] - places[None, keys]
+        seen = (apart >= 0) & (document[queries, None] == document[None, keys])
+        if reach.window is not None:
+            seen &= apart < reach.window
+        found.append(_Tile(queries, keys, seen))
+    return found
+
+
+def _grouped(heads: Tensor, groups: int) -> Tensor:
+    """[tokens, groups, heads of a group, width]."""
+    return heads.view(heads.shape[0], groups, -1, heads.shape[2])
+
+
+def _capped_scores(q: Tensor, k: Tensor, tile: _Tile, reach: _Reach) -> Tensor:
+    """[groups, heads of a group, queries, keys] in float32, before the mask."""
+    grouped = _grouped(q[tile.queries], k.shape[1]).float()
+    scores = torch.einsum("tgpd,sgd->gpts", grouped, k[tile.keys].float())
+    return scores.mul_(reach.scale / reach.cap).tanh_().mul_(reach.cap)
+
+
+class _CappedAttention(torch.autograd.Function):
+    """softmax(cap · tanh(q k / cap)) v, a tile of queries at a time, computed again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, reach: _Reach) -> Tensor:
+        tokens, heads, width = q.shape
+        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+        sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+        for tile in _tiles(tokens, starts, reach):
+            scores = _capped_scores(q, k, tile, reach).masked_fill_(~tile.seen, float("-inf"))
+            total = torch.logsumexp(scores, dim=-1)
+            weights = scores.sub_(total[..., None]).exp_()
+            own = torch.einsum("gpts,sgd->tgpd", weights, v[tile.keys].float())
+            mixed[tile.queries] = own.reshape(-1, heads, width).to(q.dtype)
+            sums[tile.queries] = total.permute(2, 0, 1).reshape(-1, heads)
+        ctx.save_for_backward(q, k, v, starts, mixed, sums)
+        ctx.reach = reach
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        q, k, v, starts, mixed, sums = ctx.saved_tensors
+        reach, d_mixed = ctx.reach, gradients[0]
+        groups = k.shape[1]
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+        for tile in _tiles(q.shape[0], starts, reach):
+            d_own = _grouped(d_mixed[tile.queries], groups).float()
+            own = _grouped(mixed[tile.queries], groups).float()
+            total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
+            scores = _capped_scores(q, k, tile, reach)
+            slope = 1 - (scores / reach.cap).square_()
+            weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0)
+            dv[tile.keys] += torch.einsum("gpts,tgpd->sgd", weights, d_own)
+            d_weights = torch.einsum("tgpd,sgd->gpts", d_own, v[tile.keys].float())
+            d_weights -= (d_own * own).sum(-1).permute(1, 2, 0)[..., None]
+            d_scores = d_weights.mul_(weights).mul_(slope).mul_(reach.scale)
+            dq[tile.queries] = (
+                torch.einsum("gpts,sgd->tgpd", d_scores, k[tile.keys].float()).flatten(1, 2).to(q.dtype)
+            )
+            queries = _grouped(q[tile.queries], groups).float()
+            dk[tile.keys] += torch.einsum("gpts,tgpd->sgd", d_scores, queries)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
