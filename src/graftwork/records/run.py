@@ -57,6 +57,8 @@ class TrainStep(Record):
     """When it was done, as seconds since 1970."""
     steady: float = 0.0
     """The same by the machine's steady clock."""
+    measures: dict[str, float] = {}
+    """What the objective measured: margins and accuracy of pairs, rewards and KL of sampled answers."""
 
 
 class TrainingEvaluation(Record):
@@ -106,6 +108,10 @@ class TrainOutcome(Record):
     looks: tuple[TrainingEvaluation, ...] = ()
     best_step: int | None = None
     """The step of the best evaluation."""
+    measures_first: dict[str, float] = {}
+    """What the objective measured at the first step; empty for supervised fine-tuning."""
+    measures_last: dict[str, float] = {}
+    """The same, as means over the last tenth of the steps."""
     residuals: tuple[Residual, ...] = ()
     residual_parts: tuple[Residual, ...] = ()
     """The same for what the figures are made of, as "minutes.load"."""

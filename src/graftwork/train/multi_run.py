@@ -265,7 +265,8 @@ def _wanted(job: TrainJob) -> bool:
     # A card's own step has layers of its own, which know one adapter.
     if asked == "off" or not alone or job.plan.tuning is not None:
         return False
-    if job.plan.train["settings"]["method"] not in ("lora", "dora"):
+    settings = job.plan.train["settings"]
+    if settings["method"] not in ("lora", "dora") or settings.get("objective", "sft") != "sft":
         return False
     if _is_tight(job):
         return False

@@ -28,8 +28,16 @@ from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_st
 from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
-from graftwork.train.objectives.epochs import EpochOrder, choose_training_rows
-from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
+from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.run_folder import (
+    ADAPTER,
+    ATTEMPTS,
+    MESSAGES,
+    OUTCOME,
+    REPLANNED,
+    mean_measures,
+    read_steps,
+)
 from graftwork.train.run_setup import (
     deadline_of,
     guard_callbacks,
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.loop import TrainingLoop
     from graftwork.train.run_folder import Replay
+    from graftwork.train.run_source import RunSource
 
 LoadBase = Callable[[TrainJob], Any]
 
@@ -126,6 +135,7 @@ class _Prepared(NamedTuple):
     """A run that is ready for its first step."""
 
     engine: "TrainingEngine"
+    source: "RunSource"
     rows: list[Row]
     checks: list[Row]
     shape: "AdapterShape"
@@ -174,6 +184,7 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     from graftwork.train.distributed.strategies import SingleProcess
     from graftwork.train.engine_choice import EngineInputs, make_engine
     from graftwork.train.loss import mean_loss
+    from graftwork.train.run_source import gather_material, open_source
 
     job, settings, strategy = run.job, run.settings, run.strategy
     model = run.load(job)
@@ -190,8 +201,9 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     start = Path(job.start_adapter) if job.start_adapter else None
     parameters = make_trainable(model, shape, seed=settings.seed, start=start)
     move = run.heart.move
+    material = gather_material(job, settings, rows)
     engine = make_engine(
-        EngineInputs(job, settings, model, parameters, rows),
+        EngineInputs(job, settings, model, parameters, material.engine_rows),
         strategy=strategy,
         shares_steps=shares_steps,
         progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
@@ -200,7 +212,15 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     if not bare:
         # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
         loss_before = _once(run, lambda: engine.mean_loss(checks, batch_rows=8))
-    return _Prepared(engine, rows, checks, shape, before, loss_before)
+    source = open_source(
+        material,
+        engine,
+        folder=run.folder,
+        report=run.report,
+        progress=run.heart.beat,
+        stopped=stop_asked.is_set,
+    )
+    return _Prepared(engine, source, rows, checks, shape, before, loss_before)
 
 
 def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
@@ -229,8 +249,8 @@ def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingC
         callbacks.append(HeartbeatCallback(run.heart, run.folder))
         if settings.run.rehearse_crash:
             callbacks.append(CrashRehearsal(run.folder, checkpoint_every=settings.checkpoint_every))
-    source = EpochOrder(prepared.rows, settings=settings)
-    return TrainingLoop(prepared.engine, source, context, callbacks=[*callbacks, *reporting], store=store)
+    callbacks = [*callbacks, *prepared.source.callbacks, *reporting]
+    return TrainingLoop(prepared.engine, prepared.source.batches, context, callbacks=callbacks, store=store)
 
 
 def _finish(
@@ -278,6 +298,8 @@ def _finish(
         started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
         looks=evaluations,
         best_step=find_best_step(evaluations),
+        measures_first=steps[0].measures,
+        measures_last=mean_measures(steps[-max(len(steps) // 10, 1) :]),
         versions=_versions(),
         settings=job.plan.train,
     )

@@ -21,11 +21,13 @@ from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Figure, fingerprint
+from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
 from graftwork.train.engine_choice import choose_precision, has_amx_here
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
+from graftwork.train.objectives.pairs import require_pairs
 from graftwork.train.settings import LOSS, TrainSettings
 
 
@@ -62,6 +64,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
                 "adapter": _adapter(settings, shape),
                 **_started_from(work),
                 **_examination(work),
+                **_rendering(work),
                 # In other bits another adapter is learned: another run.
                 **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
             },
@@ -130,12 +133,16 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
     """The rows as often as they will be trained on, by the function that the trainer asks too."""
     folder = Path(prepared.folder)
     rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
+    if settings.objective in ("dpo", "orpo"):
+        rows = _rows_of_pairs(rows)
     if not rows:
         raise UserMistake(
             "the training split is empty",
             why="every row was dropped, held out or given the weight 0",
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
         )
+    if settings.objective in ("dpo", "orpo"):
+        settings = settings.model_copy(update={"batch_rows": 2 * settings.batch_rows})
     steps = plan_steps(rows, settings=settings)
     visits = [rows[at] for step in steps for at in step]
     # Epochs differ only where a weight has a fraction; then the whole run counts as one.
@@ -166,6 +173,13 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
     return _WorkAhead(load, len(steps), trunk)
 
 
+def _rows_of_pairs(rows: list[Row]) -> list[Row]:
+    """Rows as many and about as long as the pairs that are trained on: both replies of each."""
+    paired = [row for row in rows if row.rejected]
+    require_pairs(len(paired), rows=len(rows))
+    return [copy for row in paired for copy in (row, row)]
+
+
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
     """The shape of what is learned: AdapterShape as JSON."""
     adapter = AdapterShape(
@@ -194,6 +208,13 @@ def _examination(work: OpenProject) -> dict[str, Any]:
         return {}
     read = evaluate.model_dump(mode="json", include={"max_new_tokens", "fields"})
     return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
+
+
+def _rendering(work: OpenProject) -> dict[str, Any]:
+    """How replies other than the dataset's are rendered."""
+    if work.settings.train.objective == "sft":
+        return {}
+    return {"rendering": {"reasoning": work.settings.data.reasoning == "keep"}}
 
 
 def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:

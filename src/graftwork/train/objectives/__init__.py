@@ -52,6 +52,9 @@ class BatchSource(Protocol):
     def batch(self, step: int) -> Sequence[Row]:
         """The rows of step 1 … `steps`. A resumed run that asks again gets the same rows."""
 
+    def measures(self, step: int) -> dict[str, float]:
+        """What producing the rows of this step measured, by name."""
+
     def rows_before(self, step: int) -> int:
         """Rows in the steps up to and including `step`."""
 
