@@ -23,6 +23,10 @@ class TrainJob(Record):
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}
     """Other settings that do not name the run: how often it is saved, what is compiled and packed."""
+    project_folder: str = ""
+    """Where own reward functions are."""
+    cases_file: str | None = None
+    """The prompts of reinforcement learning; None: a split of the dataset."""
     start_adapter: str | None = None
     """A PEFT folder that training goes on from."""
     deadline: float | None = None

@@ -60,7 +60,10 @@ class RolloutSettings(Record):
     steps: int = Field(20, ge=1, description="Batches of rollouts.")
     prompts: int = Field(8, ge=1, description="Prompts per batch.")
     answers: int = Field(8, ge=2, description="Answers per prompt.")
-    max_tokens: int = Field(48, ge=1, description="Longest answer in tokens. Longer ones are cut and get 0.")
+    max_tokens: int = Field(48, ge=1, description="Longest answer in tokens.")
+    truncated: Literal["fail", "grade"] = Field(
+        "fail", description="Whether an answer that reaches max_tokens gets 0, or is graded as it is."
+    )
     temperature: float = Field(1.0, gt=0, description="Temperature of sampling.")
     updates: int = Field(1, ge=1, description="Optimizer steps per batch of rollouts.")
     revisit: bool = Field(

@@ -41,5 +41,31 @@ def add_reference(
     return [sample.model_copy(update={"reference": known[key_of(sample)]}) for sample in samples]
 
 
+class StartWeights:
+    """The trained tensors as they are before the first step; log-probabilities by them at any later time.
+
+    Values are exchanged in place: the tensors keep their addresses, and no second model is held.
+    """
+
+    def __init__(self, engine: "TrainingEngine") -> None:
+        self._engine = engine
+        self._start = {name: tensor.detach().clone() for name, tensor in engine.learned().items()}
+
+    def log_probabilities(self, rows: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        import torch
+
+        learned = self._engine.learned()
+        kept = {name: tensor.detach().clone() for name, tensor in learned.items()}
+        with torch.no_grad():
+            try:
+                for name, tensor in learned.items():
+                    tensor.copy_(self._start[name])
+                found = self._engine.log_probabilities(rows)
+            finally:
+                for name, tensor in learned.items():
+                    tensor.copy_(kept[name])
+        return [tuple(values.float().tolist()) for values in found]
+
+
 def key_of(sample: TrainingSample) -> str:
     return hashlib.sha256(repr((sample.tokens, sample.trained_from)).encode()).hexdigest()[:24]

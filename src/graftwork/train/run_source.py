@@ -4,12 +4,15 @@ In: a job, its settings and training rows. Out: the rows that an engine is prepa
 with its callbacks once the engine exists. Supervised runs take their rows as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graftwork.grading.rewards import RewardSpec
 from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives import BatchSource
@@ -18,6 +21,8 @@ from graftwork.train.objectives.pairs import PairOrder, ReplyPair, make_pairs, r
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from graftwork.grading.reward_runner import RewardRunner
+    from graftwork.model.chat.template import ChatTemplate
     from graftwork.train.engine import TrainingEngine
 
 
@@ -30,6 +35,10 @@ class RunMaterial:
     engine_rows: Sequence[Row]
     """Every row that an engine may see, or rows of the same beginning and length."""
     pairs: Sequence[ReplyPair] = ()
+    prompts: "Mapping[str, tuple[Case, list[int]]]" = field(default_factory=dict)
+    """Cases to answer with the tokens of their prompts, by id."""
+    template: "ChatTemplate | None" = None
+    spec: RewardSpec | None = None
     notes: Sequence[str] = ()
 
 
@@ -39,9 +48,13 @@ class RunSource:
     callbacks: Sequence[TrainingCallback] = field(default_factory=tuple)
 
 
-def gather_material(job: TrainJob, settings: TrainSettings, rows: Sequence[Row]) -> RunMaterial:
+def gather_material(
+    job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case] = ()
+) -> RunMaterial:
     if settings.objective == "sft":
         return RunMaterial(settings, rows, rows)
+    if settings.objective == "grpo":
+        return _gather_prompts(job, settings, rows, cases)
     pairs, audit = make_pairs(rows, make_render(job))
     require_pairs(audit.pairs, rows=len(rows))
     samples = [row for pair in pairs for row in pair]
@@ -54,7 +67,7 @@ def open_source(
     *,
     folder: Path,
     report: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
+    progress: Callable[..., None],
     stopped: Callable[[], bool],
 ) -> RunSource:
     settings = material.settings
@@ -62,6 +75,10 @@ def open_source(
         return RunSource(EpochOrder(material.rows, settings=settings))
     for note in material.notes:
         report(note)
+    if settings.objective == "grpo":
+        return _open_rollouts(
+            material, engine, folder=folder, report=report, progress=progress, stopped=stopped
+        )
     pairs = material.pairs
     if settings.objective == "dpo":
         from graftwork.train.reference import add_reference
@@ -70,20 +87,115 @@ def open_source(
             [row for pair in pairs for row in pair],
             engine,
             folder=folder,
-            progress=lambda done, count: progress("log-probabilities of the start", done, count),
+            progress=lambda _done, _count: progress("reference"),
         )
         pairs = [ReplyPair(*samples[at : at + 2]) for at in range(0, len(samples), 2)]
     return RunSource(PairOrder(pairs, settings=settings))
 
 
-def make_render(job: TrainJob) -> "Callable[[Row, str], tuple[tuple[int, ...], int]]":
-    """Renders another reply to a row's prompt, as the dataset was rendered."""
+def _gather_prompts(
+    job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
+) -> RunMaterial:
+    template = _open_template(job)
+    limit = settings.rollouts.max_tokens
+    prompts = {case.id: (case, template.prompt(case.messages)) for case in cases}
+    if not prompts:
+        raise UserMistake(
+            "there are no prompts to answer",
+            why=f"`{settings.rollouts.source}` holds none",
+            fix="set `data.rl` to keep a share of the rows as prompts, or name a JSONL file of cases",
+            where="train.rollouts.source",
+        )
+    # As long as prompt and answer can become: an engine is prepared for the longest.
+    longest = [
+        Row.model_construct(
+            id=case.id,
+            origin=case.origin,
+            messages=case.messages,
+            reply="",
+            tokens=(*tokens, *[template.eos] * limit),
+            trained_from=len(tokens),
+            weight=1.0,
+            stage=None,
+        )
+        for case, tokens in prompts.values()
+    ]
+    supervised = rows if settings.mix.sft else ()
+    spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
+    return RunMaterial(
+        settings, supervised, [*longest, *supervised], prompts=prompts, template=template, spec=spec
+    )
+
+
+def _open_rollouts(
+    material: RunMaterial,
+    engine: "TrainingEngine",
+    *,
+    folder: Path,
+    report: Callable[[str], None],
+    progress: Callable[..., None],
+    stopped: Callable[[], bool],
+) -> RunSource:
+    from graftwork.grading.reward_runner import RewardRunner
+    from graftwork.train.loop import StepInterrupted
+    from graftwork.train.reference import StartWeights
+    from graftwork.train.rollouts.episodes import EpisodeJournal
+    from graftwork.train.rollouts.sampling import RolloutSampler
+    from graftwork.train.rollouts.source import RolloutParts, RolloutSource
+
+    settings, template = material.settings, material.template
+    assert template is not None
+    assert material.spec is not None
+
+    def move(doing: str) -> None:
+        progress(doing)
+        if stopped():
+            raise StepInterrupted
+
+    start = StartWeights(engine) if settings.method != "full" else None
+    grader = RewardRunner(material.spec)
+    source = RolloutSource(
+        RolloutParts(
+            settings=settings,
+            prompts=material.prompts,
+            sampler=RolloutSampler(
+                engine.model,
+                settings=settings.rollouts,
+                seed=settings.seed,
+                end_of_turn=template.eos,
+                decode=template.decode,
+            ),
+            grader=grader,
+            journal=EpisodeJournal(folder),
+            reference=None if start is None else start.log_probabilities,
+            supervised=material.rows,
+            report=report,
+            progress=move,
+        )
+    )
+    return RunSource(source, (source, _EndsGrader(grader)))
+
+
+class _EndsGrader(TrainingCallback):
+    name = "rewards"
+
+    def __init__(self, grader: "RewardRunner") -> None:
+        self._grader = grader
+
+    def on_train_end(self) -> None:
+        self._grader.close()
+
+
+def _open_template(job: TrainJob) -> "ChatTemplate":
     from graftwork.model.chat.template import ChatTemplate
 
     rendering = job.plan.train.get("rendering", {})
-    template = ChatTemplate.from_folder(
-        Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True))
-    )
+    return ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True)))
+
+
+def make_render(job: TrainJob) -> "Callable[[Row, str], tuple[tuple[int, ...], int]]":
+    """Renders another reply to a row's prompt, as the dataset was rendered."""
+    template = _open_template(job)
 
     def render(row: Row, reply: str) -> tuple[tuple[int, ...], int]:
         rendered = template.render(row.messages, reply)

@@ -21,6 +21,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.report import Case
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks import TrainingCallback
@@ -88,8 +89,10 @@ def train(
     load: LoadBase = load_for,
     evaluator: TrainingEvaluator | None = None,
     strategy: "DistributedStrategy | None" = None,
+    cases: Sequence[Case] = (),
 ) -> None:
-    """Train the run to its end. `strategy` is given where several runs share their steps."""
+    """Train the run to its end. `strategy` is given where several runs share their steps, `cases` are the
+    prompts of reinforcement learning."""
     folder = Path(job.folder)
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
@@ -108,7 +111,9 @@ def train(
             print(message, file=sys.stderr)
 
     with Heart(folder, vitals=True) as heart:
-        outcome = _train(job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy)
+        outcome = _train(
+            job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy, cases=cases
+        )
         if outcome is not None:
             outcome = outcome.model_copy(update={"restarts": len(attempts.read()) - 1})
             write_atomic(outcome_file, outcome.to_json())
@@ -125,6 +130,7 @@ class _Setting:
     heart: Heart | SilentHeartbeat
     report: Callable[[str], None]
     load: LoadBase
+    cases: Sequence[Case] = ()
 
     @property
     def folder(self) -> Path:
@@ -151,13 +157,14 @@ def _train(
     load: LoadBase,
     evaluator: TrainingEvaluator | None,
     shared_strategy: "DistributedStrategy | None" = None,
+    cases: Sequence[Case] = (),
 ) -> TrainOutcome | None:
     """The outcome of the run; None in all processes but the first."""
     from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
     strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
-    run = _Setting(job, settings, strategy, heart, report, load)
+    run = _Setting(job, settings, strategy, heart, report, load, cases)
     reporting = reporting_callbacks(
         job,
         settings,
@@ -201,7 +208,7 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     start = Path(job.start_adapter) if job.start_adapter else None
     parameters = make_trainable(model, shape, seed=settings.seed, start=start)
     move = run.heart.move
-    material = gather_material(job, settings, rows)
+    material = gather_material(job, settings, rows, run.cases)
     engine = make_engine(
         EngineInputs(job, settings, model, parameters, material.engine_rows),
         strategy=strategy,
@@ -217,7 +224,7 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
         engine,
         folder=run.folder,
         report=run.report,
-        progress=run.heart.beat,
+        progress=run.heart.move,
         stopped=stop_asked.is_set,
     )
     return _Prepared(engine, source, rows, checks, shape, before, loss_before)

@@ -14,6 +14,7 @@ from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.rewards import name_rewards, rollout_rows
 from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
@@ -39,7 +40,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
     dtype = choose_precision(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
-    work_ahead = _measure_work(prepared, settings, shape)
+    work_ahead = _measure_work(work, prepared, shape)
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     rates = card_rates(work, device, shape)
@@ -65,6 +66,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
                 **_started_from(work),
                 **_examination(work),
                 **_rendering(work),
+                **name_rewards(work),
                 # In other bits another adapter is learned: another run.
                 **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
             },
@@ -129,10 +131,13 @@ def _as_on_processor(
     return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
 
-def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
+def _measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> _WorkAhead:
     """The rows as often as they will be trained on, by the function that the trainer asks too."""
-    folder = Path(prepared.folder)
-    rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
+    folder, settings = Path(prepared.folder), work.settings.train
+    if settings.objective == "grpo":
+        rows, settings = rollout_rows(work, folder)
+    else:
+        rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
     if settings.objective in ("dpo", "orpo"):
         rows = _rows_of_pairs(rows)
     if not rows:
@@ -239,7 +244,8 @@ def kind_of_run(work: OpenProject) -> str:
     same = work.settings.train.model_dump(
         mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
     )
-    return fingerprint([work.base.revision, same])
+    objective = work.settings.train.objective
+    return fingerprint([work.base.revision, same if objective == "sft" else {**same, "objective": objective}])
 
 
 STEP = PipelineStep(
@@ -253,7 +259,7 @@ STEP = PipelineStep(
         work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
-        _examination(work),
+        {**_examination(work), **_rendering(work), **name_rewards(work)},
     ],
     do=_do,
     # Later steps depend on what will be trained, not on how well it was predicted.
