@@ -51,6 +51,9 @@ class _LazyRunner:
     def test(self, source: str, tests: str) -> SandboxResult:
         return self._runner.test(source, tests)
 
+    def run(self, source: str, files: dict[str, str]) -> SandboxResult:
+        return self._runner.run(source, files)
+
 
 def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
     try:

@@ -78,7 +78,7 @@ def read_prompts(case_file: Path | None, *, dataset: Path, source: str) -> tuple
     if not rows:
         raise UserMistake(
             f"the split {source} holds no prompts",
-            fix="set `data.rl` to a share of the rows, or `train.rollouts.source` to `train` or a file",
+            fix="set `rl` of the model under `models:`, or `train.rollouts.source` to `train` or a file",
             where="train.rollouts.source",
         )
     return choose_cases(rows)

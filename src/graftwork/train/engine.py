@@ -32,7 +32,7 @@ from graftwork.train.loss import (
     weighted_loss,
 )
 from graftwork.train.objectives import Objective, make_objective
-from graftwork.train.objectives.samples import has_units, join_units, split_units
+from graftwork.train.objectives.samples import LOSS_MEASURE, has_units, join_units, split_units
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -251,13 +251,14 @@ class TrainingEngine:
             self._scaler.overflowed()
             norm = 0.0
         tokens = sum(len(row.tokens) for row in rows)
+        measures = self._measures.means()
         return StepResult(
-            total,
+            measures.pop(LOSS_MEASURE, total),
             norm,
             tokens,
             count_trained(rows),
             overflowed=self._overflowed,
-            measures=self._measures.means(),
+            measures=measures,
         )
 
     def _micro_batches(self, rows: Sequence[Row]) -> Sequence[MicroBatch]:

@@ -103,7 +103,7 @@ def _gather_prompts(
         raise UserMistake(
             "there are no prompts to answer",
             why=f"`{settings.rollouts.source}` holds none",
-            fix="set `data.rl` to keep a share of the rows as prompts, or name a JSONL file of cases",
+            fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of cases",
             where="train.rollouts.source",
         )
     # As long as prompt and answer can become: an engine is prepared for the longest.

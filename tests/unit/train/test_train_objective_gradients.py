@@ -132,9 +132,7 @@ def test_preference_gradients_equal_those_of_trl(name, micro_rows):
     result = engine.backward(make_pair_rows())
     assert_equal_to_trl(gradient_of(engine), REFERENCE["preference"][name])
     if name == "dpo":
-        assert result.measures["preference_loss"] == pytest.approx(
-            REFERENCE["preference"]["dpo"]["loss"], rel=1e-5
-        )
+        assert result.loss == pytest.approx(REFERENCE["preference"]["dpo"]["loss"], rel=1e-5)
 
 
 def test_odds_ratio_weights_equal_those_of_trl():
@@ -147,7 +145,7 @@ def test_odds_ratio_weights_equal_those_of_trl():
     for row, weight in zip(rows, weights, strict=True):
         # A weight multiplies −log p, and the mean is over three tokens.
         assert float(-weight.sum()) == pytest.approx(REFERENCE["odds"][row.part][int(row.unit)], rel=1e-5)
-    measured = objective.measure(rows, values)["preference_loss"].mean()
+    measured = objective.measure(rows, values)["loss"].mean()
     assert float(measured) == pytest.approx(REFERENCE["odds"]["loss"], rel=1e-5)
 
 

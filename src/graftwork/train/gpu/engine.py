@@ -31,6 +31,7 @@ from graftwork.train.engine import Measures, StepResult, TrainingEngine
 from graftwork.train.gpu.block import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
+from graftwork.train.objectives.samples import LOSS_MEASURE
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -179,9 +180,9 @@ class GpuEngine(TrainingEngine):
             total += self._learn(portion, scale)
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        return StepResult(
-            float(total) / normalizer, norm, tokens, count_trained(rows), measures=self._measures.means()
-        )
+        measures = self._measures.means()
+        loss = measures.pop(LOSS_MEASURE, float(total) / normalizer)
+        return StepResult(loss, norm, tokens, count_trained(rows), measures=measures)
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
         """The weights of a step; an objective that compares costs one more forward pass."""

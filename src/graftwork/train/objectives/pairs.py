@@ -45,6 +45,7 @@ class PairAudit:
     """Pairs that occur in the opposite order too; both are left out."""
     chosen_longer: float = 0.0
     """Share of pairs whose chosen reply has more tokens."""
+    rejected_longer: float = 0.0
     chosen_tokens: float = 0.0
     rejected_tokens: float = 0.0
 
@@ -59,7 +60,7 @@ class PairAudit:
             "that contradict another pair": self.reversed,
         }
         found += [f"{count} rows {why} are left out" for why, count in left_out.items() if count]
-        if self.chosen_longer >= ONE_SIDED or self.chosen_longer <= 1 - ONE_SIDED:
+        if max(self.chosen_longer, self.rejected_longer) >= ONE_SIDED:
             longer = "chosen" if self.chosen_longer >= ONE_SIDED else "rejected"
             found.append(
                 f"in nearly all pairs the {longer} reply is longer: the model may learn length alone"
@@ -100,6 +101,7 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Pa
         pairs=len(pairs),
         **counts,
         chosen_longer=sum(a > b for a, b in lengths) / max(len(lengths), 1),
+        rejected_longer=sum(a < b for a, b in lengths) / max(len(lengths), 1),
         chosen_tokens=median([a for a, _ in lengths] or [0]),
         rejected_tokens=median([b for _, b in lengths] or [0]),
     )

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from graftwork.records.dataset import Row
 from graftwork.train.objective_settings import PreferenceSettings
-from graftwork.train.objectives.samples import TrainingSample, split_units
+from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample, split_units
 
 
 class _PairLogps(NamedTuple):
@@ -90,7 +90,7 @@ class DirectPreference(_PairObjective):
         beta = self._settings.beta
         margin = beta * (pair.chosen_gain - pair.rejected_gain)
         return {
-            "preference_loss": -logsigmoid(margin),
+            LOSS_MEASURE: -logsigmoid(margin),
             "margin": margin,
             "accuracy": (margin > 0).float(),
             "chosen_reward": beta * pair.chosen_gain,
@@ -116,7 +116,7 @@ class OddsRatioPreference(_PairObjective):
     def _measure(self, pair: _PairLogps) -> dict[str, Tensor]:
         ratio = _log_odds_ratio(pair)
         return {
-            "preference_loss": -self._settings.beta * logsigmoid(ratio),
+            LOSS_MEASURE: -self._settings.beta * logsigmoid(ratio),
             "margin": ratio,
             "accuracy": (ratio > 0).float(),
         }

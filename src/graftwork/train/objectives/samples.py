@@ -9,6 +9,8 @@ from typing import Literal, TypeVar
 from graftwork.records.dataset import Row
 from graftwork.train.objectives.sft import count_trained
 
+LOSS_MEASURE = "loss"
+"""The measure that a step reports as its loss: a weighted sum of log-probabilities says nothing by itself."""
 Part = Literal["rl", "sft", "chosen", "rejected"]
 Normalization = Literal["dapo", "dr_grpo", "grpo"]
 
