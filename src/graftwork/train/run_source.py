@@ -18,6 +18,7 @@ from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives import BatchSource
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.pairs import PairOrder, ReplyPair, make_pairs, require_pairs
+from graftwork.train.rollouts.preflight import make_canaries, split_checks, uses_checks
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class RunMaterial:
     pairs: Sequence[ReplyPair] = ()
     prompts: "Mapping[str, tuple[Case, list[int]]]" = field(default_factory=dict)
     """Cases to answer with the tokens of their prompts, by id."""
+    audit: "Mapping[str, Case]" = field(default_factory=dict)
     template: "ChatTemplate | None" = None
     spec: RewardSpec | None = None
     notes: Sequence[str] = ()
@@ -98,7 +100,13 @@ def _gather_prompts(
 ) -> RunMaterial:
     template = _open_template(job)
     limit = settings.rollouts.max_tokens
-    prompts = {case.id: (case, template.prompt(case.messages)) for case in cases}
+    checks = settings.reward_checks
+    spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
+    share = checks.audit_share if uses_checks(spec) else 0.0
+    split = {case.id: split_checks(case, share=share, seed=settings.seed) for case in cases}
+    canaries = make_canaries(cases, count=checks.canaries, seed=settings.seed)
+    asked = [*(rewarding for rewarding, _ in split.values()), *canaries]
+    prompts = {case.id: (case, template.prompt(case.messages)) for case in asked}
     if not prompts:
         raise UserMistake(
             "there are no prompts to answer",
@@ -121,9 +129,14 @@ def _gather_prompts(
         for case, tokens in prompts.values()
     ]
     supervised = rows if settings.mix.sft else ()
-    spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
     return RunMaterial(
-        settings, supervised, [*longest, *supervised], prompts=prompts, template=template, spec=spec
+        settings,
+        supervised,
+        [*longest, *supervised],
+        prompts=prompts,
+        audit={name: audit for name, (_, audit) in split.items() if audit is not None},
+        template=template,
+        spec=spec,
     )
 
 
@@ -169,6 +182,7 @@ def _open_rollouts(
             journal=EpisodeJournal(folder),
             reference=None if start is None else start.log_probabilities,
             supervised=material.rows,
+            audit=material.audit,
             report=report,
             progress=move,
         )

@@ -6,13 +6,15 @@ repeats its steps to the same bytes.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion
 from graftwork.records.dataset import Row
+from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from graftwork.train.callbacks import TrainingCallback
@@ -26,6 +28,13 @@ from graftwork.train.rollouts.groups import (
     group_advantages,
     is_dead,
     pass_rates,
+)
+from graftwork.train.rollouts.preflight import (
+    APART_BATCHES,
+    CANARY,
+    CAUGHT,
+    are_apart,
+    read_preflight,
 )
 from graftwork.train.rollouts.sampling import AskedPrompt
 from graftwork.train.settings import TrainSettings
@@ -57,6 +66,8 @@ class RolloutParts:
     journal: EpisodeJournal
     reference: ReferenceValues | None = None
     supervised: Sequence[Row] = ()
+    audit: Mapping[str, Case] = field(default_factory=dict)
+    """Cases with the checks that never reward, by id."""
     report: Callable[[str], None] = lambda _message: None
     progress: Callable[[str], None] = lambda _doing: None
 
@@ -71,10 +82,11 @@ class RolloutSource(TrainingCallback):
         self._settings = parts.settings
         self._rollouts = parts.settings.rollouts
         self._history: dict[str, PromptRecord] = {}
-        self._until = 0
+        self._until = self._watched = 0
         self._held: tuple[int, list[list[tuple[SampledAnswer, Verdict]]]] | None = None
         self._measures: dict[str, float] = {}
         self._has_signal = True
+        self._recent: list[tuple[float, float]] = []
         self._epochs: EpochOrder | None = None
         if parts.settings.mix.sft:
             self._epochs = EpochOrder(parts.supervised, settings=parts.settings)
@@ -97,10 +109,13 @@ class RolloutSource(TrainingCallback):
 
     def batch(self, step: int) -> Sequence[Row]:
         number = (step - 1) // self._rollouts.updates + 1
+        begun = time.perf_counter()
         groups = self._groups(number)
         self._measures = measure_groups(groups)
+        self._watch(number, groups, seconds=time.perf_counter() - begun)
         kept = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
         kept = [group for group in kept if not group[0][0].canary]
+        groups = [group for group in groups if not group[0][0].canary]
         self._has_signal = bool(kept)
         rl, sft = self._settings.mix.shares(step, self.steps)
         rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
@@ -123,11 +138,52 @@ class RolloutSource(TrainingCallback):
 
     def state(self) -> dict[str, Any]:
         record = {name: [prompt.answers, prompt.solved] for name, prompt in self._history.items()}
-        return {"until": self._until, "prompts": record}
+        watched = {"recent": self._recent, "watched": self._watched}
+        return {"until": self._until, "prompts": record, **watched}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._until = int(state.get("until", 0))
+        self._watched = int(state.get("watched", 0))
+        self._recent = [(reward, audit) for reward, audit in state.get("recent", ())]
         self._history = {name: PromptRecord(*values) for name, values in state.get("prompts", {}).items()}
+
+    def _watch(
+        self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, Verdict]]], *, seconds: float
+    ) -> None:
+        """Stop before training on nothing, on a reward that pays for the impossible, or on one that its audit
+        no longer follows."""
+        checks = self._settings.reward_checks
+        for answer, verdict in (pair for group in groups for pair in group):
+            if answer.canary and (verdict.reward or 0.0) >= CAUGHT:
+                raise AnswerIsNo(
+                    f"the canary {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
+                    why="no answer to it can be right: the reward pays for something else",
+                    fix="read the answer in the run's episodes and fix the reward; if it rewards style alone, "
+                    "set `train.reward_checks.canaries: 0`",
+                    where="train.rewards",
+                )
+        if number == 1 and checks.preflight:
+            found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=seconds)
+            self._parts.report(found.describe())
+            if (advice := found.advice()) is not None:
+                raise AnswerIsNo(
+                    "there is nothing to learn from these prompts",
+                    why=found.describe(),
+                    fix=advice,
+                    where="train.rollouts",
+                )
+        if number > self._watched and "audit" in self._measures:
+            self._watched = number
+            self._recent = [*self._recent, (self._measures["reward"], self._measures["audit"])][
+                -APART_BATCHES:
+            ]
+            if are_apart(self._recent, limit=checks.stop_when_apart):
+                raise AnswerIsNo(
+                    f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
+                    why="answers get better by the checks that reward and not by those that only audit",
+                    fix="the adapter of the last checkpoint before is in the run's folder; add checks",
+                    where="train.reward_checks.stop_when_apart",
+                )
 
     def _groups(self, number: int) -> list[list[tuple[SampledAnswer, Verdict]]]:
         if self._held is not None and self._held[0] == number:
@@ -150,13 +206,17 @@ class RolloutSource(TrainingCallback):
     def _choose(self, number: int) -> list[AskedPrompt]:
         history = self._history if self._rollouts.revisit else {}
         chosen = choose_prompts(
-            list(self._parts.prompts),
+            [name for name in self._parts.prompts if not name.startswith(CANARY)],
             history,
             count=self._rollouts.prompts,
             seed=self._settings.seed,
             batch=number,
         )
-        return [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
+        asked = [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
+        if number == 1:
+            canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
+            asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
+        return asked
 
     def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, Verdict]:
         """The verdict of each answer; those in the journal are not asked for again."""
@@ -168,6 +228,7 @@ class RolloutSource(TrainingCallback):
             )
             for answer in missing
         ]
+        audits = self._audit(missing)
         for graded in self._parts.grader.grade_all(questions):
             self._parts.progress("rewards")
             verdict = Verdict(
@@ -175,6 +236,7 @@ class RolloutSource(TrainingCallback):
                 reward=graded.reward,
                 parts=graded.parts,
                 failed=graded.failed,
+                audit=audits.get(graded.key),
                 seconds=graded.seconds,
             )
             self._parts.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
@@ -185,11 +247,22 @@ class RolloutSource(TrainingCallback):
                 )
         return verdicts
 
+    def _audit(self, answers: Sequence[SampledAnswer]) -> dict[str, float | None]:
+        """The grades by the checks that never reward."""
+        questions = [
+            RewardQuestion(answer.key, case, answer.text, truncated=answer.truncated)
+            for answer in answers
+            if (case := self._parts.audit.get(answer.prompt)) is not None
+        ]
+        return {graded.key: graded.reward for graded in self._parts.grader.grade_all(questions)}
+
     def _remember(self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, Verdict]]]) -> None:
         if number <= self._until:
             return
         self._until = number
         for group in groups:
+            if group[0][0].canary:
+                continue
             record = self._history.setdefault(group[0][0].prompt, PromptRecord())
             for _, verdict in group:
                 if verdict.reward is not None:
