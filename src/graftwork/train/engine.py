@@ -139,7 +139,7 @@ class StepResult:
     """What the objective measured: means by name."""
 
 
-class Measures:
+class StepMeasures:
     """Sums of what an objective measured in the micro-batches of a step."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class TrainingEngine:
         self._progress = progress
         self._step = step or StepOptions()
         self._objective = self._step.objective or make_objective(settings)
-        self._measures = Measures()
+        self._measures = StepMeasures()
         checkpointing = self._step.activation_checkpointing
         # A sharded model must be called equally often by all processes, and a block that is recomputed would
         # fill the prefix's cache a second time: both read the prefix with every row.
@@ -230,7 +230,7 @@ class TrainingEngine:
     def backward(self, rows: Sequence[Row]) -> StepResult:
         """Compute the gradient of the objective over `rows`, accumulated over micro-batches and clipped."""
         normalizer = self._objective.normalizer(rows)
-        self._measures = Measures()
+        self._measures = StepMeasures()
         total = 0.0
         for micro_batch in self._micro_batches(rows):
             self._progress("data")

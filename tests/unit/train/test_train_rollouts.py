@@ -13,7 +13,7 @@ from graftwork.grading.rewards import grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
-from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer, Verdict
+from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.groups import (
     PromptRecord,
     choose_prompts,
@@ -240,7 +240,7 @@ def test_measures_of_a_batch_leave_out_canaries():
         answer = SampledAnswer(
             prompt=prompt, answer=0, tokens=(1, 2), logprobs=(-1.0, -3.0), text="x", canary=canary
         )
-        return answer, Verdict(key="k", reward=reward, parts={"m": reward})
+        return answer, AnswerVerdict(key="k", reward=reward, parts={"m": reward})
 
     found = measure_groups([[pair("a", 1.0), pair("a", 0.0)], [pair("c", 1.0, canary=True)]])
     assert found["reward"] == 0.5

@@ -27,7 +27,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
-from graftwork.train.engine import Measures, StepResult, TrainingEngine
+from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine
 from graftwork.train.gpu.block import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
@@ -186,7 +186,7 @@ class GpuEngine(TrainingEngine):
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
         """The weights of a step; an objective that compares costs one more forward pass."""
-        self._measures = Measures()
+        self._measures = StepMeasures()
         computed: list[list[Tensor]] = []
 
         def log_probabilities() -> list[Tensor]:

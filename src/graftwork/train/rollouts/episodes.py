@@ -30,7 +30,7 @@ class SampledAnswer(Record):
         return f"{self.prompt}/{self.answer}"
 
 
-class Verdict(Record):
+class AnswerVerdict(Record):
     """What an answer was worth. `reward` is None if a reward function failed: the answer does not count."""
 
     key: str
@@ -59,11 +59,11 @@ class EpisodeJournal:
         lines = [answer.model_dump(mode="json") for answer in answers]
         write_atomic(self._answers(batch), json.dumps(lines, ensure_ascii=False))
 
-    def verdicts(self, batch: int) -> dict[str, Verdict]:
+    def verdicts(self, batch: int) -> dict[str, AnswerVerdict]:
         lines = Journal(self._verdicts(batch)).read()
-        return {line["key"]: Verdict.model_validate(line) for line in lines}
+        return {line["key"]: AnswerVerdict.model_validate(line) for line in lines}
 
-    def write_verdict(self, batch: int, verdict: Verdict, *, last: bool) -> None:
+    def write_verdict(self, batch: int, verdict: AnswerVerdict, *, last: bool) -> None:
         """A killed process loses no verdict; with the last one all are on the disk, before any update."""
         Journal(self._verdicts(batch)).append(verdict.model_dump(mode="json"), durable=last)
 

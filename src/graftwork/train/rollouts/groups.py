@@ -63,7 +63,7 @@ def choose_prompts(
 def pass_rates(groups: Sequence[Sequence[float | None]]) -> tuple[float, float]:
     """The share of answers solved (pass@1), and of groups with a solved answer (pass@k)."""
     solved = [[reward is not None and reward >= SOLVED for reward in group] for group in groups]
-    answers = [one for group in solved for one in group]
+    answers = [is_solved for group in solved for is_solved in group]
     if not answers:
         return 0.0, 0.0
     return fmean(answers), fmean([any(group) for group in solved])

@@ -21,7 +21,7 @@ CAUGHT = 0.5
 """A reward for a canary from which it is an alarm."""
 
 
-class Preflight(NamedTuple):
+class SignalReport(NamedTuple):
     """What the first batch shows before any weight has changed."""
 
     signal: float
@@ -58,8 +58,8 @@ class Preflight(NamedTuple):
         return "all answers to a prompt get the same reward: use a finer reward or other prompts"
 
 
-def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: float) -> Preflight:
-    return Preflight(
+def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: float) -> SignalReport:
+    return SignalReport(
         signal=1 - measures.get("dead_groups", 1.0),
         pass_at_1=measures.get("pass@1", 0.0),
         pass_at_k=measures.get("pass@k", 0.0),

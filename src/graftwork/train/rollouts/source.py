@@ -20,7 +20,7 @@ from graftwork.records.report import Case
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
-from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer, Verdict
+from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.groups import (
     SOLVED,
     PromptRecord,
@@ -83,7 +83,7 @@ class RolloutSource(TrainingCallback):
         self._rollouts = parts.settings.rollouts
         self._history: dict[str, PromptRecord] = {}
         self._until = self._watched = 0
-        self._held: tuple[int, list[list[tuple[SampledAnswer, Verdict]]]] | None = None
+        self._held: tuple[int, list[list[tuple[SampledAnswer, AnswerVerdict]]]] | None = None
         self._measures: dict[str, float] = {}
         self._has_signal = True
         self._recent: list[tuple[float, float]] = []
@@ -148,7 +148,7 @@ class RolloutSource(TrainingCallback):
         self._history = {name: PromptRecord(*values) for name, values in state.get("prompts", {}).items()}
 
     def _watch(
-        self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, Verdict]]], *, seconds: float
+        self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]], *, seconds: float
     ) -> None:
         """Stop before training on nothing, on a reward that pays for the impossible, or on one that its audit
         no longer follows."""
@@ -158,7 +158,7 @@ class RolloutSource(TrainingCallback):
                 raise AnswerIsNo(
                     f"the canary {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
                     why="no answer to it can be right: the reward pays for something else",
-                    fix="read the answer in the run's episodes and fix the reward; if it rewards style alone, "
+                    fix="read the answer in the run's episodes and fix the reward; if it rewards style, "
                     "set `train.reward_checks.canaries: 0`",
                     where="train.rewards",
                 )
@@ -185,7 +185,7 @@ class RolloutSource(TrainingCallback):
                     where="train.reward_checks.stop_when_apart",
                 )
 
-    def _groups(self, number: int) -> list[list[tuple[SampledAnswer, Verdict]]]:
+    def _groups(self, number: int) -> list[list[tuple[SampledAnswer, AnswerVerdict]]]:
         if self._held is not None and self._held[0] == number:
             return self._held[1]
         answers = self._parts.journal.answers(number)
@@ -196,7 +196,7 @@ class RolloutSource(TrainingCallback):
             )
             self._parts.journal.write_answers(number, answers)
         verdicts = self._grade(number, answers)
-        groups: dict[str, list[tuple[SampledAnswer, Verdict]]] = {}
+        groups: dict[str, list[tuple[SampledAnswer, AnswerVerdict]]] = {}
         for answer in answers:
             groups.setdefault(answer.prompt, []).append((answer, verdicts[answer.key]))
         self._held = number, list(groups.values())
@@ -218,7 +218,7 @@ class RolloutSource(TrainingCallback):
             asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
         return asked
 
-    def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, Verdict]:
+    def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
         """The verdict of each answer; those in the journal are not asked for again."""
         verdicts = self._parts.journal.verdicts(number)
         missing = [answer for answer in answers if answer.key not in verdicts]
@@ -231,7 +231,7 @@ class RolloutSource(TrainingCallback):
         audits = self._audit(missing)
         for graded in self._parts.grader.grade_all(questions):
             self._parts.progress("rewards")
-            verdict = Verdict(
+            verdict = AnswerVerdict(
                 key=graded.key,
                 reward=graded.reward,
                 parts=graded.parts,
@@ -256,7 +256,7 @@ class RolloutSource(TrainingCallback):
         ]
         return {graded.key: graded.reward for graded in self._parts.grader.grade_all(questions)}
 
-    def _remember(self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, Verdict]]]) -> None:
+    def _remember(self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> None:
         if number <= self._until:
             return
         self._until = number
@@ -269,7 +269,9 @@ class RolloutSource(TrainingCallback):
                     record.answers += 1
                     record.solved += verdict.reward >= SOLVED
 
-    def _samples(self, number: int, group: Sequence[tuple[SampledAnswer, Verdict]]) -> list[TrainingSample]:
+    def _samples(
+        self, number: int, group: Sequence[tuple[SampledAnswer, AnswerVerdict]]
+    ) -> list[TrainingSample]:
         rewards = [verdict.reward for _, verdict in group]
         advantages = group_advantages(rewards, scale=self._settings.policy.scale)
         case, prompt = self._parts.prompts[group[0][0].prompt]
@@ -301,7 +303,7 @@ class RolloutSource(TrainingCallback):
         return [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
 
 
-def measure_groups(groups: Sequence[Sequence[tuple[SampledAnswer, Verdict]]]) -> dict[str, float]:
+def measure_groups(groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> dict[str, float]:
     """What a batch of rollouts shows, by name. Canaries do not count."""
     counted = [group for group in groups if not group[0][0].canary]
     pairs = [pair for group in counted for pair in group]
