@@ -44,6 +44,12 @@ class JudgeLabel(Record):
     reviewer: str | None = None
     capture: str = ""
     source: Literal["score", "correction", "review"] = "score"
+    instead_of: str | None = None
+    """The answer that the person replaced by this one."""
+    session: str | None = None
+    group: str | None = None
+    item: str = ""
+    """The capture or the row that the person looked at."""
 
 
 ReviewAction = Literal["accept", "reject", "edit", "skip", "undo"]
@@ -53,7 +59,7 @@ ReviewReason = Literal[
 
 
 class ReviewItem(Record):
-    """A row to look at. `key` identifies its content: nobody is shown it twice."""
+    """A row to review. `key` identifies its content, so that no reviewer sees it twice."""
 
     key: str
     kind: Literal["capture", "row"]
@@ -66,7 +72,7 @@ class ReviewItem(Record):
     input_hash: str = ""
     capture: str = ""
     other: str = ""
-    """Another answer to compare with: what the adapter said, or what somebody else wrote."""
+    """Another answer to compare with: the adapter's, or another reviewer's."""
 
 
 class ReviewDecision(Record):

@@ -168,6 +168,9 @@ class StepOptions:
 
 
 class TrainingEngine:
+    state_is_live = False
+    """`state` gives the tensors that training changes, not copies: no update until they are written."""
+
     def __init__(
         self,
         model: Any,
@@ -278,11 +281,20 @@ class TrainingEngine:
             found |= zip(map(id, portion.rows), values, strict=True)
         return [found[id(row)] for row in rows]
 
+    def _batch(self, rows: Sequence[Row]) -> TokenBatch:
+        """A batch that brings its weights: for engines that compute loss and gradient together."""
+        return TokenBatch(
+            rows,
+            device=self._device,
+            share_beginning=self._share_beginning,
+            weights=self._objective.weights(rows, lambda: self.log_probabilities(rows)),
+        )
+
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
         """The mean cross entropy per trained token over `rows`; None without rows."""
         with eval_mode(self.model):
-            if not rows or self.strategy.size == 1:
+            if not rows or (self.strategy.size == 1 and not self.strategy.shards):
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
             return self._shared_loss(rows, batch_rows)
 

@@ -26,6 +26,7 @@ class TokenBatch:
         device: str,
         share_beginning: bool = True,
         weighed: bool = False,
+        weights: Sequence[Tensor] | None = None,
     ) -> None:
         self.rows = rows
         self.weighed = weighed
@@ -46,6 +47,8 @@ class TokenBatch:
         self.attended = attended.to(device)
         self.predicts = predicts[:, shared:].to(device)
         self.targets = tokens.roll(-1, dims=1)[predicts].to(device)
+        self.weights = None if weights is None else torch.cat(list(weights)).to(device)
+        """The weights, where an engine needs them before its forward pass."""
         self.trained = int(self.targets.numel())
 
     def by_row(self, values: Tensor) -> list[Tensor]:

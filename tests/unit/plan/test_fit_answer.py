@@ -64,7 +64,7 @@ def test_parts_add_up_to_the_peak(engine, method):
     method=st.sampled_from(["lora", "qlora", "full"]),
     engine=st.sampled_from(["graft", "hf"]),
 )
-def test_what_fits_long_rows_fits_shorter_ones(short, more, method, engine):
+def test_a_setting_that_fits_long_rows_fits_shorter_ones(short, more, method, engine):
     asked = {"method": method, "engine": engine, "gpus": 2, "memory_limit_gib": 6.0, "offload": "none"}
     if fit(question(TINY, seq=(short + more) * 64, **asked), advise=False).fits:
         assert fit(question(TINY, seq=short * 64, **asked), advise=False).fits
@@ -249,7 +249,7 @@ def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
 
 
 def test_fit_without_advice_gives_the_same_figures():
-    asked = question(TINY, method="full", memory_limit_gib=6.0)
+    asked = question(TINY, method="full", memory_limit_gib=6.0, offload="none")
     with_advice, without = fit(asked), fit(asked, advise=False)
     assert with_advice.remedies
     assert not without.remedies
