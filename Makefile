@@ -14,7 +14,7 @@ ARGS ?=
 PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-trl bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -97,6 +97,10 @@ test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its p
 	@# Pictures and sound: not needed, and PyPI's builds do not load beside a torch for processors.
 	@.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	PYTHONPATH=src .vllm/bin/python -m pytest -p no:xdist tests/contract/test_vllm_live.py
+
+test-trl: dev ## the gradients of every objective against TRL's own trainers; TRL stays apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .trl trl==1.16.0
+	PYTHONPATH=.trl $(BIN)/python -m pytest -p no:xdist tests/contract/test_trl_live.py
 
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)

@@ -16,19 +16,20 @@ ORDER = {
     "distributed, probed_rates < plain_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
-    "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
+    "grading": "matching < answers < interface < custom, code, tool_calls < calls, hacks, metrics < rules < "
+    "checks < grade < rewards < reward_runner, reward_worker",
     "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation < score < report < judge < gate < ask, ab, preflight, exchange",
     "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
-    "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
-    "engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop < run_setup < worker < "
-    "multi_run",
+    "train": "objective_settings < run_folder, settings < checkpoints, distributed, objectives, trackers "
+    "< loss < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop, reference, "
+    "rollouts < run_setup, run_source < worker < multi_run",
     "api": "audits, models, plans < project",
     "cli": "output < show < progress < command < data, data_captures, data_repair, data_review, evaluate, "
-    "model, plan_cost, plan_fit, project, release_exchange, run, serve_keys, train < serve < gate, plan, "
+    "model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < serve < gate, plan, "
     "release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",

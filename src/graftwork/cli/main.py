@@ -26,6 +26,7 @@ from graftwork.cli import (
     plan,
     project,
     release,
+    reward,
     run,
     serve,
     train,
@@ -53,6 +54,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
+app.add_typer(reward.app, name="reward")
 app.add_typer(evaluate.app, name="eval")
 app.command("gate")(gate.gate)
 app.add_typer(release.app, name="release")

@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from graftwork.grading.answers import AnswerFields
+from graftwork.grading.calls import PYTHON_CALLS, PythonCalls, grade_python_calls
 from graftwork.grading.code import PYTHON_TESTS, PythonTests, grade_python_tests
 from graftwork.grading.custom import grade_own, is_own, require_own_name
 from graftwork.grading.interface import CannotGrade, CheckKind, Grade, GradeContext
@@ -62,6 +63,7 @@ KINDS: dict[str, CheckKind] = {
     "format": CheckKind(FormatRule, grade_format),
     "reviewer_score": CheckKind(Review, grade_reviewed),
     PYTHON_TESTS: CheckKind(PythonTests, grade_python_tests, "tests"),
+    PYTHON_CALLS: CheckKind(PythonCalls, grade_python_calls, "calls"),
 }
 """To add one: its parameters as a Record, its grader, a line here."""
 
@@ -179,7 +181,7 @@ class GradeCheck(Record):
     def decides_right(self) -> bool:
         """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
-        return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)
+        return exact or self.metric in (PYTHON_TESTS, PYTHON_CALLS, "code_passes") or is_own(self.metric)
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
         """None where it is not about this case."""

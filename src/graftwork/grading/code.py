@@ -36,6 +36,8 @@ class CodeRunner(Protocol):
 
     def test(self, source: str, tests: str) -> SandboxResult: ...
 
+    def run(self, source: str, files: dict[str, str]) -> SandboxResult: ...
+
 
 class RememberingRunner:
     """A sandbox that runs no answer twice."""
@@ -43,12 +45,19 @@ class RememberingRunner:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._known: dict[CodeJob, SandboxResult] = {}
+        self._ran: dict[tuple[str, tuple[tuple[str, str], ...]], SandboxResult] = {}
 
     def compile(self, source: str) -> SandboxResult:
         return self._result(CodeJob(source))
 
     def test(self, source: str, tests: str) -> SandboxResult:
         return self._result(CodeJob(source, tests))
+
+    def run(self, source: str, files: dict[str, str]) -> SandboxResult:
+        key = (source, tuple(sorted(files.items())))
+        if key not in self._ran:
+            self._ran[key] = self._sandbox.run(source, files=files)
+        return self._ran[key]
 
     def _result(self, job: CodeJob) -> SandboxResult:
         if job not in self._known:
@@ -88,9 +97,13 @@ def find_tests(case: Case) -> tuple[str, ...]:
 def asks_for_code(case: Case) -> bool:
     """By the case alone: it brings tests, or the reply that the log holds is Python."""
     fenced = _fenced_blocks(case.reference)
-    if find_tests(case) or any(word in _PYTHON for word, _ in fenced):
+    if find_tests(case) or _has_calls(case) or any(word in _PYTHON for word, _ in fenced):
         return True
     return not fenced and _LOOKS_LIKE_PYTHON.match(case.reference.lstrip()) is not None
+
+
+def _has_calls(case: Case) -> bool:
+    return any("python_calls" in (check.get("metric"), *check) for check in case.checks)
 
 
 def extract_code(text: str) -> str:
@@ -116,16 +129,16 @@ _BY_TESTS = {CODE_PASSES, PYTHON_TESTS, "task_success", "checks_passed"}
 
 
 def _compiles(text: str, context: GradeContext) -> float:
-    return float(_runner(context).compile(extract_code(text)).ok)
+    return float(runner_of(context).compile(extract_code(text)).ok)
 
 
 def _passes(text: str, tests: tuple[str, ...], context: GradeContext) -> float:
     """Each set of tests in a box of its own: none can spoil what the next one finds."""
-    runner, source = _runner(context), extract_code(text)
+    runner, source = runner_of(context), extract_code(text)
     return float(all(runner.test(source, test).ok for test in tests))
 
 
-def _runner(context: GradeContext) -> CodeRunner:
+def runner_of(context: GradeContext) -> CodeRunner:
     if context.sandbox is None:
         raise CannotGrade("there is no sandbox to run the code in, and it runs nowhere else")
     runner: CodeRunner = context.sandbox

@@ -35,6 +35,7 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset import iterate_drops
 from graftwork.files.disk import make_folder, write_atomic
+from graftwork.grading.calls import PYTHON_CALLS
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
@@ -49,7 +50,7 @@ from graftwork.records.report import Answer, Case, Generation, Report, SubjectRe
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
 JUDGED_FOLDER = "judged"
-CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS})
+CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, PYTHON_CALLS})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graftwork.evaluate.cases import choose_cases
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import LOWER_IS_BETTER, METRICS, TRUNCATED
+from graftwork.pipeline.rewards import job_prompts
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
@@ -22,7 +23,7 @@ from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
 from graftwork.train.distributed.launch import is_main_process
 from graftwork.train.multi_run import train_many
-from graftwork.train.worker import train
+from graftwork.train.worker import job_settings, train
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
@@ -126,7 +127,7 @@ def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
 
 
 def train_job(job: TrainJob) -> None:
-    train(job, evaluator=make_evaluator(job))
+    train(job, evaluator=make_evaluator(job), cases=job_prompts(job, job_settings(job)))
 
 
 def train_batch(batch: TrainBatch) -> None:
@@ -134,7 +135,8 @@ def train_batch(batch: TrainBatch) -> None:
 
 
 def _train_one(job: TrainJob, load: Callable[[TrainJob], Any], strategy: Any) -> None:
-    train(job, load=load, evaluator=make_evaluator(job), strategy=strategy)
+    cases = job_prompts(job, job_settings(job))
+    train(job, load=load, evaluator=make_evaluator(job), strategy=strategy, cases=cases)
 
 
 def main() -> int:

@@ -23,6 +23,10 @@ class TrainJob(Record):
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}
     """Other settings that do not name the run: how often it is saved, what is compiled and packed."""
+    project_folder: str = ""
+    """Where own reward functions are."""
+    cases_file: str | None = None
+    """The prompts of reinforcement learning; None: a split of the dataset."""
     start_adapter: str | None = None
     """A PEFT folder that training goes on from."""
     deadline: float | None = None
@@ -57,6 +61,8 @@ class TrainStep(Record):
     """When it was done, as seconds since 1970."""
     steady: float = 0.0
     """The same by the machine's steady clock."""
+    measures: dict[str, float] = {}
+    """What the objective measured: margins and accuracy of pairs, rewards and KL of sampled answers."""
 
 
 class TrainingEvaluation(Record):
@@ -106,6 +112,10 @@ class TrainOutcome(Record):
     looks: tuple[TrainingEvaluation, ...] = ()
     best_step: int | None = None
     """The step of the best evaluation."""
+    measures_first: dict[str, float] = {}
+    """What the objective measured at the first step; empty for supervised fine-tuning."""
+    measures_last: dict[str, float] = {}
+    """The same, as means over the last tenth of the steps."""
     residuals: tuple[Residual, ...] = ()
     residual_parts: tuple[Residual, ...] = ()
     """The same for what the figures are made of, as "minutes.load"."""

@@ -49,7 +49,11 @@ def show_training(
         draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
     return {
         "figure": {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()},
-        "courses": [*_step_courses(steps, restarts), *_machine_courses(vitals, steps)],
+        "courses": [
+            *_step_courses(steps, restarts),
+            *_measure_courses(steps, restarts),
+            *_machine_courses(vitals, steps),
+        ],
         "looks": _look_rows(outcome),
         "metric": outcome.looks[0].metric if outcome.looks else "",
         "residuals": _residual_rows(outcome.residuals),
@@ -94,6 +98,21 @@ def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart])
             ),
         )
         for name, (unit, read) in figures.items()
+    ]
+
+
+def _measure_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
+    """What the objective measured at each step: margins, rewards by part, KL, entropy, lengths."""
+    breaks = [float(restart.killed_after) for restart in restarts]
+    names = dict.fromkeys(name for step in steps for name in step.measures)
+    plotted = {
+        name: [(float(step.step), step.measures[name]) for step in steps if name in step.measures]
+        for name in names
+    }
+    return [
+        LabelledPlot(name, draw_course(points, title=name, unit="", breaks=breaks))
+        for name, points in plotted.items()
+        if len(points) > 1
     ]
 
 

@@ -7,8 +7,8 @@ can still be refused before `apply`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
 from graftwork.records.units import GIB
 from graftwork.train.checkpoints.store import HostCopies
-from graftwork.train.distributed.strategies import DistributedStrategy, SingleProcess
+from graftwork.train.distributed.strategies import DistributedStrategy, MicroBatch, SingleProcess
 from graftwork.train.loss import (
     Logits,
     TokenBatch,
@@ -32,6 +32,7 @@ from graftwork.train.loss import (
     weighted_loss,
 )
 from graftwork.train.objectives import Objective, make_objective
+from graftwork.train.objectives.samples import LOSS_MEASURE, has_units, join_units, split_units
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -134,6 +135,23 @@ class StepResult:
     trained_tokens: int
     overflowed: bool = False
     """Too large for float16: the step is skipped, and the next loss is scaled less."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the objective measured: means by name."""
+
+
+class StepMeasures:
+    """Sums of what an objective measured in the micro-batches of a step."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        for name, values in found.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + float(values.double().sum()), count + values.numel()
+
+    def means(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self._sums.items() if count}
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,8 @@ class TrainingEngine:
         self._settings = settings
         self._progress = progress
         self._step = step or StepOptions()
-        self._objective = self._step.objective or make_objective()
+        self._objective = self._step.objective or make_objective(settings)
+        self._measures = StepMeasures()
         checkpointing = self._step.activation_checkpointing
         # A sharded model must be called equally often by all processes, and a block that is recomputed would
         # fill the prefix's cache a second time: both read the prefix with every row.
@@ -194,15 +213,33 @@ class TrainingEngine:
         return eager_logits(self.model, batch) if self._step.logits is None else self._step.logits(batch)
 
     def _loss(self, batch: TokenBatch) -> Tensor:
-        return weighted_loss(self._logits(batch), batch.targets, batch.weights)
+        """The loss of a batch; a weighed one asks the objective with what this forward pass found."""
+        logits = self._logits(batch)
+        if not batch.weighed:
+            return weighted_loss(logits, batch.targets, None)
+        losses: list[Tensor] = []
+
+        def log_probabilities() -> list[Tensor]:
+            if not losses:
+                losses.append(token_losses(logits, batch.targets))
+            return batch.by_row(-losses[0].detach())
+
+        weights = self._objective.weights(batch.rows, log_probabilities)
+        if weights is None:
+            return weighted_loss(logits, batch.targets, None)
+        self._measures.add(self._objective.measure(batch.rows, log_probabilities()))
+        return (losses[0] * torch.cat(weights).to(losses[0].device)).sum()
 
     def backward(self, rows: Sequence[Row]) -> StepResult:
         """Compute the gradient of the objective over `rows`, accumulated over micro-batches and clipped."""
         normalizer = self._objective.normalizer(rows)
+        self._measures = StepMeasures()
         total = 0.0
-        for micro_batch in self.strategy.micro_batches(rows, self._step.micro_rows):
+        for micro_batch in self._micro_batches(rows):
             self._progress("data")
-            batch = self._batch(micro_batch.rows)
+            batch = TokenBatch(
+                micro_batch.rows, device=self._device, share_beginning=self._share_beginning, weighed=True
+            )
             self._progress("forward")
             loss = self.strategy.loss(batch) / normalizer * micro_batch.counts
             self._progress("backward")
@@ -217,24 +254,40 @@ class TrainingEngine:
             self._scaler.overflowed()
             norm = 0.0
         tokens = sum(len(row.tokens) for row in rows)
-        return StepResult(total, norm, tokens, count_trained(rows), overflowed=self._overflowed)
+        measures = self._measures.means()
+        return StepResult(
+            measures.pop(LOSS_MEASURE, total),
+            norm,
+            tokens,
+            count_trained(rows),
+            overflowed=self._overflowed,
+            measures=measures,
+        )
 
-    def weights_of(self, rows: Sequence[Row]) -> list[Tensor] | None:
-        """The objective's weight for each trained token; None if every token weighs 1."""
-        return self._objective.weights(rows, lambda: self.log_probabilities(rows))
+    def _micro_batches(self, rows: Sequence[Row]) -> Sequence[MicroBatch]:
+        """Rows that are compared with each other stay together, and share the beginning of their prompt."""
+        if not has_units(rows):
+            return self.strategy.micro_batches(rows, self._step.micro_rows)
+        portions = join_units(split_units(rows), most=self._step.micro_rows)
+        return [MicroBatch(some, last=at == len(portions) - 1) for at, some in enumerate(portions)]
 
     @torch.no_grad()
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         """The log-probabilities of the trained tokens, one tensor for each row. Not for sharded models."""
-        batch = TokenBatch(rows, device=self._device, share_beginning=self._share_beginning)
-        return batch.by_row(-token_losses(self._logits(batch), batch.targets))
+        found: dict[int, Tensor] = {}
+        for portion in self._micro_batches(rows):
+            batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
+            values = batch.by_row(-token_losses(self._logits(batch), batch.targets))
+            found |= zip(map(id, portion.rows), values, strict=True)
+        return [found[id(row)] for row in rows]
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
+        """A batch that brings its weights: for engines that compute loss and gradient together."""
         return TokenBatch(
             rows,
             device=self._device,
             share_beginning=self._share_beginning,
-            weights=self.weights_of(rows),
+            weights=self._objective.weights(rows, lambda: self.log_probabilities(rows)),
         )
 
     @torch.no_grad()

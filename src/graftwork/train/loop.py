@@ -162,6 +162,7 @@ class TrainingLoop:
             weights=weights,
             at=time.time(),
             steady=clock.steady(),
+            measures={**measured.measures, **self._source.measures(number)},
         )
 
     def _measure(self, number: int, rows: Sequence[Row]) -> StepResult:

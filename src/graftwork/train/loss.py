@@ -25,9 +25,12 @@ class TokenBatch:
         *,
         device: str,
         share_beginning: bool = True,
+        weighed: bool = False,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
         self.rows = rows
+        self.weighed = weighed
+        """Whether the objective weighs the tokens; in evaluations every token weighs 1."""
         shared = shared_tokens(rows) if share_beginning else 0
         width = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -45,6 +48,7 @@ class TokenBatch:
         self.predicts = predicts[:, shared:].to(device)
         self.targets = tokens.roll(-1, dims=1)[predicts].to(device)
         self.weights = None if weights is None else torch.cat(list(weights)).to(device)
+        """The weights, where an engine needs them before its forward pass."""
         self.trained = int(self.targets.numel())
 
     def by_row(self, values: Tensor) -> list[Tensor]:
@@ -87,7 +91,7 @@ def loss_without_gradient(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def summed_loss(model: Any, batch: TokenBatch) -> Tensor:
-    return weighted_loss(eager_logits(model, batch), batch.targets, batch.weights)
+    return weighted_loss(eager_logits(model, batch), batch.targets, None)
 
 
 def eager_logits(model: Any, batch: TokenBatch) -> Tensor:

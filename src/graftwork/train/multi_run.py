@@ -268,6 +268,8 @@ def _wanted(job: TrainJob) -> bool:
     settings = job.plan.train["settings"]
     if settings["method"] not in ("lora", "dora") or settings.get("experts"):
         return False
+    if settings.get("objective", "sft") != "sft":
+        return False
     if _is_tight(job):
         return False
     return asked == "on" or (FASTER_ON[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,15 @@ def read_steps(folder: Path) -> list[TrainStep]:
     """The last record of each step, in order."""
     steps = {step.step: step for step in read_journal(folder)}
     return [steps[number] for number in sorted(steps)]
+
+
+def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
+    """The mean of each measure over the steps that have it."""
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.measures.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def find_replay(journal: Iterable[TrainStep]) -> Replay | None:

@@ -6,6 +6,18 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.process.extensions import extension_names
 from graftwork.records.base import NotSecret, Record, SecretAddress, SecretLink, SecretText
+from graftwork.train.objective_settings import (
+    GENTLE_RATE,
+    OBJECTIVE_SETTINGS,
+    USED_BY,
+    MixSettings,
+    Objective,
+    PolicySettings,
+    PreferenceSettings,
+    RewardCheckSettings,
+    RewardSettings,
+    RolloutSettings,
+)
 
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -147,7 +159,9 @@ class TrainSettings(Record):
     )
     epochs: int = Field(2, ge=1, description="Number of epochs.")
     batch_rows: int = Field(8, ge=1, description="Rows per optimizer step.")
-    learning_rate: float = Field(5e-4, gt=0, le=1, description="Peak learning rate; cosine decay.")
+    learning_rate: float = Field(
+        5e-4, gt=0, le=1, description="Peak learning rate; cosine decay. 1e-4 if unset and not sft."
+    )
     warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the trained weights.")
     max_gradient_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
@@ -173,9 +187,47 @@ class TrainSettings(Record):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads. Default: all.")
     seed: int = Field(17, ge=0, description="Seed of the row order and the initial weights.")
+    objective: Objective = Field(
+        "sft",
+        description="`sft` trains on replies, `dpo` and `orpo` on pairs with rejected replies, `grpo` on "
+        "sampled answers and their rewards.",
+    )
+    preferences: PreferenceSettings = Field(
+        default_factory=PreferenceSettings, description="The loss over pairs (dpo, orpo)."
+    )
+    policy: PolicySettings = Field(
+        default_factory=PolicySettings, description="The loss over sampled answers (grpo)."
+    )
+    rollouts: RolloutSettings = Field(
+        default_factory=RolloutSettings, description="Which prompts are answered, and how (grpo)."
+    )
+    rewards: tuple[RewardSettings, ...] = Field((), description="What an answer is rewarded for (grpo).")
+    reward_checks: RewardCheckSettings = Field(
+        default_factory=RewardCheckSettings, description="Guards against rewards that can be cheated (grpo)."
+    )
+    mix: MixSettings = Field(
+        default_factory=MixSettings, description="Shares of sampled answers and supervised rows (grpo)."
+    )
     run: RunSettings = Field(
         default_factory=RunSettings, description="Monitoring, checkpoint copies and restarts."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_the_objective(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("objective", "sft") != "sft":
+            return {"learning_rate": GENTLE_RATE, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _objective_is_possible(self) -> Self:
+        if self.objective != "sft" and self.strategy != "single":
+            raise ValueError(f"the objective {self.objective} trains in one process: set `strategy: single`")
+        if self.objective != "sft" and self.method == "full" and self.offload:
+            raise ValueError(f"the objective {self.objective} does not stream layers: set `offload: false`")
+        if self.objective == "grpo" and not self.rewards:
+            raise ValueError("grpo needs `rewards`: a list of metrics that say how good an answer is")
+        return self
 
     @model_validator(mode="after")
     def _answers_need_a_whole_model(self) -> Self:
@@ -201,8 +253,11 @@ class TrainSettings(Record):
 
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
-        # Without experts, a run is the one that it was before they could be adapted.
-        unused = set() if self.experts else {"experts"}
+        # An objective's settings count only where it is chosen: supervised runs keep their names.
+        unused = set(OBJECTIVE_SETTINGS) - set(USED_BY[self.objective])
+        if not self.experts:
+            # Without experts, a run is the one that it was before they could be adapted.
+            unused |= {"experts"}
         return self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
 
     def keeping(self) -> dict[str, Any]:

@@ -141,8 +141,9 @@ class SharedSteps:
         each = token_losses(eager_logits(model, batch), batch.targets)
         parts = torch.split(each, [own.trained for own in brought.values()])
         self._losses = {
-            run: (part if own.weights is None else part * own.weights).sum()
-            for (run, own), part in zip(brought.items(), parts, strict=True)
+            # Only supervised runs share their steps: every token weighs 1.
+            run: part.sum()
+            for run, part in zip(brought, parts, strict=True)
         }
         self.passes += 1
         return {run: loss.detach().requires_grad_() for run, loss in self._losses.items()}

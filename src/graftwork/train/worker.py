@@ -21,6 +21,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.report import Case
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks import TrainingCallback
@@ -29,8 +30,16 @@ from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
 from graftwork.train.engine_choice import starts_on_host
-from graftwork.train.objectives.epochs import EpochOrder, choose_training_rows
-from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
+from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.run_folder import (
+    ADAPTER,
+    ATTEMPTS,
+    MESSAGES,
+    OUTCOME,
+    REPLANNED,
+    mean_measures,
+    read_steps,
+)
 from graftwork.train.run_setup import (
     deadline_of,
     guard_callbacks,
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.loop import TrainingLoop
     from graftwork.train.run_folder import Replay
+    from graftwork.train.run_source import RunSource
 
 LoadBase = Callable[[TrainJob], Any]
 
@@ -80,8 +90,10 @@ def train(
     load: LoadBase = load_for,
     evaluator: TrainingEvaluator | None = None,
     strategy: "DistributedStrategy | None" = None,
+    cases: Sequence[Case] = (),
 ) -> None:
-    """Train the run to its end. `strategy` is given where several runs share their steps."""
+    """Train the run to its end. `strategy` is given where several runs share their steps, `cases` are the
+    prompts of reinforcement learning."""
     folder = Path(job.folder)
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
@@ -100,7 +112,9 @@ def train(
             print(message, file=sys.stderr)
 
     with Heart(folder, vitals=True) as heart:
-        outcome = _train(job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy)
+        outcome = _train(
+            job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy, cases=cases
+        )
         if outcome is not None:
             outcome = outcome.model_copy(update={"restarts": len(attempts.read()) - 1})
             write_atomic(outcome_file, outcome.to_json())
@@ -117,6 +131,7 @@ class _Setting:
     heart: Heart | SilentHeartbeat
     report: Callable[[str], None]
     load: LoadBase
+    cases: Sequence[Case] = ()
 
     @property
     def folder(self) -> Path:
@@ -127,6 +142,7 @@ class _Prepared(NamedTuple):
     """A run that is ready for its first step."""
 
     engine: "TrainingEngine"
+    source: "RunSource"
     rows: list[Row]
     checks: list[Row]
     shape: "AdapterShape"
@@ -142,13 +158,14 @@ def _train(
     load: LoadBase,
     evaluator: TrainingEvaluator | None,
     shared_strategy: "DistributedStrategy | None" = None,
+    cases: Sequence[Case] = (),
 ) -> TrainOutcome | None:
     """The outcome of the run; None in all processes but the first."""
     from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
     strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
-    run = _Setting(job, settings, strategy, heart, report, load)
+    run = _Setting(job, settings, strategy, heart, report, load, cases)
     reporting = reporting_callbacks(
         job,
         settings,
@@ -175,6 +192,7 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     from graftwork.train.distributed.strategies import SingleProcess
     from graftwork.train.engine_choice import EngineInputs, make_engine
     from graftwork.train.loss import mean_loss
+    from graftwork.train.run_source import gather_material, open_source
 
     job, settings, strategy = run.job, run.settings, run.strategy
     model = run.load(job)
@@ -192,8 +210,9 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     start = Path(job.start_adapter) if job.start_adapter else None
     parameters = make_trainable(model, shape, seed=settings.seed, start=start)
     move = run.heart.move
+    material = gather_material(job, settings, rows, run.cases)
     engine = make_engine(
-        EngineInputs(job, settings, model, parameters, rows),
+        EngineInputs(job, settings, model, parameters, material.engine_rows),
         strategy=strategy,
         shares_steps=shares_steps,
         progress=stoppable_progress(move, stop_asked.is_set) if strategy.size == 1 else move,
@@ -202,7 +221,15 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     if not bare:
         # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
         loss_before = _once(run, lambda: engine.mean_loss(checks, batch_rows=8))
-    return _Prepared(engine, rows, checks, shape, before, loss_before)
+    source = open_source(
+        material,
+        engine,
+        folder=run.folder,
+        report=run.report,
+        progress=run.heart.move,
+        stopped=stop_asked.is_set,
+    )
+    return _Prepared(engine, source, rows, checks, shape, before, loss_before)
 
 
 def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingCallback]) -> "TrainingLoop":
@@ -231,8 +258,8 @@ def _make_loop(run: _Setting, prepared: _Prepared, reporting: Sequence[TrainingC
         callbacks.append(HeartbeatCallback(run.heart, run.folder))
         if settings.run.rehearse_crash:
             callbacks.append(CrashRehearsal(run.folder, checkpoint_every=settings.checkpoint_every))
-    source = EpochOrder(prepared.rows, settings=settings)
-    return TrainingLoop(prepared.engine, source, context, callbacks=[*callbacks, *reporting], store=store)
+    callbacks = [*callbacks, *prepared.source.callbacks, *reporting]
+    return TrainingLoop(prepared.engine, prepared.source.batches, context, callbacks=callbacks, store=store)
 
 
 def _finish(
@@ -280,6 +307,8 @@ def _finish(
         started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
         looks=evaluations,
         best_step=find_best_step(evaluations),
+        measures_first=steps[0].measures,
+        measures_last=mean_measures(steps[-max(len(steps) // 10, 1) :]),
         versions=_versions(),
         settings=job.plan.train,
     )

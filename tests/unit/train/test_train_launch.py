@@ -17,6 +17,7 @@ from graftwork.train.distributed.launch import (
 )
 from graftwork.train.distributed.strategies import balance_rows, split_into_micro_batches
 from graftwork.train.distributed.zero import zero_config
+from graftwork.train.objective_settings import USED_BY
 from graftwork.train.settings import TrainSettings
 from graftwork.train.worker import job_settings
 
@@ -148,4 +149,6 @@ def test_every_setting_reaches_the_worker_by_one_way():
     settings = TrainSettings()
     ways = [settings.what_is_learned(), settings.keeping(), settings.distribution(), {"run": ...}]
     names = [name for way in ways for name in way]
-    assert sorted(names) == sorted(TrainSettings.model_fields)
+    assert len(names) == len(set(names))
+    used = {name for objective in USED_BY.values() for name in objective}
+    assert {*names, *used} == set(TrainSettings.model_fields)

@@ -32,7 +32,12 @@ MODEL_SHAPE = ModelShape(
 )
 
 
-class Uneven:
+class Stand:
+    def measure(self, rows, log_probabilities):
+        return {"likelihood": torch.cat([values.exp() for values in log_probabilities])}
+
+
+class Uneven(Stand):
     """Every second token counts, more in later rows; divided by the number of rows."""
 
     name = "uneven"
@@ -47,7 +52,7 @@ class Uneven:
         ]
 
 
-class Likely:
+class Likely(Stand):
     """A weight that depends on what the model says now."""
 
     name = "likely"
@@ -84,7 +89,7 @@ def gradient_by_hand(objective):
     """The weighted loss by the model's own logits."""
     engine = make_engine("eager", objective)
     rows, total = make_rows(4), torch.zeros(())
-    weights = engine.weights_of(rows)
+    weights = objective.weights(rows, lambda: engine.log_probabilities(rows))
     for row, weight in zip(rows, weights, strict=True):
         logits = engine.model(input_ids=torch.tensor([row.tokens])).logits[0, row.trained_from - 1 : -1]
         log_p = logits.log_softmax(-1).gather(1, torch.tensor(row.tokens[row.trained_from :])[:, None])[:, 0]

@@ -145,6 +145,16 @@ def show_run_plan(console: Console, plan: RunPlan) -> None:
         )
 
 
+def _show_measures(console: Console, outcome: TrainOutcome) -> None:
+    """Margins of pairs, or rewards of sampled answers: the first step against the last tenth."""
+    first, last = outcome.measures_first, outcome.measures_last
+    if last:
+        rows = table("measured", "first step", "last steps", right=("first step", "last steps"))
+        for name, value in last.items():
+            rows.add_row(quote(name), f"{first[name]:.4g}" if name in first else "–", f"{value:.4g}")
+        console.print(rows)
+
+
 def show_outcome(console: Console, outcome: TrainOutcome) -> None:
     before, after = outcome.validation_loss_before, outcome.validation_loss_after
     held_out = f"; held-out {before:.3f} → {after:.3f}" if before is not None and after is not None else ""
@@ -152,6 +162,7 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
         console,
         f"{outcome.steps} steps, loss {outcome.first_loss:.3f} → {outcome.final_loss:.3f}{held_out}",
     )
+    _show_measures(console, outcome)
     if outcome.restarts:
         same = {True: "[green]with identical bytes[/]", False: "[red]with different bytes[/]", None: "none"}
         print_line(
@@ -219,7 +230,13 @@ def _step(body: dict[str, Any]) -> str:
     return (
         f"{body['step']}: loss {body['loss']:.4f}, gradient {body['gradient_norm']:.3g}, "
         f"rate {body['learning_rate']:.2g}, {body['seconds']:.2f} s, {speed:,.0f} tokens/s"
+        f"{_measures(body.get('measures', {}))}"
     )
+
+
+def _measures(measures: dict[str, float]) -> str:
+    """What the objective measured, behind the figures of every run."""
+    return "".join(f", {quote(name)} {value:.3g}" for name, value in measures.items())
 
 
 def _look(body: dict[str, Any]) -> str:

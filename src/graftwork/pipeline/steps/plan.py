@@ -21,6 +21,7 @@ from graftwork.pipeline.plan_card import (
     plan_streamed,
     plan_tuning,
 )
+from graftwork.pipeline.rewards import name_rewards, rollout_rows
 from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
@@ -28,11 +29,13 @@ from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Figure, fingerprint
+from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
+from graftwork.train.objectives.pairs import require_pairs
 from graftwork.train.settings import LOSS, TrainSettings
 
 
@@ -44,7 +47,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
     dtype = choose_precision(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
-    work_ahead = _measure_work(prepared, settings, shape)
+    work_ahead = _measure_work(work, prepared, shape)
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     rates = card_rates(work, device, shape)
@@ -70,6 +73,8 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
                 "adapter": _adapter(settings, shape),
                 **_started_from(work),
                 **_examination(work),
+                **_rendering(work),
+                **name_rewards(work),
                 # In other bits another adapter is learned: another run.
                 **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
             },
@@ -134,16 +139,23 @@ def _as_on_processor(
     return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
 
-def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
+def _measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> _WorkAhead:
     """The rows as often as they will be trained on, by the function that the trainer asks too."""
-    folder = Path(prepared.folder)
-    rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
+    folder, settings = Path(prepared.folder), work.settings.train
+    if settings.objective == "grpo":
+        rows, settings = rollout_rows(work, folder)
+    else:
+        rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
+    if settings.objective in ("dpo", "orpo"):
+        rows = _rows_of_pairs(rows)
     if not rows:
         raise UserMistake(
             "the training split is empty",
             why="every row was dropped, held out or given the weight 0",
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
         )
+    if settings.objective in ("dpo", "orpo"):
+        settings = settings.model_copy(update={"batch_rows": 2 * settings.batch_rows})
     steps = plan_steps(rows, settings=settings)
     visits = [rows[at] for step in steps for at in step]
     # Epochs differ only where a weight has a fraction; then the whole run counts as one.
@@ -173,6 +185,13 @@ def _measure_work(prepared: PreparedData, settings: TrainSettings, shape: ModelS
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
     )
     return _WorkAhead(load, len(steps), trunk)
+
+
+def _rows_of_pairs(rows: list[Row]) -> list[Row]:
+    """Rows as many and about as long as the pairs that are trained on: both replies of each."""
+    paired = [row for row in rows if row.rejected]
+    require_pairs(len(paired), rows=len(rows))
+    return [copy for row in paired for copy in (row, row)]
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
@@ -206,6 +225,13 @@ def _examination(work: OpenProject) -> dict[str, Any]:
     return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
 
 
+def _rendering(work: OpenProject) -> dict[str, Any]:
+    """How replies other than the dataset's are rendered."""
+    if work.settings.train.objective == "sft":
+        return {}
+    return {"rendering": {"reasoning": work.settings.data.reasoning == "keep"}}
+
+
 def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:
     """The layers with an adapter, as this base names them."""
     known = linear_names(shape)
@@ -230,6 +256,8 @@ def kind_of_run(work: OpenProject) -> str:
     )
     if streams_layers(work.settings.train):
         same["offload"] = True
+    if work.settings.train.objective != "sft":
+        same["objective"] = work.settings.train.objective
     return fingerprint([work.base.revision, same])
 
 
@@ -244,7 +272,7 @@ STEP = PipelineStep(
         work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
-        _examination(work),
+        {**_examination(work), **_rendering(work), **name_rewards(work)},
     ],
     do=_do,
     # Later steps depend on what will be trained, not on how well it was predicted.

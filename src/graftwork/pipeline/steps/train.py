@@ -11,6 +11,8 @@ from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.replan import as_replanned, replan
+from graftwork.pipeline.reward_check import require_rewards
+from graftwork.pipeline.rewards import find_case_file
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.runs import read_parts, write_training_page
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -38,6 +40,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     report_base_note(work)
     work.runs.update(run_id, state="running", when=timestamp())
     try:
+        require_rewards(work, folder)
         minutes = _train(work, job)
     except (StoppedInOrder, Interrupted) as stopped:
         work.runs.update(run_id, state="stopped", when=timestamp(), error=stopped.as_json())
@@ -85,6 +88,8 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
+        project_folder=str(work.project.root),
+        cases_file=str(path) if (path := find_case_file(work)) is not None else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
         deadline=begun.at + minutes * 60 if minutes else None,
         deadline_from=begun if minutes else None,

@@ -45,6 +45,10 @@ class Configuration(Record):
     model: str | None = None
     method: Method | None = None
     algorithm: str | None = None
+    answers: int | None = None
+    """Answers sampled to a prompt."""
+    reward_scale: str | None = None
+    """What rewards are divided by: `group` is the deviation of a group."""
     rank: int | None = None
     alpha: float | None = None
     stabilised: bool = False

@@ -22,6 +22,7 @@ from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.layers import (
     CacheBudget,
+    CacheChoice,
     CacheLoad,
     CpuBlock,
     FileCache,
@@ -151,6 +152,8 @@ def make_cpu_step(
         operations_a_second=torch.get_num_threads() * OPERATIONS_A_SECOND,
     )
     choice = choose_cache(load, budget)
+    if settings.objective == "grpo":
+        choice = CacheChoice("nowhere", "answers are new in every step")
     states: HiddenStateCache = MemoryCache() if choice.place == "memory" else NoCache()
     if choice.place == "file":
         skipped = len(shared_prefix(rows)) + 1

@@ -27,10 +27,11 @@ from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
-from graftwork.train.engine import StepResult, TrainingEngine
+from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine
 from graftwork.train.gpu.attention import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
+from graftwork.train.objectives.samples import LOSS_MEASURE
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -171,7 +172,7 @@ class GpuEngine(TrainingEngine):
     def backward(self, rows: Sequence[Row]) -> StepResult:
         normalizer = self._objective.normalizer(rows)
         self._progress("data")
-        portions = self._pack(rows, self.weights_of(rows))
+        portions = self._pack(rows, self._weigh(rows))
         total = torch.zeros((), device=self._device)
         scale = torch.tensor(1 / normalizer, device=self._device)
         for portion in portions:
@@ -179,7 +180,24 @@ class GpuEngine(TrainingEngine):
             total += self._learn(portion, scale)
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        return StepResult(float(total) / normalizer, norm, tokens, count_trained(rows))
+        measures = self._measures.means()
+        loss = measures.pop(LOSS_MEASURE, float(total) / normalizer)
+        return StepResult(loss, norm, tokens, count_trained(rows), measures=measures)
+
+    def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
+        """The weights of a step; an objective that compares costs one more forward pass."""
+        self._measures = StepMeasures()
+        computed: list[list[Tensor]] = []
+
+        def log_probabilities() -> list[Tensor]:
+            if not computed:
+                computed.append(self.log_probabilities(rows))
+            return computed[0]
+
+        weights = self._objective.weights(rows, log_probabilities)
+        if computed:
+            self._measures.add(self._objective.measure(rows, computed[0]))
+        return weights
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:

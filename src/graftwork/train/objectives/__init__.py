@@ -6,14 +6,15 @@ Engines, checkpoints, strategies and callbacks stay as they are: every engine mi
 
     sum over trained tokens of weight · -log p(token) / normalizer
 
-so an objective is a pure function of rows and log-probabilities. `sft.py` is supervised fine-tuning;
-`epochs.py` is its batch source, the epoch order of a dataset's rows.
+so an objective is a pure function of rows and log-probabilities. `sft.py` is supervised fine-tuning and
+`epochs.py` its batch source; `preference.py` is DPO and ORPO, `policy.py` the losses over sampled answers.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graftwork.records.dataset import Row
+from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,9 @@ class Objective(Protocol):
         No gradient flows through the weights. Calling `log_probabilities` costs a forward pass.
         """
 
+    def measure(self, rows: Sequence[Row], log_probabilities: "Sequence[Tensor]") -> "dict[str, Tensor]":
+        """What a step reports besides the loss: values by name, of which the means are journaled."""
+
 
 class BatchSource(Protocol):
     """Where the rows of each optimizer step come from."""
@@ -48,6 +52,9 @@ class BatchSource(Protocol):
     def batch(self, step: int) -> Sequence[Row]:
         """The rows of step 1 … `steps`. A resumed run that asks again gets the same rows."""
 
+    def measures(self, step: int) -> dict[str, float]:
+        """What producing the rows of this step measured, by name."""
+
     def rows_before(self, step: int) -> int:
         """Rows in the steps up to and including `step`."""
 
@@ -55,8 +62,17 @@ class BatchSource(Protocol):
         """What a checkpoint records to recognize the run it was made for."""
 
 
-def make_objective() -> Objective:
-    """The objective of a run."""
-    from graftwork.train.objectives.sft import SupervisedFineTuning
+def make_objective(settings: TrainSettings | None = None) -> Objective:
+    """The objective of a run; supervised fine-tuning without settings."""
+    if settings is None or settings.objective == "sft":
+        from graftwork.train.objectives.sft import SupervisedFineTuning
 
-    return SupervisedFineTuning()
+        return SupervisedFineTuning()
+    if settings.objective == "grpo":
+        from graftwork.train.objectives.policy import PolicyGradient
+
+        return PolicyGradient(settings.policy)
+    from graftwork.train.objectives.preference import DirectPreference, OddsRatioPreference
+
+    kind = DirectPreference if settings.objective == "dpo" else OddsRatioPreference
+    return kind(settings.preferences)

@@ -1,0 +1,165 @@
+"""Pairs of a chosen and a rejected reply: made from rows, checked, ordered into steps.
+
+In: rows with a `rejected` reply, a way to render it. Out: samples in pairs, what was left out, and the
+pairs of each step.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
+from graftwork.text.similarity import normalise
+from graftwork.train.objectives.epochs import plan_batches
+from graftwork.train.objectives.samples import TrainingSample, make_sample, scale_pairs
+from graftwork.train.settings import TrainSettings
+
+Render = Callable[[Row, str], tuple[tuple[int, ...], int]]
+"""Tokens of the row's prompt with another reply, and where the reply begins."""
+ONE_SIDED = 0.9
+"""A share of pairs of which the same side is longer: then length is the easiest thing to learn."""
+FEW_PAIRS = 20
+
+
+class ReplyPair(NamedTuple):
+    chosen: TrainingSample
+    rejected: TrainingSample
+
+
+@dataclass(frozen=True)
+class PairAudit:
+    """What was found in the rows with a rejected reply."""
+
+    pairs: int
+    without: int = 0
+    """Rows without a rejected reply; they are not trained on."""
+    same: int = 0
+    """Pairs whose replies are the same text; left out."""
+    repeated: int = 0
+    """Pairs that occur more than once; kept once."""
+    reversed: int = 0
+    """Pairs that occur in the opposite order too; both are left out."""
+    chosen_longer: float = 0.0
+    """Share of pairs whose chosen reply has more tokens."""
+    rejected_longer: float = 0.0
+    chosen_tokens: float = 0.0
+    rejected_tokens: float = 0.0
+
+    def notes(self) -> list[str]:
+        """What a reader should know before training on them."""
+        lengths = f"chosen {self.chosen_tokens:g}, rejected {self.rejected_tokens:g}"
+        found = [f"{self.pairs} pairs; median tokens: {lengths}"]
+        left_out = {
+            "without a rejected reply": self.without,
+            "with two equal replies": self.same,
+            "repeated": self.repeated,
+            "that contradict another pair": self.reversed,
+        }
+        found += [f"{count} rows {why} are left out" for why, count in left_out.items() if count]
+        if max(self.chosen_longer, self.rejected_longer) >= ONE_SIDED:
+            longer = "chosen" if self.chosen_longer >= ONE_SIDED else "rejected"
+            found.append(
+                f"in nearly all pairs the {longer} reply is longer: the model may learn length alone"
+            )
+        if self.pairs < FEW_PAIRS:
+            found.append(f"fewer than {FEW_PAIRS} pairs: expect noise")
+        return found
+
+
+def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], PairAudit]:
+    """The pairs that are trained on, and what was left out."""
+    texts = [(_prompt_of(row), normalise(row.reply), normalise(row.rejected or "")) for row in rows]
+    given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
+    pairs: list[ReplyPair] = []
+    seen: set[tuple[str, str, str]] = set()
+    counts: Counter[str] = Counter()
+    for row, text in zip(rows, texts, strict=True):
+        prompt, chosen, rejected = text
+        if not row.rejected:
+            counts["without"] += 1
+        elif chosen == rejected:
+            counts["same"] += 1
+        elif (prompt, rejected, chosen) in given:
+            counts["reversed"] += 1
+        elif text in seen:
+            counts["repeated"] += 1
+        else:
+            seen.add(text)
+            tokens, start = render(row, row.rejected)
+            pairs.append(
+                ReplyPair(
+                    make_sample(row, unit=row.id, part="chosen"),
+                    make_sample(row, unit=row.id, part="rejected", tokens=tokens, trained_from=start),
+                )
+            )
+    lengths = [[len(row.tokens) - row.trained_from for row in pair] for pair in pairs]
+    audit = PairAudit(
+        pairs=len(pairs),
+        **counts,
+        chosen_longer=sum(a > b for a, b in lengths) / max(len(lengths), 1),
+        rejected_longer=sum(a < b for a, b in lengths) / max(len(lengths), 1),
+        chosen_tokens=median([a for a, _ in lengths] or [0]),
+        rejected_tokens=median([b for _, b in lengths] or [0]),
+    )
+    return pairs, audit
+
+
+def require_pairs(pairs: int, *, rows: int) -> None:
+    if pairs == 0:
+        raise UserMistake(
+            "no training row has a rejected reply that differs from its reply",
+            why=f"the objective compares two replies to one prompt, and none of the {rows} rows has two",
+            fix="bring logs with `rejected` replies or corrections, or set `objective: sft`",
+            where="train.objective",
+        )
+
+
+class PairOrder:
+    """The batch source of preferences: `batch_rows` pairs per step, in the order of epochs."""
+
+    def __init__(self, pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> None:
+        self._pairs = pairs
+        self._steps = plan_pair_steps(pairs, settings=settings)
+
+    @property
+    def steps(self) -> int:
+        return len(self._steps)
+
+    def batch(self, step: int) -> list[TrainingSample]:
+        # A pair of weight 2 can be in a step twice: its rows differ by their unit.
+        chosen = [
+            ReplyPair(*(row.model_copy(update={"unit": f"{row.unit}/{place}"}) for row in self._pairs[at]))
+            for place, at in enumerate(self._steps[step - 1])
+        ]
+        return scale_pairs(chosen)
+
+    def measures(self, step: int) -> dict[str, float]:
+        return {}
+
+    def rows_before(self, step: int) -> int:
+        return sum(2 * len(batch) for batch in self._steps[:step])
+
+    def identity(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for batch in self._steps:
+            digest.update(repr([[row.tokens for row in self._pairs[at]] for at in batch]).encode())
+        return {"steps": self.steps, "order": digest.hexdigest()[:16]}
+
+
+def plan_pair_steps(pairs: Sequence[ReplyPair], *, settings: TrainSettings) -> tuple[tuple[int, ...], ...]:
+    return plan_batches(
+        tuple(max(len(row.tokens) for row in pair) for pair in pairs),
+        batch_rows=settings.batch_rows,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        stages=[pair.chosen.stage for pair in pairs],
+        weights=[pair.chosen.weight for pair in pairs],
+    )
+
+
+def _prompt_of(row: Row) -> str:
+    return "\0".join(f"{message.role}:{message.content}" for message in row.messages)

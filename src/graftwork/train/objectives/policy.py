@@ -1,0 +1,97 @@
+"""Policy gradients over sampled answers: REINFORCE with group advantages, GRPO's clip, CISPO, GSPO, KL.
+
+In: answers with their advantages and the log-probabilities now, when sampled and of the start. Out: a weight
+for each token, whose gradient is that of the loss. One update a batch makes every ratio 1: then the weight is
+the advantage, whatever the loss is called.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from graftwork.records.dataset import Row
+from graftwork.train.objective_settings import PolicySettings
+from graftwork.train.objectives.samples import TrainingSample
+
+
+class PolicyGradient:
+    name = "grpo"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._settings = settings
+
+    def normalizer(self, rows: Sequence[Row]) -> float:
+        """Each row carries its scale."""
+        return 1.0
+
+    def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], list[Tensor]]) -> list[Tensor]:
+        samples = cast(Sequence[TrainingSample], rows)
+        compared = any(_needs_log_probabilities(row, self._settings) for row in samples)
+        now: Sequence[Tensor | None] = log_probabilities() if compared else [None] * len(samples)
+        return [self._weigh(row, values) for row, values in zip(samples, now, strict=True)]
+
+    def _weigh(self, row: TrainingSample, now: Tensor | None) -> Tensor:
+        count = len(row.tokens) - row.trained_from
+        if row.part == "sft":
+            return torch.full((count,), row.scale)
+        ratio, weights = torch.ones(count), torch.full((count,), row.advantage)
+        if row.sampled is not None and now is not None:
+            ratio = importance_ratio(now.cpu(), torch.tensor(row.sampled), self._settings)
+            weights = clip_weights(ratio, row.advantage, self._settings)
+        if self._settings.kl and row.reference is not None and now is not None:
+            whole = self._settings.loss == "gspo"
+            change = kl_weights(now.cpu(), torch.tensor(row.reference), ratio, whole=whole)
+            weights = weights + self._settings.kl * change
+        return weights * row.scale
+
+    def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
+        """KL to the start, mean log-probability and ratio to the sampler, for each token."""
+        found: dict[str, list[Tensor]] = {}
+        for row, now in zip(cast(Sequence[TrainingSample], rows), log_probabilities, strict=True):
+            values = now.detach().float().cpu()
+            if row.part == "sft":
+                found.setdefault("sft_loss", []).append(-values)
+                continue
+            if row.reference is not None:
+                found.setdefault("kl", []).append(kl_to_reference(values, torch.tensor(row.reference)))
+            if row.sampled is not None:
+                found.setdefault("ratio", []).append(torch.exp(values - torch.tensor(row.sampled)))
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _needs_log_probabilities(row: TrainingSample, settings: PolicySettings) -> bool:
+    return row.sampled is not None or (settings.kl > 0 and row.reference is not None)
+
+
+def importance_ratio(now: Tensor, sampled: Tensor, settings: PolicySettings) -> Tensor:
+    """p now / p when sampled, of each token; for GSPO the geometric mean over the answer at every token."""
+    difference = now.float() - sampled
+    if settings.loss == "gspo":
+        difference = difference.mean().expand_as(difference) if difference.numel() else difference
+    return torch.exp(difference)
+
+
+def clip_weights(ratio: Tensor, advantage: float, settings: PolicySettings) -> Tensor:
+    """ratio · advantage where the clip does not act, else 0; CISPO caps the ratio and keeps every token."""
+    if settings.loss == "cispo":
+        return ratio.clamp(max=settings.cispo_cap) * advantage
+    held = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
+    return torch.where(ratio * advantage <= held * advantage, ratio * advantage, 0.0)
+
+
+def kl_weights(now: Tensor, reference: Tensor, ratio: Tensor, *, whole: bool) -> Tensor:
+    """The weights whose gradient is that of ratio · `kl_to_reference`: without bias for the reverse KL.
+
+    With `whole` the ratio is that of the answer, and its gradient reaches all of the answer's tokens.
+    """
+    estimate = kl_to_reference(now, reference)
+    through_ratio = estimate.mean().expand_as(estimate) if whole else estimate
+    return -ratio * (1 - torch.exp(reference - now.float()) + through_ratio)
+
+
+def kl_to_reference(now: Tensor, reference: Tensor) -> Tensor:
+    """The k3 estimate of the KL divergence from the reference, for each token: never negative."""
+    difference = reference - now.float()
+    return torch.exp(difference) - difference - 1

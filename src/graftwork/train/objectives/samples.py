@@ -1,0 +1,103 @@
+"""Samples: rows with what an objective compares them with, and the scale that divides a step's loss.
+
+In: rows of one optimizer step. Out: the same rows, each with the factor of its tokens. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
+
+from graftwork.records.dataset import Row
+from graftwork.train.objectives.sft import count_trained
+
+LOSS_MEASURE = "loss"
+"""The measure that a step reports as its loss: a weighted sum of log-probabilities says nothing by itself."""
+Part = Literal["rl", "sft", "chosen", "rejected"]
+Normalization = Literal["dapo", "dr_grpo", "grpo"]
+
+
+class TrainingSample(Row):
+    """A row of an objective that compares. `unit` names the rows that are compared with each other: the two
+    replies of a pair, the answers to one prompt. They share a micro-batch."""
+
+    unit: str
+    part: Part
+    scale: float = 1.0
+    """What the weights of the row's tokens are multiplied by; it holds the division of the step's loss."""
+    supervised_scale: float = 0.0
+    """The same for the supervised term of a chosen reply: one over the chosen tokens of the step."""
+    advantage: float = 0.0
+    sampled: tuple[float, ...] | None = None
+    """Log-probabilities of the trained tokens when they were sampled; None: by the model as it is now."""
+    reference: tuple[float, ...] | None = None
+    """Log-probabilities of the trained tokens by the model that training started from."""
+
+
+def make_sample(row: Row, **fields: object) -> TrainingSample:
+    """The row as a sample, without validating its tokens again."""
+    values = {name: getattr(row, name) for name in Row.model_fields}
+    return TrainingSample.model_construct(**(values | fields))
+
+
+R = TypeVar("R", bound=Row)
+
+
+def split_units(rows: Iterable[R]) -> list[list[R]]:
+    """The rows by their units, in the order of first occurrence; other rows are units of their own."""
+    units: dict[object, list[R]] = {}
+    for place, row in enumerate(rows):
+        key = row.unit if isinstance(row, TrainingSample) else place
+        units.setdefault(key, []).append(row)
+    return list(units.values())
+
+
+def join_units(units: Sequence[Sequence[R]], *, most: int | None) -> list[list[R]]:
+    """Micro-batches of at most `most` rows: the answers to a prompt, which share it; then pairs and single
+    rows together. No pair is torn apart."""
+    groups = [list(unit) for unit in units if len(unit) > 2]
+    portions = [
+        group[at : at + (most or len(group))]
+        for group in groups
+        for at in range(0, len(group), most or len(group))
+    ]
+    rest: list[R] = []
+    for unit in units:
+        if len(unit) > 2:
+            continue
+        if rest and most is not None and len(rest) + len(unit) > most:
+            portions.append(rest)
+            rest = []
+        rest = [*rest, *unit]
+    return [*portions, rest] if rest else portions
+
+
+def has_units(rows: Sequence[Row]) -> bool:
+    return any(isinstance(row, TrainingSample) for row in rows)
+
+
+def scale_policy(
+    rows: Sequence[TrainingSample], *, how: Normalization, max_tokens: int, share: float = 1.0
+) -> list[TrainingSample]:
+    """Divide the loss of the sampled answers: `dapo` by all their tokens, `dr_grpo` by answers times the
+    longest length allowed, `grpo` each answer by its own tokens and then by the number of answers."""
+    tokens, answers = max(count_trained(rows), 1), max(len(rows), 1)
+    fixed = {"dapo": 1 / tokens, "dr_grpo": 1 / (answers * max_tokens)}
+    return [
+        row.model_copy(update={"scale": share * fixed.get(how, 1 / (answers * max(count_trained([row]), 1)))})
+        for row in rows
+    ]
+
+
+def scale_supervised(rows: Sequence[Row], *, unit: str, share: float = 1.0) -> list[TrainingSample]:
+    """Rows of supervised fine-tuning next to others: divided by their own tokens alone."""
+    scale = share / max(count_trained(rows), 1)
+    return [
+        make_sample(row, unit=f"{unit}/{place}", part="sft", scale=scale) for place, row in enumerate(rows)
+    ]
+
+
+def scale_pairs(pairs: Sequence[tuple[TrainingSample, TrainingSample]]) -> list[TrainingSample]:
+    """The rows of a step of pairs: the loss is a mean over pairs, the supervised term one over tokens."""
+    scale = 1 / max(len(pairs), 1)
+    supervised = 1 / max(count_trained([chosen for chosen, _ in pairs]), 1)
+    scaled = {"scale": scale, "supervised_scale": supervised}
+    return [row.model_copy(update=scaled) for pair in pairs for row in pair]

@@ -1,0 +1,144 @@
+"""Preflight and guards: whether there is anything to learn, and whether what is learned is the task. Pure.
+
+In: the measures of batches. Out: advice and a reason to stop, or nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from graftwork.grading.rewards import RewardSpec
+from graftwork.records.report import Case
+from graftwork.train.rollouts.groups import uniform
+
+LEAST_SIGNAL = 0.05
+"""A smaller share of prompts with a difference in reward teaches nothing in a night."""
+MOST_SOLVED = 0.95
+MOST_TRUNCATED = 0.5
+APART_BATCHES = 3
+NIGHT_SECONDS = 8 * 3600
+CANARY = "canary/"
+CAUGHT = 0.5
+"""A reward for a canary from which it is an alarm."""
+
+
+class SignalReport(NamedTuple):
+    """What the first batch shows before any weight has changed."""
+
+    signal: float
+    """Share of prompts whose answers differ in reward."""
+    pass_at_1: float
+    pass_at_k: float
+    length: float
+    truncated: float
+    reward_seconds: float
+    seconds: float
+    prompts: int
+
+    @property
+    def prompts_a_night(self) -> int:
+        return int(self.prompts * NIGHT_SECONDS / self.seconds) if self.seconds else 0
+
+    def describe(self) -> str:
+        return (
+            f"preflight: {self.signal:.0%} of prompts carry a signal, pass@1 {self.pass_at_1:.0%}, "
+            f"pass@k {self.pass_at_k:.0%}, {self.length:.0f} tokens an answer, {self.truncated:.0%} cut, "
+            f"{self.reward_seconds:.2f} s a reward; about {self.prompts_a_night:,} prompts in 8 hours"
+        )
+
+    def advice(self) -> str | None:
+        """Why training would be wasted, and what to do; None if it can start."""
+        if self.signal >= LEAST_SIGNAL:
+            return None
+        if self.pass_at_1 > MOST_SOLVED:
+            return "nearly every answer is right already: nothing is left to learn; take harder prompts"
+        if self.truncated > MOST_TRUNCATED:
+            return "most answers are cut: raise `rollouts.max_tokens`, or train on short replies first"
+        if self.pass_at_k == 0:
+            return "no answer is ever right: train with `objective: sft` first, or take easier prompts"
+        return "all answers to a prompt get the same reward: use a finer reward or other prompts"
+
+
+def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: float) -> SignalReport:
+    return SignalReport(
+        signal=1 - measures.get("dead_groups", 1.0),
+        pass_at_1=measures.get("pass@1", 0.0),
+        pass_at_k=measures.get("pass@k", 0.0),
+        length=measures.get("length", 0.0),
+        truncated=measures.get("truncated", 0.0),
+        reward_seconds=measures.get("reward_seconds", 0.0),
+        seconds=seconds,
+        prompts=prompts,
+    )
+
+
+def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
+    """Prompts that nobody can solve: what is right was replaced by a secret. A reward for one is an alarm."""
+    chosen = sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]
+    return [_make_canary(case, seed) for case in chosen]
+
+
+def _make_canary(case: Case, seed: int) -> Case:
+    secret = f"secret-{uniform(seed, 'secret', case.id):.15f}"
+    checks = tuple(_with_secret(check, secret) for check in case.checks)
+    return case.model_copy(update={"id": f"{CANARY}{case.id}", "reference": secret, "checks": checks})
+
+
+def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
+    """The check with expected values that no answer gives; of tests, one more that cannot hold."""
+    changed = dict(check)
+    for key in ("value", "exact", "contains", "numeric", "normalised", "regex"):
+        if key in changed:
+            changed[key] = secret
+    for key in ("python_calls", "calls"):
+        calls = changed.get(key)
+        if isinstance(calls, list):
+            changed[key] = [{**call, "gives": secret, "raises": None} for call in calls]
+    for key in ("python_tests", "tests"):
+        if isinstance(changed.get(key), str):
+            changed[key] = f"{changed[key]}\nassert False, {secret!r}\n"
+    return changed
+
+
+def split_checks(case: Case, *, share: float, seed: int) -> tuple[Case, Case | None]:
+    """The case with the checks that reward, and with those that only audit; None if there are too few.
+
+    Calls of one check are split too. The split depends on seed, case and check alone.
+    """
+    units = [(number, at) for number, check in enumerate(case.checks) for at in range(_count_calls(check))]
+    held = round(share * len(units))
+    if not held or held == len(units):
+        return case, None
+    ordered = sorted(units, key=lambda unit: uniform(seed, "audit", case.id, *unit))
+    audit = set(ordered[:held])
+    return _keep_checks(case, set(units) - audit), _keep_checks(case, audit)
+
+
+def _count_calls(check: dict[str, object]) -> int:
+    calls = check.get("python_calls")
+    return len(calls) if isinstance(calls, list) else 1
+
+
+def _keep_checks(case: Case, kept: set[tuple[int, int]]) -> Case:
+    checks: list[dict[str, object]] = []
+    for number, check in enumerate(case.checks):
+        calls = check.get("python_calls")
+        if isinstance(calls, list):
+            left = [call for at, call in enumerate(calls) if (number, at) in kept]
+            if left:
+                checks.append({**check, "python_calls": left})
+        elif (number, 0) in kept:
+            checks.append(check)
+    return case.model_copy(update={"checks": tuple(checks)})
+
+
+def are_apart(recent: Sequence[tuple[float, float]], *, limit: float) -> bool:
+    """Whether reward exceeded audit by more than the limit in each of the last batches."""
+    last = recent[-APART_BATCHES:]
+    return len(last) == APART_BATCHES and all(reward - audit > limit for reward, audit in last)
+
+
+def uses_checks(spec: RewardSpec) -> bool:
+    """Whether the rewards read the checks of a case: only then an audit half means anything."""
+    return any(
+        part.metric in ("task_success", "checks_passed", "code_passes", "python_tests") for part in spec.parts
+    )

@@ -1,0 +1,332 @@
+"""The batch source of reinforcement learning: prompts → answers → verdicts → rows with advantages.
+
+In: prompts, a sampler over the live adapter, rewards, a journal. Out: the rows of each step and what they
+measured. A batch that is in the journal is read and neither sampled nor graded again, so a killed run
+repeats its steps to the same bytes.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Protocol
+
+from graftwork.grading.reward_runner import GradedParts, RewardQuestion
+from graftwork.records.dataset import Row
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.interaction import Origin
+from graftwork.records.report import Case
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
+from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
+from graftwork.train.rollouts.groups import (
+    SOLVED,
+    PromptRecord,
+    choose_prompts,
+    group_advantages,
+    is_dead,
+    pass_rates,
+)
+from graftwork.train.rollouts.preflight import (
+    APART_BATCHES,
+    CANARY,
+    CAUGHT,
+    are_apart,
+    read_preflight,
+)
+from graftwork.train.rollouts.sampling import AskedPrompt
+from graftwork.train.settings import TrainSettings
+
+
+class AnswerSampler(Protocol):
+    def sample(
+        self, batch: int, prompts: Sequence[AskedPrompt], *, progress: Callable[[], None] = ...
+    ) -> list[SampledAnswer]: ...
+
+
+class RewardGrader(Protocol):
+    def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
+
+
+ReferenceValues = Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]
+"""Log-probabilities by the model that training started from."""
+
+
+@dataclass(frozen=True)
+class RolloutParts:
+    """What a source is made of."""
+
+    settings: TrainSettings
+    prompts: Mapping[str, tuple[Case, list[int]]]
+    """Cases with the tokens of their prompts, by id."""
+    sampler: AnswerSampler
+    grader: RewardGrader
+    journal: EpisodeJournal
+    reference: ReferenceValues | None = None
+    supervised: Sequence[Row] = ()
+    audit: Mapping[str, Case] = field(default_factory=dict)
+    """Cases with the checks that never reward, by id."""
+    report: Callable[[str], None] = lambda _message: None
+    progress: Callable[[str], None] = lambda _doing: None
+
+
+class RolloutSource(TrainingCallback):
+    """A batch source, and the callback that keeps the record of its prompts in checkpoints."""
+
+    name = "rollouts"
+
+    def __init__(self, parts: RolloutParts) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._rollouts = parts.settings.rollouts
+        self._history: dict[str, PromptRecord] = {}
+        self._until = self._watched = 0
+        self._held: tuple[int, list[list[tuple[SampledAnswer, AnswerVerdict]]]] | None = None
+        self._measures: dict[str, float] = {}
+        self._has_signal = True
+        self._recent: list[tuple[float, float]] = []
+        self._epochs: EpochOrder | None = None
+        if parts.settings.mix.sft:
+            self._epochs = EpochOrder(parts.supervised, settings=parts.settings)
+
+    @property
+    def steps(self) -> int:
+        return self._rollouts.steps * self._rollouts.updates
+
+    def rows_before(self, step: int) -> int:
+        return step * self._rollouts.prompts * self._rollouts.answers
+
+    def identity(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for name, (case, tokens) in sorted(self._parts.prompts.items()):
+            digest.update(repr((name, tokens, case.reference, case.checks)).encode())
+        return {"steps": self.steps, "prompts": digest.hexdigest()[:16]}
+
+    def measures(self, step: int) -> dict[str, float]:
+        return dict(self._measures)
+
+    def batch(self, step: int) -> Sequence[Row]:
+        number = (step - 1) // self._rollouts.updates + 1
+        begun = time.perf_counter()
+        groups = self._groups(number)
+        self._measures = measure_groups(groups)
+        self._watch(number, groups, seconds=time.perf_counter() - begun)
+        kept = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
+        kept = [group for group in kept if not group[0][0].canary]
+        groups = [group for group in groups if not group[0][0].canary]
+        self._has_signal = bool(kept)
+        rl, sft = self._settings.mix.shares(step, self.steps)
+        rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
+        rows = self._add_reference(rows)
+        scaled: list[TrainingSample] = scale_policy(
+            rows,
+            how=self._settings.policy.normalize,
+            max_tokens=self._rollouts.max_tokens,
+            share=rl if kept else 0.0,
+        )
+        if self._epochs is not None and sft:
+            supervised = self._epochs.batch((step - 1) % self._epochs.steps + 1)
+            scaled += scale_supervised(supervised, unit="sft", share=sft)
+            self._measures |= {"share_rl": rl, "share_sft": sft}
+        return scaled
+
+    def accept_gradient(self, number: int, measured: Any, rows: Sequence[Row]) -> bool:
+        """A batch without any difference in reward changes no weight."""
+        return self._has_signal or self._epochs is not None
+
+    def state(self) -> dict[str, Any]:
+        record = {name: [prompt.answers, prompt.solved] for name, prompt in self._history.items()}
+        watched = {"recent": self._recent, "watched": self._watched}
+        return {"until": self._until, "prompts": record, **watched}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._until = int(state.get("until", 0))
+        self._watched = int(state.get("watched", 0))
+        self._recent = [(reward, audit) for reward, audit in state.get("recent", ())]
+        self._history = {name: PromptRecord(*values) for name, values in state.get("prompts", {}).items()}
+
+    def _watch(
+        self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]], *, seconds: float
+    ) -> None:
+        """Stop before training on nothing, on a reward that pays for the impossible, or on one that its audit
+        no longer follows."""
+        checks = self._settings.reward_checks
+        for answer, verdict in (pair for group in groups for pair in group):
+            if answer.canary and (verdict.reward or 0.0) >= CAUGHT:
+                raise AnswerIsNo(
+                    f"the canary {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
+                    why="no answer to it can be right: the reward pays for something else",
+                    fix="read the answer in the run's episodes and fix the reward; if it rewards style, "
+                    "set `train.reward_checks.canaries: 0`",
+                    where="train.rewards",
+                )
+        if number == 1 and checks.preflight:
+            found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=seconds)
+            self._parts.report(found.describe())
+            if (advice := found.advice()) is not None:
+                raise AnswerIsNo(
+                    "there is nothing to learn from these prompts",
+                    why=found.describe(),
+                    fix=advice,
+                    where="train.rollouts",
+                )
+        if number > self._watched and "audit" in self._measures:
+            self._watched = number
+            self._recent = [*self._recent, (self._measures["reward"], self._measures["audit"])][
+                -APART_BATCHES:
+            ]
+            if are_apart(self._recent, limit=checks.stop_when_apart):
+                raise AnswerIsNo(
+                    f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
+                    why="answers get better by the checks that reward and not by those that only audit",
+                    fix="the adapter of the last checkpoint before is in the run's folder; add checks",
+                    where="train.reward_checks.stop_when_apart",
+                )
+
+    def _groups(self, number: int) -> list[list[tuple[SampledAnswer, AnswerVerdict]]]:
+        if self._held is not None and self._held[0] == number:
+            return self._held[1]
+        answers = self._parts.journal.answers(number)
+        if answers is None:
+            self._parts.progress("rollouts")
+            answers = self._parts.sampler.sample(
+                number, self._choose(number), progress=lambda: self._parts.progress("rollouts")
+            )
+            self._parts.journal.write_answers(number, answers)
+        verdicts = self._grade(number, answers)
+        groups: dict[str, list[tuple[SampledAnswer, AnswerVerdict]]] = {}
+        for answer in answers:
+            groups.setdefault(answer.prompt, []).append((answer, verdicts[answer.key]))
+        self._held = number, list(groups.values())
+        self._remember(number, self._held[1])
+        return self._held[1]
+
+    def _choose(self, number: int) -> list[AskedPrompt]:
+        history = self._history if self._rollouts.revisit else {}
+        chosen = choose_prompts(
+            [name for name in self._parts.prompts if not name.startswith(CANARY)],
+            history,
+            count=self._rollouts.prompts,
+            seed=self._settings.seed,
+            batch=number,
+        )
+        asked = [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
+        if number == 1:
+            canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
+            asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
+        return asked
+
+    def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
+        """The verdict of each answer; those in the journal are not asked for again."""
+        verdicts = self._parts.journal.verdicts(number)
+        missing = [answer for answer in answers if answer.key not in verdicts]
+        questions = [
+            RewardQuestion(
+                answer.key, self._parts.prompts[answer.prompt][0], answer.text, truncated=answer.truncated
+            )
+            for answer in missing
+        ]
+        audits = self._audit(missing)
+        for graded in self._parts.grader.grade_all(questions):
+            self._parts.progress("rewards")
+            verdict = AnswerVerdict(
+                key=graded.key,
+                reward=graded.reward,
+                parts=graded.parts,
+                failed=graded.failed,
+                audit=audits.get(graded.key),
+                seconds=graded.seconds,
+            )
+            self._parts.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
+            verdicts[graded.key] = verdict
+            for metric, why in graded.failed.items():
+                self._parts.report(
+                    f"the reward {metric} failed on the answer {graded.key} of batch {number}: {why}"
+                )
+        return verdicts
+
+    def _audit(self, answers: Sequence[SampledAnswer]) -> dict[str, float | None]:
+        """The grades by the checks that never reward."""
+        questions = [
+            RewardQuestion(answer.key, case, answer.text, truncated=answer.truncated)
+            for answer in answers
+            if (case := self._parts.audit.get(answer.prompt)) is not None
+        ]
+        return {graded.key: graded.reward for graded in self._parts.grader.grade_all(questions)}
+
+    def _remember(self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> None:
+        if number <= self._until:
+            return
+        self._until = number
+        for group in groups:
+            if group[0][0].canary:
+                continue
+            record = self._history.setdefault(group[0][0].prompt, PromptRecord())
+            for _, verdict in group:
+                if verdict.reward is not None:
+                    record.answers += 1
+                    record.solved += verdict.reward >= SOLVED
+
+    def _samples(
+        self, number: int, group: Sequence[tuple[SampledAnswer, AnswerVerdict]]
+    ) -> list[TrainingSample]:
+        rewards = [verdict.reward for _, verdict in group]
+        advantages = group_advantages(rewards, scale=self._settings.policy.scale)
+        case, prompt = self._parts.prompts[group[0][0].prompt]
+        off_policy = self._rollouts.updates > 1
+        return [
+            TrainingSample.model_construct(
+                id=f"{number}/{answer.key}",
+                origin=Origin(file=case.origin.file, line=case.origin.line),
+                messages=case.messages,
+                reply=answer.text,
+                tokens=(*prompt, *answer.tokens),
+                trained_from=len(prompt),
+                unit=f"{number}/{answer.prompt}",
+                part="rl",
+                advantage=advantage,
+                sampled=answer.logprobs if off_policy else None,
+            )
+            for (answer, _), advantage in zip(group, advantages, strict=True)
+            if advantage is not None
+        ]
+
+    def _add_reference(self, rows: list[TrainingSample]) -> list[TrainingSample]:
+        """The start's log-probabilities: of every row where KL is in the loss, else of one row a group."""
+        if self._parts.reference is None or not rows:
+            return rows
+        first = {row.unit: row for row in reversed(rows)}
+        asked = rows if self._settings.policy.kl else list(first.values())
+        values = dict(zip([row.id for row in asked], self._parts.reference(asked), strict=True))
+        return [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
+
+
+def measure_groups(groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> dict[str, float]:
+    """What a batch of rollouts shows, by name. Canaries do not count."""
+    counted = [group for group in groups if not group[0][0].canary]
+    pairs = [pair for group in counted for pair in group]
+    rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
+    found: dict[str, float] = {}
+    if not pairs:
+        return found
+    by_group = [[verdict.reward for _, verdict in group] for group in counted]
+    found["reward"] = fmean(rewards) if rewards else 0.0
+    for metric in sorted({name for _, verdict in pairs for name in verdict.parts}):
+        values = [value for _, verdict in pairs if (value := verdict.parts.get(metric)) is not None]
+        if values:
+            found[f"reward/{metric}"] = fmean(values)
+    audits = [verdict.audit for _, verdict in pairs if verdict.audit is not None]
+    if audits:
+        found["audit"] = fmean(audits)
+    found["pass@1"], found["pass@k"] = pass_rates(by_group)
+    found["dead_groups"] = fmean([is_dead(group) for group in by_group])
+    found["length"] = fmean([len(answer.tokens) for answer, _ in pairs])
+    found["truncated"] = fmean([answer.truncated for answer, _ in pairs])
+    logprobs = [value for answer, _ in pairs for value in answer.logprobs]
+    if logprobs:
+        found["entropy"] = -fmean(logprobs)
+    found["failed_rewards"] = float(sum(bool(verdict.failed) for _, verdict in pairs))
+    found["reward_seconds"] = fmean([verdict.seconds for _, verdict in pairs])
+    return found

@@ -1,0 +1,46 @@
+"""Whether rewards can be trusted: judged from what each answer of the catalogue got."""
+
+import pytest
+
+from graftwork.grading.reward_runner import GradedParts
+from graftwork.pipeline.reward_check import GOLD, _Asked, judge, require_sound, spread
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case
+
+CASE = Case(
+    id="a", origin=Origin(file="f", line=1), messages=(Message(role="user", content="q"),), reference="right"
+)
+
+
+def judged(**rewards):
+    asked = [_Asked(CASE, name, name) for name in rewards]
+    graded = [GradedParts(name, reward, {"m": reward}, {}, 0.1) for name, reward in rewards.items()]
+    return judge(asked, graded, cases=1)
+
+
+def test_rewards_hold_if_only_the_gold_answer_gets_something():
+    found = judged(**{GOLD: 1.0, "empty": 0.0, "long": 0.2, "ok": None})
+    assert found.sound
+    require_sound(found)
+
+
+def test_a_rewarded_hack_is_named():
+    found = judged(**{GOLD: 0.8, "empty": 0.4, "long": 0.3})
+    assert [item.name for item in found.rewarded] == ["empty"]
+    with pytest.raises(AnswerIsNo, match="cannot be trusted") as refused:
+        require_sound(found)
+    assert "empty" in refused.value.why
+
+
+@pytest.mark.parametrize(("gold", "why"), [(0.1, "reference itself"), (None, "no prompt has a reference")])
+def test_a_gold_answer_without_a_reward_is_refused(gold, why):
+    with pytest.raises(AnswerIsNo) as refused:
+        require_sound(judged(**{GOLD: gold, "empty": 0.0}))
+    assert why in refused.value.why
+
+
+def test_cases_are_spread_over_the_list():
+    cases = [CASE.model_copy(update={"id": str(number)}) for number in range(10)]
+    assert [case.id for case in spread(cases, 3)] == ["0", "3", "6"]
+    assert len(spread(cases, 20)) == 10

@@ -1,0 +1,116 @@
+"""Preferences through the real worker: pairs are learned, margins are reported, kills change nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_train_loop import make_rows
+from test_train_methods import Killed, make_job, train
+
+from graftwork.files.disk import Journal
+from graftwork.records.errors import UserMistake
+from graftwork.train import run_source, worker
+from graftwork.train.objectives.pairs import PairOrder, make_pairs
+from graftwork.train.reference import REFERENCE
+from graftwork.train.run_folder import read_steps
+from graftwork.train.settings import TrainSettings
+
+DPO = {"objective": "dpo", "learning_rate": 1e-2, "epochs": 3, "preferences": {"beta": 0.5, "sft": 0.2}}
+
+
+def make_pair_rows(count=8):
+    return [
+        row.model_copy(update={"reply": f"good {row.id}", "rejected": f"bad {row.id}"})
+        for row in make_rows(count)
+    ]
+
+
+def render(row, _reply):
+    return (*row.tokens[: row.trained_from], 17, 18, 19, 2), row.trained_from
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch):
+    monkeypatch.setattr(worker, "read_rows", lambda _folder, _split: make_pair_rows())
+    monkeypatch.setattr(run_source, "make_render", lambda _job: render)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_dpo_learns_the_order_of_pairs_and_reports_margins(tiny_base, tmp_path):
+    outcome = train(make_job(tiny_base, tmp_path / "run", method="lora", **DPO))
+    assert outcome.measures_first["margin"] == pytest.approx(0.0, abs=1e-5)
+    assert outcome.measures_last["margin"] > 1.0
+    assert outcome.measures_last["accuracy"] == 1.0
+    assert outcome.final_loss < outcome.first_loss / 2
+    assert outcome.base_hash_before == outcome.base_hash_after
+
+
+def test_orpo_learns_the_order_without_a_reference(tiny_base, tmp_path):
+    settings = {**DPO, "objective": "orpo"}
+    outcome = train(make_job(tiny_base, tmp_path / "run", method="lora", **settings))
+    assert outcome.measures_last["margin"] > outcome.measures_first["margin"] + 0.5
+    assert not (tmp_path / "run" / REFERENCE).exists()
+
+
+@pytest.mark.parametrize("where", ["reference", "update"])
+def test_killed_dpo_resumes_to_the_same_bytes(tiny_base, tmp_path, monkeypatch, where):
+    from graftwork.train.engine import TrainingEngine
+
+    whole = train(make_job(tiny_base, tmp_path / "whole", method="lora", **DPO))
+    method = {"reference": "log_probabilities", "update": "apply"}[where]
+    original, calls = getattr(TrainingEngine, method), []
+
+    def die(self, given):
+        calls.append(1)
+        if len(calls) == (1 if where == "reference" else 5):
+            raise Killed
+        return original(self, given)
+
+    job = make_job(tiny_base, tmp_path / "killed", method="lora", **DPO)
+    monkeypatch.setattr(TrainingEngine, method, die)
+    with pytest.raises(Killed):
+        worker.train(job)
+    monkeypatch.setattr(TrainingEngine, method, original)
+    again = train(job)
+    assert again.adapter_hash == whole.adapter_hash
+    assert [step.loss for step in read_steps(Path(job.folder))] == [
+        step.loss for step in read_steps(tmp_path / "whole")
+    ]
+
+
+def test_reference_is_computed_once(tiny_base, tmp_path):
+    job = make_job(tiny_base, tmp_path / "run", method="lora", **DPO)
+    train(job)
+    lines = Journal(tmp_path / "run" / REFERENCE).read()
+    assert len(lines) == len({line["row"] for line in lines}) == 16
+
+
+def test_pairs_that_say_nothing_are_left_out_and_counted():
+    rows = make_pair_rows(6)
+    rows[1] = rows[1].model_copy(update={"rejected": None})
+    rows[2] = rows[2].model_copy(update={"rejected": f" {rows[2].reply.upper()} "})
+    rows[3] = rows[3].model_copy(update={"reply": rows[0].reply, "rejected": rows[0].rejected})
+    rows[4] = rows[4].model_copy(update={"reply": rows[5].rejected, "rejected": rows[5].reply})
+    pairs, audit = make_pairs(rows, render)
+    assert [pair.chosen.id for pair in pairs] == ["0"]
+    assert (audit.without, audit.same, audit.repeated, audit.reversed) == (1, 1, 1, 2)
+    assert audit.chosen_longer == 1.0
+    assert any("longer" in note for note in audit.notes())
+
+
+def test_a_dataset_without_pairs_is_refused(tiny_base, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "read_rows", lambda _folder, _split: make_rows())
+    with pytest.raises(UserMistake, match="no training row has a rejected reply"):
+        worker.train(make_job(tiny_base, tmp_path / "run", method="lora", **DPO))
+
+
+def test_pair_order_keeps_pairs_whole_and_in_every_epoch():
+    pairs, _ = make_pairs(make_pair_rows(7), render)
+    order = PairOrder(pairs, settings=TrainSettings(objective="dpo", batch_rows=3, epochs=2))
+    seen = [row for step in range(1, order.steps + 1) for row in order.batch(step)]
+    assert len(seen) == order.rows_before(order.steps) == 2 * 2 * 7
+    assert sum(row.part == "chosen" for row in seen) == 14
+    for step in range(1, order.steps + 1):
+        batch = order.batch(step)
+        assert sum(row.scale for row in batch if row.part == "chosen") == pytest.approx(1.0)
