@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, make_folder
-from graftwork.fleet import open_place
-from graftwork.fleet.place import Place
 from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.hub import HubPlace
 from graftwork.pipeline.reporter import Reporter
+from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.worker_host import WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
@@ -32,7 +32,7 @@ class OpenProject:
     database: Database
     reporter: Reporter
     asked_model: str | None = None
-    place: Place = field(default_factory=open_place)
+    place: WorkerHost = field(default_factory=LocalWorkers)
     """Where workers run."""
 
     @property
