@@ -18,7 +18,7 @@ class BundleFile(Record):
 class BundleBase(Record):
     """Where the place finds the base model: on the Hub, in a folder there, or in the bundle itself."""
 
-    kind: Literal["hub", "path", "bundled", "embedded"]
+    kind: Literal["hub", "path", "bundled", "embedded", "none"]
     name: str
     """The name that the plan uses, with the commit of a model of the Hub."""
     revision: str
