@@ -159,7 +159,8 @@ def remaining(work: Path, limit: float | None) -> float | None:
         write(started, {"at": time.time(), "pid": os.getpid()})
     if limit is None:
         return None
-    return limit - max(time.time() - json.loads(started.read_text())["at"], 0.0)
+    begun = float(json.loads(started.read_text())["at"])
+    return limit - max(time.time() - begun, 0.0)
 
 
 def kill_all(child: "subprocess.Popen[bytes]") -> None:

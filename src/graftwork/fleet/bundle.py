@@ -108,7 +108,9 @@ def _travelling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
         f"{RESUME}/{parts.checkpoint.name}" if parts.checkpoint else RESUME: parts.checkpoint,
     }
     for name, folder in folders.items():
-        for path in sorted(folder.rglob("*")) if folder is not None else ():
+        if folder is None:
+            continue
+        for path in sorted(folder.rglob("*")):
             if path.is_file():
                 yield f"{name}/{path.relative_to(folder).as_posix()}", path
 

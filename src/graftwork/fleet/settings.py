@@ -1,0 +1,46 @@
+"""The settings of the fleet: hosts, limits on cost, and the times after which a job counts as lost."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from graftwork.records.base import NotSecret, Record, SecretAddress
+
+
+class HostSettings(Record):
+    """A machine that is reached over SSH."""
+
+    address: Annotated[str, NotSecret("a host, as ssh takes it")] = Field(
+        min_length=1,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@%:\[\]-]*$",
+        description="[user@]host, as ssh takes it.",
+    )
+    python: str = Field("python3", description="Python 3.11 or later on that machine.")
+    folder: str = Field("~/.graftwork", description="Where jobs and their files are kept there.")
+
+
+class CapSettings(Record):
+    """The most that jobs may cost, in dollars. An open job counts with its largest possible cost."""
+
+    job_usd: float = Field(5.0, ge=0, description="The most that one job may cost.")
+    month_usd: float = Field(50.0, ge=0, description="The most that all jobs of a calendar month may cost.")
+    project_usd: float | None = Field(None, ge=0, description="The most that this project may ever cost.")
+
+
+class FleetSettings(Record):
+    """Where jobs run besides this machine, and what they may cost."""
+
+    hosts: dict[str, HostSettings] = Field({}, description="Machines over SSH, by a name of your choice.")
+    mirror: SecretAddress | None = Field(
+        None, description="Where jobs copy heartbeat, journals and checkpoints; default: train.run.mirror."
+    )
+    caps: CapSettings = Field(default_factory=CapSettings, description="Limits on cost.")
+    boot_minutes: float = Field(
+        15.0, gt=0, description="A rented machine without a sign of life for so long is given back."
+    )
+    reconcile_minutes: float = Field(
+        10.0,
+        gt=0,
+        description="How often `graft fleet reconcile` runs at least; the reserve for lost machines "
+        "is computed from it.",
+    )
