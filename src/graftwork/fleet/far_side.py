@@ -29,19 +29,19 @@ FULL = (28, 122)
 """Error numbers of a full disk and an exceeded quota."""
 
 
-class Refusal(Exception):
+class HostRefusal(Exception):
     """Ends the command with what, why and fix."""
 
 
 def main(arguments: list[str]) -> int:
     root, command, *given = arguments
-    host, stdout = Host(Path(root).expanduser()), sys.stdout.buffer
+    host, stdout = JobHost(Path(root).expanduser()), sys.stdout.buffer
     try:
         if command == "pack":
             host.pack(given[0], stdout)
             return 0
         answer = run_command(host, command, given)
-    except Refusal as refusal:
+    except HostRefusal as refusal:
         what, why, fix = refusal.args
         stdout.write(json.dumps({"what": what, "why": why, "fix": fix}).encode())
         return REFUSED
@@ -55,20 +55,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def run_command(host: Host, command: str, given: list[str]) -> Any:
+def run_command(host: JobHost, command: str, given: list[str]) -> Any:
     if sys.version_info[:2] < NEEDED:
         found = ".".join(map(str, sys.version_info[:2]))
-        raise Refusal(f"the host has Python {found}", "3.11 or later is needed", "name another `python`")
+        raise HostRefusal(f"the host has Python {found}", "3.11 or later is needed", "name another `python`")
     if command == "receive":
         return host.receive(sys.stdin.buffer)
     if command in ("missing", "start"):
         return getattr(host, command)(json.load(sys.stdin.buffer))
     if command in ("probe", "list", "status", "stop", "log", "remove"):
         return getattr(host, command)(*given)
-    raise Refusal(f"the host does not know the command {command}", "", "")
+    raise HostRefusal(f"the host does not know the command {command}", "", "")
 
 
-class Host:
+class JobHost:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.blobs, self.jobs = root / "blobs", root / "jobs"
@@ -94,7 +94,7 @@ class Host:
             for entry in archive:
                 source = archive.extractfile(entry)
                 if source is None or not entry.name.isalnum():
-                    raise Refusal("a file of the bundle has an odd name", entry.name, "send it again")
+                    raise HostRefusal("a file of the bundle has an odd name", entry.name, "send it again")
                 part = self.blobs / f".{entry.name}.{os.getpid()}"
                 digest = hashlib.sha256()
                 with part.open("wb") as target:
@@ -104,7 +104,7 @@ class Host:
                         received += len(piece)
                 if digest.hexdigest() != entry.name:
                     part.unlink()
-                    raise Refusal("a file arrived damaged", entry.name[:12], "send it again")
+                    raise HostRefusal("a file arrived damaged", entry.name[:12], "send it again")
                 part.replace(self.blobs / entry.name)
         return {"received": received}
 
@@ -152,7 +152,7 @@ class Host:
                 os.link(self.blobs / file["sha256"], target)
             except FileNotFoundError:
                 shutil.rmtree(part, ignore_errors=True)
-                raise Refusal(f"{name} of the bundle is not on the host", "", "send it again") from None
+                raise HostRefusal(f"{name} of the bundle is not on the host", "", "send it again") from None
             except OSError:
                 shutil.copyfile(self.blobs / file["sha256"], target)
         (part / "bundle" / "bundle.json").write_text(order["bundle"])
@@ -229,7 +229,7 @@ class Host:
     def remove(self, label: str) -> dict[str, bool]:
         folder = self.jobs / label
         if folder.exists() and self._is_alive(folder):
-            raise Refusal("the job still runs", label, "stop it first")
+            raise HostRefusal("the job still runs", label, "stop it first")
         shutil.rmtree(folder, ignore_errors=True)
         return {"removed": True}
 

@@ -38,7 +38,7 @@ SHARED_SECONDS = 20
 Feed = Callable[[IO[bytes]], None]
 
 
-class Connection(Protocol):
+class HostConnection(Protocol):
     """Runs the commands of one host."""
 
     name: str
@@ -113,7 +113,7 @@ class HostsPlace:
 
     paid = False
 
-    def __init__(self, name: str, connections: Mapping[str, Connection]) -> None:
+    def __init__(self, name: str, connections: Mapping[str, HostConnection]) -> None:
         self.name = name
         self._connections = dict(connections)
         self.sent_bytes = 0
@@ -193,7 +193,7 @@ class HostsPlace:
         """Remove the job's folder at the host; files that other jobs share stay."""
         self._at(job).run("remove", job.label)
 
-    def _at(self, job: PlacedJob) -> Connection:
+    def _at(self, job: PlacedJob) -> HostConnection:
         connection = self._connections.get(job.host)
         if connection is None:
             raise UserMistake(
@@ -280,7 +280,7 @@ def _write(stream: IO[bytes], body: bytes) -> None:
     stream.write(body)
 
 
-def _send(connection: Connection, folder: Path, bundle: Bundle) -> int:
+def _send(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
     """Send the files that the host does not have; returns their bytes."""
     by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
     asked = json.dumps(list(by_hash)).encode()

@@ -5,7 +5,6 @@ can poll, stop and fetch later. A place keeps no state here: the ledger does. Li
 `fleet/control.py`.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
-LABEL = re.compile(r"graft-(?P<project>[0-9a-f]{8})-(?P<job>[0-9a-f]{12})")
+LABEL = re.compile(r"graft-(?P<ledger>[0-9a-f]{8})-(?P<job>[0-9a-f]{12})")
 """What a job is called at a provider. Matched as a whole: accounts are shared with other people."""
 
 
@@ -57,19 +56,9 @@ class PlaceUnreachable(EnvironmentLacks):
     """The place does not answer; what it was asked may have been done."""
 
 
-def project_key(project: str) -> str:
-    """Eight characters that name a project in labels."""
-    return hashlib.sha256(project.encode()).hexdigest()[:8]
-
-
-def make_label(project: str, job_id: str) -> str:
-    return f"graft-{project_key(project)}-{job_id}"
-
-
-def is_label_of(label: str, project: str) -> bool:
-    """Whether the label is exactly one of this project's."""
-    found = LABEL.fullmatch(label)
-    return found is not None and found["project"] == project_key(project)
+def make_label(key: str, job_id: str) -> str:
+    """`key` names the ledger: jobs of another project, or of a copy of this one, are not ours."""
+    return f"graft-{key}-{job_id}"
 
 
 def unknown_job(place: str, label: str) -> GraftError:

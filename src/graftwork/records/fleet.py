@@ -104,7 +104,20 @@ class JobPoll(Record):
 
 JobState = Literal["intended", "submitted", "stopping", "done", "stopped", "failed", "lost", "refused"]
 """`intended`: written down before the place is asked. The first three are open, the others are final."""
+FinalState = Literal["done", "stopped", "failed", "lost", "refused"]
 OPEN_STATES: frozenset[JobState] = frozenset({"intended", "submitted", "stopping"})
+
+
+class MachineBill(Record):
+    """What one machine of a job has cost so far, by the times at which it was seen."""
+
+    created_at: float
+    last_seen: float
+    usd_per_hour: float
+
+    @property
+    def usd(self) -> float:
+        return max(self.last_seen - self.created_at, 0.0) / 3600 * self.usd_per_hour
 
 
 class FleetJob(Record):
@@ -127,23 +140,45 @@ class FleetJob(Record):
     """The expected cost by the plan."""
     committed_usd: float = 0.0
     """The largest possible cost while the job is open; it counts against the caps."""
-    actual_usd: float = 0.0
-    """What the job has cost by the times that were seen; final once the job has ended."""
     placed: PlacedJob | None = None
+    machines: dict[str, MachineBill] = {}
+    """All machines that were seen under this job's label; more than one if the provider made two."""
     booted_at: float | None = None
-    ended_at: float | None = None
-    """When the place was last seen without it."""
     absent_since: float | None = None
     """Since when the place's list has not shown it."""
-    reason: str = ""
-    outcome: JobState | None = None
+    outcome: FinalState | None = None
     """What a stopping job becomes once its end is confirmed."""
+    reason: str = ""
+    unseen_usd: float = 0.0
+    """What it may have cost although the place never showed it; counts against the caps."""
+    fetched: bool = False
 
     @property
     def is_open(self) -> bool:
         return self.state in OPEN_STATES
 
     @property
+    def actual_usd(self) -> float:
+        return sum(bill.usd for bill in self.machines.values())
+
+    @property
     def counted_usd(self) -> float:
         """What the caps count: the largest possible cost of an open job, the cost of a closed one."""
-        return max(self.committed_usd, self.actual_usd) if self.is_open else self.actual_usd
+        if self.is_open:
+            return max(self.committed_usd, self.actual_usd)
+        return self.actual_usd + self.unseen_usd
+
+
+class Reconciled(Record):
+    """What a comparison of the ledger with the places found and did."""
+
+    checked: int = 0
+    """Jobs that were open."""
+    closed: tuple[str, ...] = ()
+    """Jobs that came to a final state, with its reason."""
+    ended: tuple[str, ...] = ()
+    """Machines that were ended: orphans, duplicates, jobs over their limits."""
+    unreachable: tuple[str, ...] = ()
+    """Places that did not answer; their jobs are as before."""
+    open: int = 0
+    """Jobs that are open still."""

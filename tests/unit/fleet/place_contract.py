@@ -14,7 +14,7 @@ PAUSE = threading.Event()
 def order(bundle, number=1, **changes):
     job_id = f"{number:012x}"
     values = {"run_id": "run1", "bundle": str(bundle), "seconds": 60.0, **changes}
-    return JobOrder(job_id=job_id, label=make_label("project", job_id), **values)
+    return JobOrder(job_id=job_id, label=make_label("0" * 8, job_id), **values)
 
 
 def processes_with(mark):
