@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
     from graftwork.records.repair import RepairOutcome, RepairPlan
+    from graftwork.records.router import TrainedRouter
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -128,6 +129,13 @@ class Project:
 
         with self.open() as work:
             return train_all(work)
+
+    def train_router(self, *, target: float = 0.95) -> "TrainedRouter":
+        """Train the classifier that chooses the model for a prompt; `target` is its accuracy where sure."""
+        from graftwork.pipeline.router import train_router
+
+        with self.open() as work:
+            return train_router(work, target=target)
 
     def evaluate(
         self,

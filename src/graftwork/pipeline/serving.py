@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
+from graftwork.files.router import read_router, router_path
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
@@ -25,6 +26,7 @@ from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
 from graftwork.registry.names import split_alias
 from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.family import Family
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
@@ -88,6 +90,29 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     )
 
 
+def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
+    """The family of the settings with its learned router; None where requests name their model."""
+    if settings.family is None:
+        return None
+    project = work.project.settings
+    aliases = {name: full_alias(work, model=name) for name in project.all_models}
+    router, path = None, router_path(work.project.state)
+    if settings.family.router and path.exists():
+        router, card = read_router(path)
+        if unknown := sorted(set(card.labels) - set(project.all_models)):
+            raise UserMistake(
+                f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
+                why="it was trained before they were renamed or removed",
+                fix="graft train router",
+                where=str(path),
+            )
+    elif settings.family.router:
+        work.reporter.info(
+            f"no router yet: requests that no rule matches go to {project.main_model}; graft train router"
+        )
+    return Family(settings.family, main=project.main_model, aliases=aliases, router=router)
+
+
 def serve_here(
     work: OpenProject,
     settings: ServeSettings,
@@ -112,6 +137,7 @@ def serve_here(
                     captures=sink,
                     feedback=sink,
                     read_traces=read_traces,
+                    family=open_family(work, settings),
                 ),
                 on_ready=on_ready,
                 stop=stop,

@@ -9,7 +9,7 @@ import hmac
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.serve.api.call import (
@@ -83,10 +83,14 @@ class RunningExchange:
     finish_reason: str | None = None
     usage: TokenUsage = NO_TOKENS
     disconnected: bool = False
+    route: str = ""
+    """The member of the family that answers, and why; for the response header."""
 
     def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
+        headers: Headers = (("x-graft-release", self.head.release),)
+        if self.route:
+            headers += (("x-graft-route", self.route),)
+        return (*headers, ("x-graft-capture", self.capture_id)) if captured else headers
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -298,7 +302,9 @@ class Gateway:
         try:
             call = self._admit(request, api)
             session = request.headers.get("x-session-id") or call.user or None
+            call, route = self._choose_member(call, request)
             running = begin_exchange(call, api=api, routes=self._routes(), session=session)
+            running.route = route
             label = running.head.release
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
@@ -317,6 +323,15 @@ class Gateway:
             raise
         self.metrics.count_request(label, 200)
         return answer
+
+    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
+        """The call for the family's member, and why it was chosen; other calls as they are."""
+        routes = self._routes()
+        if routes.family is None or call.model != routes.family.name:
+            return call, ""
+        chosen = routes.family.choose(call, request.headers, loaded=routes.aliases)
+        self.metrics.routed[chosen.model, chosen.by] += 1
+        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})"
 
     async def _answer(self, running: RunningExchange) -> Answer:
         if self._engine.state != "ready":

@@ -19,6 +19,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm
 from graftwork.serve.engine_protocol import BASE, ServingEngine
+from graftwork.serve.family import Family
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import SplitSettings
 
@@ -121,6 +122,8 @@ class Routes:
     experiment: Experiment | None = None
     experiment_off: str = ""
     """Why no experiment runs although one is configured."""
+    family: Family | None = None
+    """Routes requests for its name; None where requests name their model."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 
@@ -151,7 +154,13 @@ class Routes:
 
     def names(self) -> dict[str, str]:
         """Every name that can be requested, with the model that answers it."""
-        return {**self.aliases, BASE: BASE, **{release: release for release in sorted(self.releases)}}
+        family = {} if self.family is None else {self.family.name: "family"}
+        return {
+            **family,
+            **self.aliases,
+            BASE: BASE,
+            **{release: release for release in sorted(self.releases)},
+        }
 
 
 class ChosenRelease(NamedTuple):
@@ -186,6 +195,7 @@ def update_routes(
         pending=pending,
         experiment=found if isinstance(found, Experiment) else None,
         experiment_off=found.why if isinstance(found, ExperimentOff) else "",
+        family=old.family,
     )
 
 
@@ -204,6 +214,7 @@ class AliasWatcher:
         resolve_aliases: ResolveAliases,
         find_adapter: FindAdapter,
         split: SplitSettings | None = None,
+        family: Family | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -212,7 +223,7 @@ class AliasWatcher:
         self._find = find_adapter
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
-        self.routes = Routes(loaded=False)
+        self.routes = Routes(loaded=False, family=family)
 
     async def refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)

@@ -14,6 +14,7 @@ from graftwork.files.disk import make_folder
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
@@ -33,6 +34,7 @@ class ServedProject:
     captures: CaptureSink | None = None
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
+    family: Family | None = None
 
 
 async def serve(
@@ -56,6 +58,7 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
+        family=project.family,
     )
     captures = _open_captures(project.captures, settings)
     gateway = Gateway(

@@ -48,6 +48,56 @@ class SplitSettings(Record):
         return self
 
 
+class RouteRule(Record):
+    """Requests that go to one model. Every condition that is set must hold."""
+
+    to: str = Field(description="A model under `models:`.")
+
+    role: tuple[str, ...] = Field(
+        default=(),
+        description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
+    )
+
+    headers: dict[str, str] = Field(default={}, description="Headers of the request with their values.")
+
+    schema_names: tuple[str, ...] = Field(
+        default=(), description="Names of the JSON Schema in `response_format`."
+    )
+
+    keywords: tuple[str, ...] = Field(
+        default=(), description="Words of which the user's last turn must contain one, in any case."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> Self:
+        if not (self.role or self.headers or self.schema_names or self.keywords):
+            raise ValueError(
+                f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
+                "keywords; requests that no rule matches go to the router, then to the main model"
+            )
+        if any(not keyword.strip() for keyword in self.keywords):
+            raise ValueError(f"the rule for {self.to} has an empty keyword")
+        return self
+
+
+class FamilySettings(Record):
+    """The project's models behind one name."""
+
+    name: str = Field(
+        default="auto",
+        min_length=1,
+        description="Requests for this model are routed. Other names are served as they are.",
+    )
+
+    rules: tuple[RouteRule, ...] = Field(default=(), description="Tried in this order, before the router.")
+
+    router: bool = Field(
+        default=True,
+        description="Use the learned router (`graft train router`) where no rule matches. Where it is "
+        "unsure, the main model answers.",
+    )
+
+
 EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 
 
@@ -239,6 +289,12 @@ class ServeSettings(Record):
         default=None,
         ge=1,
         description="Threads of the engine; None takes all that this process may use.",
+    )
+
+    family: FamilySettings | None = Field(
+        default=None,
+        description="One name for all models of the project: rules and a learned router choose the member. "
+        "None: requests name their model.",
     )
 
     split: SplitSettings | None = Field(

@@ -12,6 +12,7 @@ MODULES = {
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
+    "router": ("TrainedRouter",),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 
