@@ -27,8 +27,10 @@ ORDER = {
     "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
     "multi_run",
     "api": "audits, plans < project",
-    "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, model, plan_cost, "
-    "plan_fit, project, release_exchange, run, serve, train < gate, plan, release < main",
+    "fleet": "settings, place, wheel, far_side, bootstrap, results, trial_worker < bundle, ledger, simulator "
+    "< manual, hosts, runner, control < drill",
+    "cli": "output < show < progress < command < fleet < data, data_repair, data_review, evaluate, model, "
+    "plan_cost, plan_fit, project, release_exchange, run, serve, train < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

@@ -20,6 +20,7 @@ from graftwork.cli import (
     data_repair,
     data_review,
     evaluate,
+    fleet,
     gate,
     model,
     plan,
@@ -53,6 +54,7 @@ app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 app.add_typer(evaluate.app, name="eval")
 app.command("gate")(gate.gate)
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(release.app, name="release")
 app.command("serve")(serve.serve)
 app.command("status")(run.status)

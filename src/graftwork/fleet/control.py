@@ -7,7 +7,7 @@ place no longer shows it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from graftwork.fleet.ledger import JobLedger
@@ -72,6 +72,8 @@ class Controller:
     place: Place
     ledger: JobLedger
     safety: Safety = field(default_factory=Safety)
+    collect: Callable[[FleetJob], None] | None = None
+    """Brings the files of an ended job, before its machine is given back."""
 
     def start(
         self,
@@ -194,6 +196,9 @@ class Controller:
         if found.phase == "running" and job.booted_at is None:
             job = job.model_copy(update={"booted_at": now})
         if found.phase == "ended":
+            if not self._collected(job, now):
+                return job
+            job = job.model_copy(update={"fetched": self.collect is not None})
             state, reason = _outcome(found)
             return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
         if machines:
@@ -201,6 +206,16 @@ class Controller:
         if found.phase == "gone" and self._is_absent(job, now):
             return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
         return job
+
+    def _collected(self, job: FleetJob, now: float) -> bool:
+        """Whether the machine may go: its files are here, or its time is over."""
+        if self.collect is None or job.fetched:
+            return True
+        try:
+            self.collect(job)
+        except GraftError:
+            return now - job.created_at > self.safety.boot_seconds + job.seconds
+        return True
 
     def _within_limits(self, job: FleetJob, now: float) -> FleetJob:
         """The job as it is, or stopping because it takes too long."""

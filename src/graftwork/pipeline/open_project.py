@@ -22,6 +22,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.fleet import FleetLedger
 from graftwork.store.releases import ReleaseTable
 from graftwork.store.runs import ResidualStore, RunStore, StepLedger
 
@@ -90,6 +91,11 @@ class OpenProject:
     @property
     def looks(self) -> EvaluationLog:
         return EvaluationLog(self.database, who=current_user())
+
+    @property
+    def jobs(self) -> FleetLedger:
+        """Jobs at other places."""
+        return FleetLedger(self.database, project=self.settings.project)
 
     @property
     def residuals(self) -> ResidualStore:
