@@ -8,6 +8,7 @@ place no longer shows it.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from graftwork.fleet.ledger import JobLedger
@@ -74,6 +75,8 @@ class Controller:
     safety: Safety = field(default_factory=Safety)
     collect: Callable[[FleetJob], None] | None = None
     """Brings the files of an ended job, before its machine is given back."""
+    deliver: Callable[[FleetJob], None] | None = None
+    """Sends the bundle to a machine that has come up, where the place does not do it in `submit`."""
 
     def start(
         self,
@@ -103,7 +106,7 @@ class Controller:
         self.ledger.reserve(job, caps)
         try:
             placed = self.place.submit(order, secrets=secrets or {})
-        except Refused as refused:
+        except (Refused, UserMistake) as refused:
             self.ledger.update(_close(job, "refused", refused.what, now))
             raise
         # After any other error the job may exist: it stays intended, and `reconcile` finds out.
@@ -135,10 +138,11 @@ class Controller:
                 checked=len(was_open), open=len(was_open), unreachable=(self.place.name,) if was_open else ()
             )
         machines: dict[str, list[PlacedJob]] = defaultdict(list)
+        key = self.ledger.key
         for machine in listed:
             found = LABEL.fullmatch(machine.label)
             # Accounts are shared: only labels of this very ledger are ours.
-            if found is not None and found["ledger"] == self.ledger.key:
+            if found is not None and found["ledger"] == key:
                 machines[machine.label].append(machine)
         ended: list[str] = []
         for job in was_open:
@@ -202,6 +206,9 @@ class Controller:
             state, reason = _outcome(found)
             return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
         if machines:
+            if found.phase == "starting" and self.deliver is not None:
+                with suppress(GraftError):
+                    self.deliver(job)
             return self._within_limits(job, now)
         if found.phase == "gone" and self._is_absent(job, now):
             return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
@@ -270,7 +277,10 @@ def _outcome(found: JobPoll) -> tuple[FinalState, str]:
 
 def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
     """The job with the time that this machine has been paid for until now: from the intent, at the most."""
-    bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=machine.usd_per_hour)
+    before = job.machines.get(machine.id)
+    # A machine that was stopped is listed without a price; what it has cost stays.
+    price = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
+    bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=price)
     return job.model_copy(update={"machines": {**job.machines, machine.id: bill}, "updated_at": now})
 
 

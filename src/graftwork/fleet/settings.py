@@ -1,6 +1,6 @@
 """The settings of the fleet: hosts, limits on cost, and the times after which a job counts as lost."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,10 +27,29 @@ class CapSettings(Record):
     project_usd: float | None = Field(None, ge=0, description="The most that this project may ever cost.")
 
 
+class RunPodSettings(Record):
+    """Pods of RunPod. The key of the account is in RUNPOD_API_KEY."""
+
+    cloud: Literal["secure", "community"] = Field("secure", description="Tier of the pods.")
+    image: str = Field(
+        "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
+        description="Docker image with sshd and Python 3.11 or later.",
+    )
+    start: str = Field("/start.sh", description="The command that starts sshd in the image.")
+    timer: bool = Field(
+        True, description="Let the pod end itself after the time limit, by runpodctl in the image."
+    )
+    python: str = Field("python3", description="Python 3.11 or later in the image.")
+    folder: str = Field("/root/graftwork", description="Where the job works in the pod.")
+    disk_gb: int = Field(40, ge=10, description="Disk of the pod in GB.")
+    public_key: str = Field("~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod.")
+
+
 class FleetSettings(Record):
     """Where jobs run besides this machine, and what they may cost."""
 
     hosts: dict[str, HostSettings] = Field({}, description="Machines over SSH, by a name of your choice.")
+    runpod: RunPodSettings | None = Field(None, description="Pods of RunPod; unset: not used.")
     mirror: SecretAddress | None = Field(
         None, description="Where jobs copy heartbeat, journals and checkpoints; default: train.run.mirror."
     )

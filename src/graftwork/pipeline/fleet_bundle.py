@@ -36,8 +36,6 @@ class BundleOptions:
     dataset_there: str = ""
     seconds: float | None = None
     max_usd: float | None = None
-    mirror: str | None = None
-    """In place of `train.run.mirror`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> Pa
     """Write the bundle of this model's run and enter the run in the store."""
     job = make_job(work, made)
     enter_run(work, job)
-    mirror = options.mirror or work.settings.train.run.mirror
+    mirror = _mirror(work)
     base = describe_base(work.weights, options)
     body: dict[str, Any] = json.loads(job.to_json())
     body |= {"folder": "", "base_folder": "", "dataset_folder": "", "start_adapter": None}
@@ -75,7 +73,16 @@ def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> Pa
         mirror=mirror,
     )
     folder, bundle = build_bundle(parts, work.project.state / "fleet" / "bundles")
-    return PackedRun(folder, bundle, Path(job.folder), pass_mirrors({job.run_id: mirror}))
+    return PackedRun(folder, bundle, Path(job.folder), secrets_of(work, job.run_id))
+
+
+def secrets_of(work: OpenProject, run_id: str) -> dict[str, str]:
+    """What the job needs and no file may hold: the login of the mirror."""
+    return pass_mirrors({run_id: _mirror(work)})
+
+
+def _mirror(work: OpenProject) -> str | None:
+    return work.settings.fleet.mirror or work.settings.train.run.mirror
 
 
 def describe_base(base: BaseFolder, options: BundleOptions) -> BundleBase:

@@ -14,7 +14,8 @@ from pathlib import Path
 from graftwork.fleet.control import Controller, affordable_seconds, largest_cost
 from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place, PlaceUnreachable, make_label
-from graftwork.pipeline.fleet_bundle import BundleOptions, PackedRun, pack_run
+from graftwork.fleet.runpod import RunPodPlace
+from graftwork.pipeline.fleet_bundle import BundleOptions, PackedRun, pack_run, secrets_of
 from graftwork.pipeline.fleet_places import control, open_place, safety_of
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.step import StepOutputs
@@ -34,6 +35,8 @@ from graftwork.records.plan import Plan
 from graftwork.records.run import RunState
 
 POLL_SECONDS = 2.0
+PAID_POLL_SECONDS = 15.0
+"""Providers limit the rate of requests."""
 SPARE = 4.0
 """A job at a place without a price may take so many times the planned time."""
 SPARE_SECONDS = 3600.0
@@ -115,12 +118,12 @@ def choose_offer(place: Place, gpu: str) -> Offer:
 
 def start_run(work: OpenProject, request: FleetRequest, confirm: Confirm) -> FleetJob:
     """Plan, pack and submit the run. Nothing is sent before the quote is confirmed."""
-    made = run_pipeline(work, upto="plan")
     controller = control(work, request.place)
+    made = run_pipeline(work, upto="plan")
     quote = quote_run(work, made.get("plan", Plan), request, controller.place)
     if not confirm(quote):
         raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
-    packed = pack_run(work, made, _options(work, request, quote))
+    packed = pack_run(work, made, _options(request, quote))
     job_id = secrets.token_hex(6)
     order = JobOrder(
         job_id=job_id,
@@ -144,7 +147,7 @@ def start_run(work: OpenProject, request: FleetRequest, confirm: Confirm) -> Fle
     return job
 
 
-def _options(work: OpenProject, request: FleetRequest, quote: RunQuote) -> BundleOptions:
+def _options(request: FleetRequest, quote: RunQuote) -> BundleOptions:
     return BundleOptions(
         base_there=request.base_there,
         # This machine has the base already.
@@ -152,7 +155,6 @@ def _options(work: OpenProject, request: FleetRequest, quote: RunQuote) -> Bundl
         dataset_there=request.dataset_there,
         seconds=quote.seconds,
         max_usd=quote.largest_usd or None,
-        mirror=work.settings.fleet.mirror,
     )
 
 
@@ -167,10 +169,12 @@ def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Pl
         )
 
 
-def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float = POLL_SECONDS) -> FleetJob:
+def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
     """Report the job's progress until it has ended, and bring its files. Ctrl-C leaves the job running."""
     controller, pause = collecting(work, job.place), threading.Event()
     unreached = False
+    if poll_seconds is None:
+        poll_seconds = PAID_POLL_SECONDS if controller.place.paid else POLL_SECONDS
     try:
         while job.is_open:
             try:
@@ -192,15 +196,33 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float = POLL_SECON
     return job if job.fetched else fetch(work, job)
 
 
-def collecting(work: OpenProject, place: str) -> Controller:
-    """A controller that brings the files of a job before its machine is given back."""
-    controller = control(work, place)
+def collecting(work: OpenProject, name: str) -> Controller:
+    """A controller that sends bundles to machines that come up, and brings files before those go."""
+    controller = control(work, name)
+    place = controller.place
 
     def collect(job: FleetJob) -> None:
-        controller.place.fetch(placed_of(job), work.project.runs / job.run_id)
+        place.fetch(placed_of(job), work.project.runs / job.run_id)
 
-    controller.collect = collect
+    def deliver(job: FleetJob) -> None:
+        if isinstance(place, RunPodPlace):
+            place.deliver(_order_of(job), placed_of(job), secrets=secrets_of(work, job.run_id))
+
+    controller.collect, controller.deliver = collect, deliver
     return controller
+
+
+def _order_of(job: FleetJob) -> JobOrder:
+    return JobOrder(
+        job_id=job.id,
+        label=job.label,
+        run_id=job.run_id,
+        bundle=job.bundle,
+        gpu=job.gpu,
+        seconds=job.seconds,
+        usd_per_hour=job.usd_per_hour,
+        max_usd=job.committed_usd,
+    )
 
 
 def _report(work: OpenProject, place: Place, job: FleetJob) -> None:

@@ -10,6 +10,7 @@ from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.hosts import local_place, ssh_place
 from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place
+from graftwork.fleet.runpod import RunPodPlace
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
@@ -17,7 +18,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Offer
 
 REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
-BUILT_IN = ("local", "ssh", "manual")
+BUILT_IN = ("local", "ssh", "manual", "runpod")
 
 
 class PlaceFacts(Record):
@@ -53,6 +54,14 @@ def open_place(work: OpenProject, name: str) -> Place:
             )
         hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
         return ssh_place(hosts)
+    if kind == "runpod":
+        if settings.runpod is None:
+            raise UserMistake(
+                "RunPod is not configured",
+                fix="add `fleet: {runpod: {}}` to graft.yaml and set RUNPOD_API_KEY",
+                where="fleet.runpod",
+            )
+        return RunPodPlace(settings.runpod, state=folder / "runpod")
     found = load_extension("graftwork.places", name, attributes=REQUIRED)
     return cast(Place, found())
 
@@ -69,8 +78,10 @@ def safety_of(work: OpenProject) -> Safety:
 
 def place_names(work: OpenProject) -> tuple[str, ...]:
     """The places that are configured, and those of installed packages."""
-    configured = [name for name in BUILT_IN if name != "ssh" or work.settings.fleet.hosts]
-    return (*configured, *extension_names("graftwork.places"))
+    settings = work.settings.fleet
+    configured = {"ssh": bool(settings.hosts), "runpod": settings.runpod is not None}
+    names = (name for name in BUILT_IN if configured.get(name, True))
+    return (*names, *extension_names("graftwork.places"))
 
 
 def list_places(work: OpenProject) -> FleetPlaces:
