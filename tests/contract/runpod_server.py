@@ -62,6 +62,7 @@ def problems(body) -> list[str]:
 class RunPodStandIn:
     def __init__(self, provider: SimulatedProvider, *, ssh_port: int | None) -> None:
         self.provider, self.ssh_port = provider, ssh_port
+        self.seconds_a_request = 0.0
         self.bodies: dict[str, dict] = {}
         self.requests: Counter[str] = Counter()
         self.raw: list[bytes] = []
@@ -71,6 +72,10 @@ class RunPodStandIn:
         """Status and content, as the description has them."""
         path, _, query = path.partition("?")
         self.requests[f"{method} {path}"] += 1
+        if path == "/clock":
+            # Of the tests: time passes with the requests.
+            self.provider.advance(self.seconds_a_request)
+            return 200, {"now": self.provider.now}
         if (method, path) == ("GET", "/v2/catalog/gpus"):
             assert query == "include=AVAILABILITY"
             return 200, {"gpus": [gpu(CARD, self.provider.usd_per_hour), gpu("Sold out", 0.1, "NONE")]}
@@ -116,7 +121,7 @@ class RunPodStandIn:
             "cost": machine.usd_per_hour,
             "locked": False,
             "globalNetworking": {"enabled": False},
-            "runtime": {"uptime": 1, "ports": [port]} if up else None,
+            "runtime": {"uptime": int(self.provider.now - machine.boots_at), "ports": [port]} if up else None,
             "createdAt": created,
             "startedAt": created if up else None,
         }

@@ -42,7 +42,9 @@ class RunPodSettings(Record):
     python: str = Field("python3", description="Python 3.11 or later in the image.")
     folder: str = Field("/root/graftwork", description="Where the job works in the pod.")
     disk_gb: int = Field(40, ge=10, description="Disk of the pod in GB.")
-    public_key: str = Field("~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod.")
+    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
+        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the pod."
+    )
 
 
 class FleetSettings(Record):
