@@ -28,7 +28,7 @@ ORDER = {
     "multi_run",
     "api": "audits, plans < project",
     "fleet": "settings, place, wheel, far_side, bootstrap, results, trial_worker < bundle, ledger, simulator "
-    "< manual, hosts, runner, control < drill, runpod",
+    "< manual, hosts, runner, control < drill, runpod, slurm",
     "cli": "output < show < progress < command < fleet < data, data_repair, data_review, evaluate, model, "
     "plan_cost, plan_fit, project, release_exchange, run, serve, train < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "

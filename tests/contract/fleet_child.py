@@ -17,7 +17,7 @@ from graftwork.records.fleet import JobOrder, JobPoll
 from graftwork.store.database import open_database
 from graftwork.store.fleet import FleetLedger
 
-RUNS = 6
+RUNS = 3
 CAPS = CapSettings(job_usd=2.0, month_usd=20.0)
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
 WORK_SECONDS = 900

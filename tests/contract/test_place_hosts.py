@@ -30,7 +30,13 @@ def roots(tmp_path_factory):
     return tmp_path_factory.mktemp("hosts")
 
 
-@pytest.fixture(params=["local", "ssh"])
+EITHER = pytest.mark.parametrize("make_place", ["local", "ssh"], indirect=True)
+ALSO_LOCAL = pytest.mark.parametrize(
+    "make_place", [pytest.param("local", marks=pytest.mark.slow), "ssh"], indirect=True
+)
+
+
+@pytest.fixture
 def make_place(request, roots, monkeypatch):
     """Opens the place as a new process would."""
     if request.param == "local":
@@ -40,6 +46,7 @@ def make_place(request, roots, monkeypatch):
     return lambda: ssh_place({"gpu1": host})
 
 
+@EITHER
 def test_a_job_runs_detached_and_its_result_is_fetched(make_place, tmp_path):
     bundle, manifest = trial_bundle(tmp_path)
     ordered = order(bundle, 1 + (make_place().name == "ssh"))
@@ -62,6 +69,7 @@ def test_a_job_runs_detached_and_its_result_is_fetched(make_place, tmp_path):
     assert manifest.size > 0
 
 
+@ALSO_LOCAL
 def test_a_job_is_stopped_in_order_and_goes_on_at_another_place(make_place, tmp_path, roots):
     bundle, _ = trial_bundle(tmp_path, job={"steps": 200, "step_seconds": 0.05})
     place = make_place()
@@ -82,6 +90,8 @@ def test_a_job_is_stopped_in_order_and_goes_on_at_another_place(make_place, tmp_
         place.fetch(job, tmp_path / "again")
 
 
+@pytest.mark.slow
+@EITHER
 def test_a_job_ends_at_once_with_all_that_it_started(make_place, tmp_path):
     bundle, _ = trial_bundle(tmp_path, job={"steps": 10, "step_seconds": 60})
     place = make_place()

@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
+    # Of an attempt before: a queue may start the job again.
+    (work / EXIT_FILE).unlink(missing_ok=True)
     try:
         bundle = read_bundle(given.bundle)
         library = unpack_wheel(given.bundle, bundle, given.cache or work.parent)

@@ -61,7 +61,7 @@ def run_command(host: JobHost, command: str, given: list[str]) -> Any:
         raise HostRefusal(f"the host has Python {found}", "3.11 or later is needed", "name another `python`")
     if command == "receive":
         return host.receive(sys.stdin.buffer)
-    if command in ("missing", "start"):
+    if command in ("missing", "prepare", "start"):
         return getattr(host, command)(json.load(sys.stdin.buffer))
     if command in ("probe", "list", "status", "stop", "log", "remove"):
         return getattr(host, command)(*given)
@@ -107,6 +107,14 @@ class JobHost:
                     raise HostRefusal("a file arrived damaged", entry.name[:12], "send it again")
                 part.replace(self.blobs / entry.name)
         return {"received": received}
+
+    def prepare(self, order: dict[str, Any]) -> dict[str, bool]:
+        """Lay out the bundle of a job that something else starts."""
+        folder = self.jobs / order["label"]
+        if not folder.exists():
+            self._lay_out(order, folder)
+        (self.root / "cache").mkdir(exist_ok=True)
+        return {"prepared": True}
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
         """Start the job, or say that it exists. A job that died without an end is started again."""

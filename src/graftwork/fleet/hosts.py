@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
-from graftwork.fleet.results import take_results
+from graftwork.fleet.results import take_packed
 from graftwork.fleet.settings import HostSettings
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.errors import UserMistake
@@ -152,7 +152,7 @@ class HostsPlace:
         bundle = read_bundle(folder)
         host = self._holder(order.label) or self._choose()
         connection = self._connections[host]
-        self.sent_bytes = _send(connection, folder, bundle)
+        self.sent_bytes = send_files(connection, folder, bundle)
         request = {
             "label": order.label,
             "bundle": (folder / BUNDLE_FILE).read_text(),
@@ -173,10 +173,7 @@ class HostsPlace:
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         if self.poll(job).phase == "gone":
             raise unknown_job(self.name, job.label)
-        with tempfile.TemporaryFile() as packed:
-            self._at(job).run("pack", job.label, into=packed)
-            packed.seek(0)
-            take_results(packed, folder)
+        take_packed(lambda packed: self._at(job).run("pack", job.label, into=packed), folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         self._at(job).run("stop", job.label, *(["now"] if at_once else []))
@@ -241,7 +238,10 @@ def ssh_place(hosts: Mapping[str, HostSettings], *, name: str = "ssh") -> HostsP
         name,
         {
             key: ProcessConnection(
-                key, [*ssh_command(*ALIVE, *_shared()), host.address, host.python], root=host.folder, far=True
+                key,
+                [*ssh_command(*ALIVE, *shared_connection()), host.address, host.python],
+                root=host.folder,
+                far=True,
             )
             for key, host in hosts.items()
         },
@@ -249,7 +249,7 @@ def ssh_place(hosts: Mapping[str, HostSettings], *, name: str = "ssh") -> HostsP
 
 
 @cache
-def _shared() -> tuple[str, ...]:
+def shared_connection() -> tuple[str, ...]:
     """Options that let commands share a connection, where a private folder for its socket can be had."""
     folder = Path(tempfile.gettempdir()) / f"graft-ssh-{os.getuid()}"
     try:
@@ -280,7 +280,7 @@ def _write(stream: IO[bytes], body: bytes) -> None:
     stream.write(body)
 
 
-def _send(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
+def send_files(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
     """Send the files that the host does not have; returns their bytes."""
     by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
     asked = json.dumps(list(by_hash)).encode()

@@ -6,7 +6,8 @@ the outcome last and with the paths of this machine. Names that lead elsewhere a
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -16,6 +17,14 @@ from graftwork.records.errors import Damaged
 OUTCOME = "outcome.json"
 ADAPTER = "adapter"
 _KEPT_HERE = {"lock", "job.json"}
+
+
+def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
+    """Take what `pack` writes, a tar file, once all of it has arrived."""
+    with tempfile.TemporaryFile() as packed:
+        pack(packed)
+        packed.seek(0)
+        take_results(packed, folder)
 
 
 def take_results(stream: IO[bytes], folder: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from graftwork.fleet.hosts import ALIVE, HostsPlace, ProcessConnection
+from graftwork.fleet.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.settings import RunPodSettings
 from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
@@ -251,7 +251,8 @@ class RunPodPlace:
         self._state.mkdir(parents=True, exist_ok=True)
         # Every pod has a new host key: it is learned once a pod and compared from then on.
         known = ("-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={self._state}/{pod_id}")
-        words = [*ssh_command("-p", str(found[0]["public"]), *ALIVE, *known), f"root@{found[0]['ip']}"]
+        options = ("-p", str(found[0]["public"]), *ALIVE, *shared_connection(), *known)
+        words = [*ssh_command(*options), f"root@{found[0]['ip']}"]
         python = self._settings.python
         connection = ProcessConnection(pod_id, [*words, python], root=self._settings.folder, far=True)
         return HostsPlace(self.name, {pod_id: connection})

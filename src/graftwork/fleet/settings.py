@@ -47,11 +47,22 @@ class RunPodSettings(Record):
     )
 
 
+class SlurmSettings(Record):
+    """A Slurm cluster whose commands are on this machine."""
+
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    partition: str = Field("", description="The partition; empty: the default one.")
+    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N).")
+    options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
+    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
+
+
 class FleetSettings(Record):
     """Where jobs run besides this machine, and what they may cost."""
 
     hosts: dict[str, HostSettings] = Field({}, description="Machines over SSH, by a name of your choice.")
     runpod: RunPodSettings | None = Field(None, description="Pods of RunPod; unset: not used.")
+    slurm: SlurmSettings | None = Field(None, description="A Slurm cluster; unset: not used.")
     mirror: SecretAddress | None = Field(
         None, description="Where jobs copy heartbeat, journals and checkpoints; default: train.run.mirror."
     )

@@ -11,6 +11,8 @@ from graftwork.fleet.hosts import local_place, ssh_place
 from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place
 from graftwork.fleet.runpod import RunPodPlace
+from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.slurm import SlurmPlace
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
@@ -18,7 +20,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Offer
 
 REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
-BUILT_IN = ("local", "ssh", "manual", "runpod")
+BUILT_IN = ("local", "ssh", "manual", "slurm", "runpod")
 
 
 class PlaceFacts(Record):
@@ -54,6 +56,8 @@ def open_place(work: OpenProject, name: str) -> Place:
             )
         hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
         return ssh_place(hosts)
+    if kind == "slurm":
+        return SlurmPlace(settings.slurm or SlurmSettings())
     if kind == "runpod":
         if settings.runpod is None:
             raise UserMistake(
@@ -80,6 +84,7 @@ def place_names(work: OpenProject) -> tuple[str, ...]:
     """The places that are configured, and those of installed packages."""
     settings = work.settings.fleet
     configured = {"ssh": bool(settings.hosts), "runpod": settings.runpod is not None}
+    configured["slurm"] = settings.slurm is not None
     names = (name for name in BUILT_IN if configured.get(name, True))
     return (*names, *extension_names("graftwork.places"))
 

@@ -1,6 +1,7 @@
 """The bundle of a job: named by its content, checked by the place, run with the standard library alone."""
 
 import ast
+import hashlib
 import json
 import os
 import signal
@@ -69,10 +70,6 @@ def test_the_bootstrap_needs_only_the_standard_library():
 
 def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cache):
     """Local, then another folder that knows only the bundle; the mirror has what a reader needs."""
-    whole, _ = trial_bundle(tmp_path, job={"steps": 6})
-    code, output = finish(start(whole, tmp_path / "whole", cache=cache))
-    assert (code, json.loads((tmp_path / "whole" / "exit.json").read_text())["code"]) == (0, 0), output
-
     slow = {"steps": 6, "step_seconds": 0.4}
     first, _ = trial_bundle(tmp_path, job=slow, mirror=f"file://{tmp_path}/mirror")
     process = start(first, tmp_path / "first", cache=cache)
@@ -91,7 +88,11 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cac
     assert bundle.resume_step == int(newest.name[-6:])
     code, output = finish(start(second, tmp_path / "second", cache=cache))
     assert code == 0, output
-    assert result(tmp_path / "second") == result(tmp_path / "whole")
+    whole = "trial"
+    for _ in range(6):
+        whole = hashlib.sha256(whole.encode()).hexdigest()
+    assert result(tmp_path / "second") == whole
+    assert json.loads((tmp_path / "second" / "exit.json").read_text())["code"] == 0
     assert not (tmp_path / "second" / "run" / "checkpoints" / "step-000001").exists()
 
 
