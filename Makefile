@@ -14,7 +14,7 @@ ARGS ?=
 PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -72,6 +72,11 @@ test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its 
 test-anthropic: dev ## the tests of /v1/messages with Anthropic's own client, which stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .anthropic anthropic==2.8.0
 	PYTHONPATH=.anthropic $(BIN)/python -m pytest tests/unit/serve/test_serve_api_formats.py
+
+test-gepa: dev ## the tests that optimise a prompt with the real gepa on the embedded model, which stays apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .gepa --no-deps gepa==0.1.4
+	PYTHONPATH=.gepa $(BIN)/python -m pytest -m "slow or not slow" tests/contract/test_gepa_live.py \
+	  tests/unit/evaluate/test_prompts.py
 
 test-trackers: dev ## the tests of MLflow and trackio on the real servers, which they start; they stay apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \

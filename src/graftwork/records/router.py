@@ -1,15 +1,7 @@
 """The learned router of a family: which models it knows, and how often it was right on held-out questions."""
 
 from graftwork.records.base import Record
-
-
-class MeasuredShare(Record):
-    """A share of `n` held-out questions with its 95 % interval, clustered by session."""
-
-    value: float
-    low: float
-    high: float
-    n: int
+from graftwork.records.measured import MeasuredShare
 
 
 class RouterCard(Record):

@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
+from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -129,6 +130,12 @@ class EngineSettings(Record):
         "here.",
     )
 
+    replicas: Annotated[int, Field(ge=1, le=64)] | tuple[ReplicaSettings, ...] = Field(
+        default=1,
+        description="How many processes of the engine answer, or, instead of `url`, the servers that do: "
+        "`[{url: …, weight: 2}, {url: …}]`.",
+    )
+
     model: str | None = Field(
         default=None,
         description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
@@ -153,9 +160,26 @@ class EngineSettings(Record):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.kind == "endpoint" and (self.url is None or self.model is None):
+        listed = not isinstance(self.replicas, int)
+        if listed and (self.url is not None or not self.replicas):
+            raise ValueError("give either `url` or a list of `replicas`")
+        if listed and self.kind in ("embedded", "llamacpp"):
+            raise ValueError(f"{self.kind} runs here: `replicas` is a number of processes")
+        if self.url is not None and self.replicas != 1:
+            raise ValueError("one `url` is one replica: give `replicas` as a list of servers")
+        if self.kind == "endpoint" and ((self.url is None and not listed) or self.model is None):
             raise ValueError("an endpoint needs `url` and `model`")
         return self
+
+    def split_replicas(self) -> "list[tuple[EngineSettings, float]]":
+        """The settings of each replica, and its weight."""
+        if isinstance(self.replicas, int):
+            single = self.model_copy(update={"replicas": 1})
+            return [(single, 1.0)] * self.replicas
+        return [
+            (self.model_copy(update={"url": replica.url, "replicas": 1}), replica.weight)
+            for replica in self.replicas
+        ]
 
 
 class ServeSettings(Record):
@@ -187,6 +211,11 @@ class ServeSettings(Record):
         default=True,
         description="Serve a release with another engine than the embedded one only if the gate has passed "
         "for the release on that engine: `graft gate --engine llamacpp`.",
+    )
+
+    failover: FailoverSettings = Field(
+        default=FailoverSettings(),
+        description="What happens when an engine fails: retries, fallbacks, circuit breakers, health probes.",
     )
 
     capture: bool = Field(

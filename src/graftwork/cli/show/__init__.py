@@ -23,6 +23,7 @@ MODULES = {
         "DrillReport",
         "ExportedBundle",
     ),
+    "escalation": ("EscalationForecast",),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 

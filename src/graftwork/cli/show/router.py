@@ -3,7 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.records.router import MeasuredShare, TrainedRouter
+from graftwork.records.measured import MeasuredShare
+from graftwork.records.router import TrainedRouter
 
 
 def show_router(console: Console, trained: TrainedRouter) -> None:

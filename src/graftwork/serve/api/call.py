@@ -1,5 +1,6 @@
 """A checked request and the pieces of its answer, whatever API the client speaks."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
@@ -68,6 +69,8 @@ class ChatCall:
     include_usage: bool
     user: str | None
     options: GenerationOptions | None = None
+    deadline: float | None = None
+    """When the client stops waiting, on the clock of `time.monotonic`."""
 
     def encode_for_engine(self, engine_model: str) -> bytes:
         value = {
@@ -82,6 +85,8 @@ class ChatCall:
         }
         if self.options is not None:
             value |= self.options.encode_for_engine()
+        if self.deadline is not None:
+            value["timeout_seconds"] = max(self.deadline - time.monotonic(), 0.001)
         return orjson.dumps(value)
 
     @property
@@ -140,6 +145,8 @@ class PieceData(TypedDict):
     """The stop string that ended the reply."""
     index: NotRequired[int]
     """Which of several choices it belongs to."""
+    replica: NotRequired[str]
+    """The replica that answered, where there are several."""
 
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
