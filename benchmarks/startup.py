@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from graftwork.fleet.local import worker_environment
+from graftwork.process.local_workers import worker_environment
 from graftwork.process.preload import PreloadedWorkers
 
 WORKER = "graftwork.model.probe"

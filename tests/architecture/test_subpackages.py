@@ -28,9 +28,11 @@ ORDER = {
     "< loss < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop, reference, "
     "rollouts < run_setup, run_source < worker < multi_run",
     "api": "audits, models, plans < project",
-    "cli": "output < show < progress < command < data, data_captures, data_repair, data_review, evaluate, "
-    "model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < serve < gate, plan, "
-    "release < main",
+    "fleet": "settings, place, wheel, far_side, bootstrap, results, trial_worker < bundle, ledger, simulator "
+    "< manual, hosts, runner, control < drill, runpod, slurm",
+    "cli": "output < show < progress < command < fleet < data, data_captures, data_repair, data_review, "
+    "evaluate, model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < serve < "
+    "gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

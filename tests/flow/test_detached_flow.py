@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.fleet import local
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import run_pipeline
+from graftwork.process import local_workers
 from graftwork.process.worker import lock_holder
 from graftwork.project.load import open_project
 from graftwork.records.run import TrainOutcome
@@ -147,9 +147,9 @@ runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 def test_a_run_that_is_out_of_memory_is_replanned_and_goes_on(small_project, listener, tmp_path, monkeypatch):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    start = local.start_child
+    start = local_workers.start_child
     monkeypatch.setattr(
-        local,
+        local_workers,
         "start_child",
         lambda order: start(order.model_copy(update={"module": "greedy_worker"})),
     )

@@ -21,6 +21,7 @@ from graftwork.cli import (
     data_repair,
     data_review,
     evaluate,
+    fleet,
     gate,
     model,
     plan,
@@ -57,6 +58,7 @@ app.add_typer(train.app, name="train")
 app.add_typer(reward.app, name="reward")
 app.add_typer(evaluate.app, name="eval")
 app.command("gate")(gate.gate)
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(release.app, name="release")
 app.add_typer(serve.app, name="serve")
 app.command("status")(run.status)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from graftwork.cli.command import Detach, Folder, Model, print_record, reporting, start_detached
+from graftwork.cli.fleet import Deadline, MaxUsd, Yes
+from graftwork.cli.fleet import run as run_fleet
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
@@ -44,6 +46,13 @@ def train(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     main_address: MainAddress = None,
+    place: Annotated[
+        str | None,
+        typer.Option("--place", help="Train there: local, ssh, ssh:HOST, manual; see `graft fleet places`."),
+    ] = None,
+    max_usd: MaxUsd = None,
+    deadline: Deadline = None,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Train the adapter. A run that was interrupted or killed resumes from its last checkpoint.
@@ -58,7 +67,13 @@ def train(
         raise typer.BadParameter("--node-rank and --main-address require --nodes")
     if nodes is not None and (everything or detach):
         raise typer.BadParameter("--nodes cannot be combined with --all or --detach")
-    if nodes is not None:
+    if place is None and (max_usd is not None or deadline is not None or yes):
+        raise typer.BadParameter("--max-usd, --deadline and --yes require --place")
+    if place is not None:
+        if everything or nodes is not None:
+            raise typer.BadParameter("--place cannot be combined with --all or --nodes")
+        run_fleet(place, max_usd, deadline, detach=detach, yes=yes, project=project, model=model, json=json)
+    elif nodes is not None:
         _train_on_machines(
             nodes, rank=node_rank, main_address=main_address, project=project, model=model, as_json=json
         )

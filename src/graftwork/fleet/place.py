@@ -1,45 +1,69 @@
-"""What every place offers: `Place`.
+"""What every place offers: `Place`, and the names that jobs have there.
 
-A place runs a job in a process of its own, here or on another machine. The job's folder holds all that the
-two sides exchange: the job file, the heartbeat, journals, checkpoints, `error.json` and the log. Restarts,
-alerts and patience belong to the supervisor (`pipeline/supervise.py`).
+In: the order for a job, whose bundle is a folder here. Out: the job at the place, which any process
+can poll, stop and fetch later. A place keeps no state here: the ledger does. Limits on cost are the work of
+`fleet/control.py`.
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
-from graftwork.records.job import Job, JobHandle, JobStatus
 
-LOG_FILE = "worker.log"
-"""In the job's folder: all that the job prints."""
+LABEL = re.compile(r"graft-(?P<ledger>[0-9a-f]{8})-(?P<job>[0-9a-f]{12})")
+"""What a job is called at a provider. Matched as a whole: accounts are shared with other people."""
 
 
 class Place(Protocol):
     name: str
+    paid: bool
+    """Whether jobs cost money while they exist."""
 
     def offer(self) -> tuple[Offer, ...]:
         """The machines that can be had now, with their prices."""
 
-    def submit(self, job: Job) -> JobHandle:
-        """Start the job. A place that bills by time must be able to find it again by its name."""
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        """Start the job. A job of the same label that exists already is returned instead.
 
-    def poll(self, handle: JobHandle, *, seconds: float = 0.0) -> JobStatus:
-        """Wait up to `seconds` for the end of the job, and bring its heartbeat and journals up to date."""
+        Raises `Refused` if nothing was started for certain. After any other error it may have been.
+        """
 
-    def fetch(self, handle: JobHandle) -> None:
-        """Bring all files of the job into its folder here. Called once it has ended."""
+    def poll(self, job: PlacedJob) -> JobPoll:
+        """What the job does now, with its last heartbeat."""
 
-    def stop(self, handle: JobHandle, *, at_once: bool = False) -> None:
-        """Ask the job to stop at its next safe point; or end it, and all that it started, `at_once`."""
+    def log(self, job: PlacedJob) -> str:
+        """The output of the job so far."""
 
-    def list(self) -> tuple[JobHandle, ...]:
-        """The jobs of ours that this place still runs."""
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        """Bring the files of the run into a folder here, those of an unfinished run included."""
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        """Ask the job to stop at its next safe point; or end it and whatever bills for it, `at_once`."""
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        """The jobs with a label of ours that run, or cost money, at this place."""
 
 
-def read_log_tail(folder: Path, *, lines: int = 12) -> str:
-    """Return the end of a job's log, to explain why it died."""
-    path = folder / LOG_FILE
-    if not path.exists():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+class Refused(EnvironmentLacks):
+    """The place did not take the job, and nothing of it exists there."""
+
+
+class PlaceUnreachable(EnvironmentLacks):
+    """The place does not answer; what it was asked may have been done."""
+
+
+def make_label(key: str, job_id: str) -> str:
+    """`key` names the ledger: jobs of another project, or of a copy of this one, are not ours."""
+    return f"graft-{key}-{job_id}"
+
+
+def unknown_job(place: str, label: str) -> GraftError:
+    return EnvironmentLacks(
+        f"{place} does not have the job {label}",
+        why="it ended, was removed there, or never arrived",
+        fix="`graft fleet list` shows the jobs, `graft fleet reconcile` compares them with the places",
+    )

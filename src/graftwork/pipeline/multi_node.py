@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet import open_place
-from graftwork.fleet.place import Place
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
+from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import interruption_error
+from graftwork.process.worker_host import WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
@@ -153,7 +153,7 @@ def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructio
 def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = machines_of(settings, rank=rank), project.state / CALL_FILE
-    place, folder = open_place(), project.state / "machines" / str(rank)
+    place, folder = LocalWorkers(), project.state / "machines" / str(rank)
     # A call that is already over belongs to an earlier run; one that is not may be ours.
     earlier = _read(file)
     answered = earlier.id if earlier is not None and earlier.over else None
@@ -179,7 +179,7 @@ def _next_call(file: Path, answered: str | None) -> Call:
         threading.Event().wait(POLL_SECONDS)
 
 
-def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: Place) -> int:
+def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: WorkerHost) -> int:
     """Start this machine's part and watch it; a newer call means that the first machine restarted."""
     if call.nodes != machines.count:
         raise UserMistake(
@@ -213,14 +213,14 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place:
             _stop(place, handle)
 
 
-def _let_end(place: Place, handle: JobHandle) -> int:
+def _let_end(place: WorkerHost, handle: JobHandle) -> int:
     """The first machine has ended, and mostly so has our part, which then exits by itself: stopped at that
     moment it would report a signal after a good run."""
     status = place.poll(handle, seconds=LEAVING_SECONDS)
     return _stop(place, handle) if status.running else _exit_code(status)
 
 
-def _stop(place: Place, handle: JobHandle) -> int:
+def _stop(place: WorkerHost, handle: JobHandle) -> int:
     """Ask the part to stop at its next safe point; end it if it does not."""
     place.stop(handle)
     if place.poll(handle, seconds=STOP_SECONDS).running:

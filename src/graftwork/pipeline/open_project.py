@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, make_folder
-from graftwork.fleet import open_place
-from graftwork.fleet.place import Place
 from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.hub import HubPlace
 from graftwork.pipeline.reporter import Reporter
+from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.worker_host import WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
@@ -23,6 +23,7 @@ from graftwork.store.api_keys import ApiKeyStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.fleet import FleetLedger
 from graftwork.store.releases import ReleaseTable
 from graftwork.store.runs import ResidualStore, RunStore, StepLedger
 
@@ -33,7 +34,7 @@ class OpenProject:
     database: Database
     reporter: Reporter
     asked_model: str | None = None
-    place: Place = field(default_factory=open_place)
+    place: WorkerHost = field(default_factory=LocalWorkers)
     """Where workers run."""
 
     @property
@@ -95,6 +96,11 @@ class OpenProject:
     @property
     def looks(self) -> EvaluationLog:
         return EvaluationLog(self.database, who=current_user())
+
+    @property
+    def jobs(self) -> FleetLedger:
+        """Jobs at other places."""
+        return FleetLedger(self.database, project=self.settings.project)
 
     @property
     def residuals(self) -> ResidualStore:

@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.fleet.place import LOG_FILE
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.plan.residuals import COMPUTE, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.process.worker import lock_holder
+from graftwork.process.worker_host import LOG_FILE
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.job import Vitals

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet import open_place
-from graftwork.fleet.place import LOG_FILE, Place, read_log_tail
 from graftwork.pipeline.reporter import Reporter
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience, assess_health
 from graftwork.process.heartbeat import read_beat
+from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.memory import killed_for_memory
 from graftwork.process.worker import ERROR_FILE, interruption_error
+from graftwork.process.worker_host import LOG_FILE, WorkerHost, read_log_tail
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (
@@ -168,11 +168,11 @@ class StallWatcher:
 
 
 def run_job(
-    task: WorkerTask, *, reporter: Reporter, hooks: Hooks | None = None, place: Place | None = None
+    task: WorkerTask, *, reporter: Reporter, hooks: Hooks | None = None, place: WorkerHost | None = None
 ) -> int:
     """Run the worker until it is done; return how often it was restarted."""
     hooks = hooks or Hooks()
-    supervisor = _Supervisor(task, place or open_place(), reporter, hooks)
+    supervisor = _Supervisor(task, place or LocalWorkers(), reporter, hooks)
     restarts = Restarts(most=task.max_restarts)
     write_atomic(task.folder / JOB_FILE, task.job.to_json())
     try:
@@ -201,7 +201,7 @@ def run_job(
 class _Supervisor:
     """Runs one worker after the other in the same folder."""
 
-    def __init__(self, task: WorkerTask, place: Place, reporter: Reporter, hooks: Hooks) -> None:
+    def __init__(self, task: WorkerTask, place: WorkerHost, reporter: Reporter, hooks: Hooks) -> None:
         self._name, self._folder = task.name, task.folder
         self._place, self._reporter, self._hooks = place, reporter, hooks
         self._job = Job(

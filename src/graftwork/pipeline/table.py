@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from graftwork.fleet import warm_up
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.preflight import Preflight, require_ready, run_preflight
 from graftwork.pipeline.run_identity import starts_from_main
@@ -23,6 +22,7 @@ from graftwork.pipeline.run_plan import (
 from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import MEASURED, estimate_stage
+from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
@@ -140,8 +140,8 @@ def _update(
             fix="`graft status` says what has changed; `graft run` does what is out of date",
             where=work.model,
         )
-    if needs_workers:
-        warm_up(work.place)
+    if needs_workers and isinstance(work.place, LocalWorkers):
+        work.place.warm_up()
     work.reporter.started(step.name, step.title)
     expected = _expected(step, work, made)
     begun = time.perf_counter()

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
+from graftwork.fleet.settings import FleetSettings
 from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Record
@@ -131,6 +132,12 @@ class ProjectSettings(Record):
         default_factory=ReleaseSettings, description="How the adapter is released."
     )
     serve: ServeSettings = Field(default_factory=ServeSettings, description="How the adapter is served.")
+    fleet: FleetSettings = Field(
+        default_factory=FleetSettings,
+        # Where a run was trained changes nothing about it: releases do not record it.
+        exclude=True,
+        description="Where jobs run besides this machine, and what they may cost.",
+    )
 
     @property
     def main_model(self) -> str:

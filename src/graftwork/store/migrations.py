@@ -204,6 +204,18 @@ MIGRATIONS: tuple[Migration, ...] = (
                 UNIQUE (project, id))""",
         ),
     ),
+    Migration(
+        number=8,
+        name="jobs at other places and their cost",
+        statements=(
+            "CREATE TABLE fleet_keys (project TEXT NOT NULL PRIMARY KEY, ledger TEXT NOT NULL)",
+            """CREATE TABLE fleet_jobs (
+                seq {serial},
+                project TEXT NOT NULL, id TEXT NOT NULL, place TEXT NOT NULL, run_id TEXT NOT NULL,
+                state TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, body TEXT NOT NULL,
+                UNIQUE (project, id))""",
+        ),
+    ),
 )
 
 

@@ -259,3 +259,26 @@ residuals = Table(
     UniqueConstraint("run_id"),
     Index("residuals_by_machine", "device", "base", "seq"),
 )
+
+fleet_keys = Table(
+    "fleet_keys",
+    metadata,
+    Column("project", Text, nullable=False),
+    # What this ledger's jobs are called at providers.
+    Column("ledger", Text, nullable=False),
+    PrimaryKeyConstraint("project"),
+)
+
+fleet_jobs = Table(
+    "fleet_jobs",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("body", JsonText, nullable=False),
+    UniqueConstraint("project", "id"),
+)

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet import local
 from graftwork.pipeline import multi_node
 from graftwork.pipeline.multi_node import CALL_FILE, Call, _answer
+from graftwork.process import local_workers
 from graftwork.train.distributed import torchrun
 from graftwork.train.distributed.launch import NodeGroup
 
@@ -47,8 +47,10 @@ def answer(tmp_path, monkeypatch):
             write_atomic(file, call.model_copy(update={"id": "2", "over": True}).to_json())
             return child
 
-        monkeypatch.setattr(local, "start_child", start)
-        return _answer(call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, place=local.LocalPlace())
+        monkeypatch.setattr(local_workers, "start_child", start)
+        return _answer(
+            call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, place=local_workers.LocalWorkers()
+        )
 
     return answer_with
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.files.disk import Journal
-from graftwork.fleet import local
 from graftwork.pipeline import supervise
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.supervise import (
@@ -23,6 +22,7 @@ from graftwork.pipeline.supervise import (
     WorkerTask,
     run_job,
 )
+from graftwork.process import local_workers
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
 from graftwork.process.worker import lock_holder, stoppable
@@ -195,7 +195,7 @@ def test_out_of_memory_without_a_smaller_job_is_the_error_itself(job):
 
 def test_a_kill_for_want_of_memory_is_known_by_the_kernels_count(job, monkeypatch):
     counts = chain([0], repeat(1))
-    monkeypatch.setattr(local, "kernel_kills", lambda: next(counts))
+    monkeypatch.setattr(local_workers, "kernel_kills", lambda: next(counts))
     reasons = []
 
     def smaller(exhausted):

@@ -13,6 +13,16 @@ MODULES = {
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
     "router": ("TrainedRouter",),
+    "fleet": (
+        "FleetPlaces",
+        "RunOffers",
+        "FleetJobs",
+        "FleetJob",
+        "Reconciled",
+        "CostSummary",
+        "DrillReport",
+        "ExportedBundle",
+    ),
     "escalation": ("EscalationForecast",),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }

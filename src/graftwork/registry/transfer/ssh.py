@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from graftwork.files.disk import file_digest
+from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.folder import release_files
@@ -25,9 +26,7 @@ from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_pr
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import write_archive
 
-COMMAND = "GRAFT_SSH"
-OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-UNREACHED, OTHER_BYTES = 255, 44
+OTHER_BYTES = 44
 POLL_SECONDS = 0.2
 """Seconds between two progress reports of a transfer."""
 _TARGET = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.@%-]*):(?P<folder>/[^\0\r\n]*)")
@@ -177,10 +176,10 @@ def _run(
     count: ProgressCounter | None = None,
 ) -> str:
     remote = " ".join(("sh", "-c", shlex.quote(_HEAD + script), "sh", *map(shlex.quote, given)))
-    command = shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]
+    command = ssh_command()
     try:
         process = subprocess.Popen(
-            [*command, *OPTIONS, "--", target.host, remote],
+            [*command, target.host, remote],
             stdin=stream or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

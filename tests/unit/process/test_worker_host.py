@@ -1,22 +1,19 @@
-"""Places: the local one, one of an installed package, and the supervisor over a place without processes."""
+"""Workers of this machine, and the supervisor over a host without processes."""
 
 import os
 import signal
 import threading
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from graftwork.fleet import REQUIRED, open_place
-from graftwork.fleet.local import LocalPlace
-from graftwork.fleet.place import LOG_FILE, read_log_tail
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.supervise import JOB_FILE, Hooks, WorkerTask, run_job
-from graftwork.process import extensions
 from graftwork.process.heartbeat import Heart
+from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.worker_host import LOG_FILE, read_log_tail
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, UserMistake, WorkerFailed
+from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Job, JobHandle, JobStatus
 
 
@@ -31,9 +28,6 @@ class ThreadPlace:
 
     def __init__(self):
         self.jobs, self.stopped, self.fetched = [], [], []
-
-    def offer(self):
-        return ()
 
     def submit(self, job):
         attempt, status, asked = len(self.jobs), {"code": None}, threading.Event()
@@ -63,9 +57,6 @@ class ThreadPlace:
     def stop(self, handle, *, at_once=False):
         self.stopped.append(at_once)
         self.jobs[int(handle.id)][2].set()
-
-    def list(self):
-        return ()
 
 
 def run(folder, place, *exits, **options):
@@ -110,20 +101,18 @@ def sleeper(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("at_once", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
-def test_local_place_lists_stops_and_reports_the_exit_code(sleeper, at_once, code):
-    place = LocalPlace()
+def test_local_workers_stop_and_report_the_exit_code(sleeper, at_once, code):
+    place = LocalWorkers()
     handle = place.submit(sleeper)
-    assert place.list() == (handle,)
     assert place.poll(handle).running
     place.stop(handle, at_once=at_once)
     status = place.poll(handle, seconds=30)
     assert (status.running, status.exit_code) == (False, code)
-    assert place.list() == ()
     place.stop(handle)  # nothing left to stop
 
 
-def test_local_place_shows_that_a_process_was_stopped_by_a_signal(sleeper):
-    place = LocalPlace()
+def test_local_workers_show_that_a_process_was_stopped_by_a_signal(sleeper):
+    place = LocalWorkers()
     handle = place.submit(sleeper)
     os.kill(int(handle.id), signal.SIGSTOP)
     try:
@@ -134,27 +123,9 @@ def test_local_place_shows_that_a_process_was_stopped_by_a_signal(sleeper):
         place.stop(handle, at_once=True)
 
 
-def test_local_place_writes_the_output_to_the_log_and_offers_this_machine(sleeper):
-    place = LocalPlace()
+def test_local_workers_write_their_output_to_the_log(sleeper):
+    place = LocalWorkers()
     handle = place.submit(sleeper)
     while "here" not in read_log_tail(Path(handle.folder)):
         assert place.poll(handle, seconds=0.01).running
     place.stop(handle, at_once=True)
-    (offer,) = place.offer()
-    assert (offer.place, offer.usd_per_hour) == ("local", 0.0)
-
-
-def test_open_place_loads_a_place_of_an_installed_package(monkeypatch):
-    point = metadata.EntryPoint("thread", f"{__name__}:ThreadPlace", "graftwork.places")
-    monkeypatch.setattr(extensions.metadata, "entry_points", metadata.EntryPoints([point]).select)
-    place = open_place("thread")
-    assert all(hasattr(place, name) for name in REQUIRED)
-    with pytest.raises(UserMistake, match="unknown place"):
-        open_place("elsewhere")
-
-
-def test_open_place_refuses_what_is_not_a_place(monkeypatch):
-    point = metadata.EntryPoint("odd", "decimal:Decimal", "graftwork.places")
-    monkeypatch.setattr(extensions.metadata, "entry_points", metadata.EntryPoints([point]).select)
-    with pytest.raises(EnvironmentLacks, match="has no offer, submit"):
-        open_place("odd")

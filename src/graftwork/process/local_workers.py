@@ -1,4 +1,4 @@
-"""This machine as a place: a job is a child process.
+"""Workers as child processes of this one.
 
 In: a Job. Out: a child whose output goes to `worker.log` in the job's folder, and which is asked to stop when
 this process dies. Does not restart anything.
@@ -9,21 +9,18 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 
 from graftwork.files.disk import append_to, make_folder
-from graftwork.fleet.place import LOG_FILE
-from graftwork.process.devices import list_gpus
 from graftwork.process.health import process_state
 from graftwork.process.memory import kernel_kills
 from graftwork.process.preload import SHARED, ChildProcess, PreloadedWorker
 from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
-from graftwork.records.hardware import Offer
+from graftwork.process.worker_host import LOG_FILE
 from graftwork.records.job import Job, JobHandle, JobStatus
 
 
-class LocalPlace:
+class LocalWorkers:
     name = "local"
 
     def __init__(self) -> None:
@@ -32,19 +29,6 @@ class LocalPlace:
     def warm_up(self) -> None:
         """Import what workers need while they are not needed yet; returns at once."""
         SHARED.warm_up(worker_environment())
-
-    def offer(self) -> tuple[Offer, ...]:
-        gpus = list_gpus()
-        return (
-            Offer(
-                place=self.name,
-                gpu=gpus[0].name if gpus else "",
-                gpus=len(gpus),
-                usd_per_hour=0.0,
-                source="this machine",
-                dated=date.today().isoformat(),
-            ),
-        )
 
     def submit(self, job: Job) -> JobHandle:
         kills = kernel_kills()
@@ -75,9 +59,6 @@ class LocalPlace:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-    def list(self) -> tuple[JobHandle, ...]:
-        return tuple(handle for handle, child, _ in self._children.values() if child.poll() is None)
 
 
 def worker_environment() -> dict[str, str]:

@@ -1,0 +1,332 @@
+"""`graft fleet`: run this project's training at other places, follow it, and keep its cost in a ledger."""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.cli.command import Folder, Model, opened, opened_with_progress, print_record, reporting
+from graftwork.cli.output import Json
+from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote
+    from graftwork.pipeline.open_project import OpenProject
+
+PlaceName = Annotated[
+    str, typer.Option("--place", help="local, ssh, ssh:HOST, manual, or another from `graft fleet places`.")
+]
+MaxUsd = Annotated[
+    float | None,
+    typer.Option("--max-usd", min=0, help="The most the job may cost. Default: fleet.caps.job_usd."),
+]
+Deadline = Annotated[
+    str | None, typer.Option("--deadline", help="Stop with a checkpoint after this long: 90m, 12h.")
+]
+Card = Annotated[str, typer.Option("--gpu", help="The card to order, as `graft fleet offers` names it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
+JobId = Annotated[str, typer.Argument(help="A job id from `graft fleet list`, or its first characters.")]
+FOLLOW_SECONDS = 2.0
+
+app = typer.Typer(no_args_is_help=True, help="Run training at other places, with a ledger of jobs and costs.")
+
+
+@app.command("places")
+def places(project: Folder = None, json: Json = False) -> None:
+    """List the configured places: whether they answer, their cards and prices, open jobs.
+
+    Example:  graft fleet places
+    """
+    from graftwork.pipeline.fleet_places import list_places
+
+    with opened(project) as work:
+        found = list_places(work)
+    print_record(found, as_json=json)
+
+
+@app.command("offers")
+def offers(place: PlaceName = "", project: Folder = None, model: Model = None, json: Json = False) -> None:
+    """Show what this project's run would take and cost at each place, cheapest first.
+
+    Example:  graft fleet offers
+    """
+    from graftwork.pipeline.fleet_reports import list_offers
+
+    with opened_with_progress(project, model) as work:
+        found = list_offers(work, only=place)
+    print_record(found, as_json=json)
+
+
+@app.command("run")
+def run(
+    place: PlaceName,
+    max_usd: MaxUsd = None,
+    deadline: Deadline = None,
+    gpu: Card = "",
+    base: Annotated[str, typer.Option("--base", help="Folder of the base model at the place.")] = "",
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="Folder of the dataset at the place, if it may not travel.")
+    ] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start the job and return; `graft fleet list` shows it.")
+    ] = False,
+    yes: Yes = False,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Train at another place and bring the result back. A run that was stopped goes on from its checkpoint.
+
+    Shows the largest possible cost and asks before money is spent. Ctrl-C stops following, not the job.
+
+    Example:  graft fleet run --place ssh:gpu1
+    """
+    from graftwork.pipeline.fleet_jobs import FleetRequest
+
+    request = FleetRequest(
+        place=place,
+        max_usd=max_usd,
+        deadline_seconds=parse_duration(deadline) if deadline else None,
+        gpu=gpu,
+        base_there=base,
+        dataset_there=dataset,
+    )
+    with reporting(project, model) as found, found.open() as work:
+        run_at_place(work, request, yes=yes, detach=detach, as_json=json)
+
+
+def run_at_place(
+    work: "OpenProject", request: "FleetRequest", *, yes: bool, detach: bool, as_json: bool
+) -> None:
+    """Start the job, follow it and print the outcome of the training step."""
+    from graftwork.pipeline.fleet_jobs import finish, follow, require_done, start_run
+    from graftwork.records.run import TrainOutcome
+
+    job = start_run(work, request, confirm=lambda quote: confirm_quote(quote, yes=yes))
+    if detach or request.place == "manual":
+        print_record(job, as_json=as_json)
+        return
+    job = follow(work, job)
+    require_done(work, job)
+    print_record(finish(work).get("train", TrainOutcome), as_json=as_json)
+
+
+def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:
+    """Ask on standard error where the job costs money."""
+    from graftwork.cli.output import stderr
+
+    if not quote.largest_usd:
+        return True
+    stderr.print(
+        f"{quote.place}, {quote.gpu or 'no card'}: ${quote.usd_per_hour:.3f} an hour "
+        f"({quote.price_source}, {quote.price_dated}); planned ${quote.planned_usd:.2f}, "
+        f"at most ${quote.largest_usd:.2f} for {quote.seconds / 3600:.1f} h and the reserve",
+        highlight=False,
+    )
+    return yes or typer.confirm("Start it?", default=False, err=True)
+
+
+@app.command("list")
+def list_jobs(
+    everything: Annotated[bool, typer.Option("--all", help="Also list jobs that have ended.")] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """List the jobs at other places with their state and cost.
+
+    Example:  graft fleet list --all
+    """
+    from graftwork.pipeline.fleet_jobs import FleetJobs
+
+    with opened(project) as work:
+        jobs = tuple(job for job in work.jobs.list() if everything or job.is_open)
+    print_record(FleetJobs(jobs=jobs), as_json=json)
+
+
+@app.command("logs")
+def logs(
+    job: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new output until it ends.")] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Print the output of a job.
+
+    Example:  graft fleet logs 4f1c -f
+    """
+    import sys
+
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.fleet_jobs import get_job, read_log, reconcile
+
+    pause, shown = threading.Event(), 0
+    with opened(project) as work:
+        found = get_job(work, job)
+        while True:
+            text = read_log(work, found)
+            if not json:
+                sys.stdout.write(text[shown:])
+                sys.stdout.flush()
+            shown = len(text)
+            if not follow or not found.is_open:
+                break
+            pause.wait(FOLLOW_SECONDS)
+            reconcile(work)
+            found = get_job(work, job)
+    if json:
+        print_json({"job": found.id, "state": found.state, "log": text})
+
+
+@app.command("stop")
+def stop(
+    job: JobId,
+    now: Annotated[
+        bool, typer.Option("--now", help="End the machine at once, without a last checkpoint.")
+    ] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Stop a job at its next checkpoint; `graft fleet run` goes on from there, at this place or another.
+
+    Example:  graft fleet stop 4f1c
+    """
+    from graftwork.pipeline.fleet_jobs import get_job
+    from graftwork.pipeline.fleet_jobs import stop as stop_job
+
+    with opened(project) as work:
+        found = stop_job(work, get_job(work, job), at_once=now)
+    print_record(found, as_json=json)
+
+
+@app.command("fetch")
+def fetch(job: JobId, project: Folder = None, json: Json = False) -> None:
+    """Bring the files of a job into the folder of its run.
+
+    Example:  graft fleet fetch 4f1c
+    """
+    from graftwork.pipeline.fleet_jobs import fetch as fetch_job
+    from graftwork.pipeline.fleet_jobs import get_job, reconcile
+
+    with opened(project) as work:
+        reconcile(work)
+        found = fetch_job(work, get_job(work, job))
+    print_record(found, as_json=json)
+
+
+@app.command("receive")
+def receive(
+    job: JobId,
+    results: Annotated[Path, typer.Argument(help="results.zip of the notebook, or the work folder.")],
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Take the results of a job that was run by hand.
+
+    Example:  graft fleet receive 4f1c results.zip
+    """
+    from graftwork.pipeline.fleet_jobs import get_job
+    from graftwork.pipeline.fleet_jobs import receive as receive_job
+
+    with opened(project) as work:
+        found = receive_job(work, get_job(work, job), results)
+    print_record(found, as_json=json)
+
+
+@app.command("reconcile")
+def reconcile(project: Folder = None, json: Json = False) -> None:
+    """Compare the ledger with what exists at the places, and end what nobody needs.
+
+    Run it every few minutes, from cron, while paid jobs are open. Exit code 1: a place did not answer.
+
+    Example:  graft fleet reconcile
+    """
+    from graftwork.pipeline.fleet_jobs import reconcile as reconcile_all
+
+    with opened(project) as work:
+        found = reconcile_all(work)
+    print_record(found, as_json=json)
+    if found.unreachable:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command("ledger")
+def ledger(
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write all jobs as CSV to this file; - for standard output.")
+    ] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Show planned, reserved and actual cost of all jobs, and what the caps leave.
+
+    Example:  graft fleet ledger --csv costs.csv
+    """
+    import sys
+
+    from graftwork.fleet.ledger import export_csv
+    from graftwork.pipeline.fleet_reports import summarize_costs
+
+    with opened(project) as work:
+        jobs, summary = work.jobs.list(), summarize_costs(work)
+    if csv is not None and str(csv) == "-":
+        sys.stdout.write(export_csv(jobs))
+        return
+    if csv is not None:
+        from graftwork.files.disk import write_atomic
+
+        write_atomic(csv.absolute(), export_csv(jobs))
+    print_record(summary, as_json=json)
+
+
+@app.command("drill")
+def drill(
+    schedules: Annotated[int, typer.Option("--schedules", min=1, help="Random schedules of faults.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Try the ledger and its caps on a simulated provider that misbehaves, with a controller that crashes.
+
+    Uses the caps and times of this project. Exit code 1: a machine was left behind or a cap broken.
+
+    Example:  graft fleet drill --schedules 100
+    """
+    from graftwork.pipeline.fleet_reports import drill_project
+
+    with opened(project) as work:
+        found = drill_project(work, schedules=schedules, seed=seed)
+    print_record(found, as_json=json)
+    if not found.is_clean:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command("bundle")
+def bundle(
+    to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
+    base: Annotated[str, typer.Option("--base", help="Folder of the base model at the place.")] = "",
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Write the bundle of this project's run: `python bootstrap.py --work FOLDER` runs it anywhere.
+
+    Example:  graft fleet bundle --to bundle/
+    """
+    from graftwork.pipeline.fleet_reports import export_bundle
+
+    with opened_with_progress(project, model) as work:
+        found = export_bundle(work, to.absolute(), base_there=base)
+    print_record(found, as_json=json)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of 90m, 12h or 2d."""
+    units = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise typer.BadParameter("write it like 90m, 12h or 2d", param_hint="--deadline")
+    return seconds

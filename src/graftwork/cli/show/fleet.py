@@ -1,0 +1,153 @@
+"""Places, jobs, offers, costs and drills as tables."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from graftwork.cli.show.tables import fit_words, print_line, quote, table
+from graftwork.cli.show.training import duration
+from graftwork.pipeline.fleet_jobs import FleetJobs, RunQuote
+from graftwork.pipeline.fleet_places import FleetPlaces, PlaceFacts
+from graftwork.pipeline.fleet_reports import CostSummary, DrillReport, ExportedBundle, RunOffers
+from graftwork.records.fleet import FleetJob, Reconciled
+from graftwork.records.hardware import Offer
+
+COLOURS = {"done": "green", "submitted": "cyan", "failed": "red", "lost": "red", "refused": "red"}
+
+
+def show_places(console: Console, found: FleetPlaces) -> None:
+    made = table("place", "answers", "machines", "price now", "open jobs", right=("open jobs",))
+    for place in found.places:
+        answers = "[green]yes[/]" if place.reachable else "[red]no[/]"
+        made.add_row(place.name, answers, _machines(place), _prices(place), str(place.open_jobs))
+    console.print(fit_words(console, made))
+
+
+def _machines(place: PlaceFacts) -> str:
+    if not place.reachable:
+        return quote(place.note)
+    return ", ".join(dict.fromkeys(_machine(offer) for offer in place.offers)) or "none"
+
+
+def _machine(offer: Offer) -> str:
+    where = f" ({offer.instance})" if offer.instance and offer.place == "ssh" else ""
+    if not offer.gpu:
+        return f"no GPU{where}"
+    return quote(f"{offer.gpus} × {offer.gpu}{where}" if offer.gpus > 1 else f"{offer.gpu}{where}")
+
+
+def _prices(place: PlaceFacts) -> str:
+    prices = sorted(offer.usd_per_hour for offer in place.offers if offer.usd_per_hour)
+    if not prices:
+        return "" if not place.reachable else "free"
+    dated = max(offer.dated for offer in place.offers)
+    return f"from ${prices[0]:.3f} an hour ({dated})"
+
+
+def show_offers(console: Console, found: RunOffers) -> None:
+    made = table("place", "card", "USD/h", "planned", "at most", "time limit", "price from")
+    for offered in found.quotes:
+        made.add_row(offered.place, quote(offered.gpu) or "as it is", *_figures(offered))
+    console.print(fit_words(console, made))
+    print_line(console, f"planned time on this machine: {found.planned_hours:.2f} h at most")
+    for note in found.notes:
+        print_line(console, f"[yellow]![/] {quote(note)}")
+
+
+def _figures(offered: RunQuote) -> tuple[str, ...]:
+    limit = duration(offered.seconds)
+    if not offered.usd_per_hour:
+        return ("free", "", "", limit, quote(offered.price_source))
+    source = quote(f"{offered.price_source}, {offered.price_dated}")
+    planned, most = f"${offered.planned_usd:.2f}", f"${offered.largest_usd:.2f}"
+    return (f"{offered.usd_per_hour:.3f}", planned, most, limit, source)
+
+
+def show_jobs(console: Console, found: FleetJobs) -> None:
+    if not found.jobs:
+        print_line(console, "no jobs")
+        return
+    made = table("job", "place", "run", "state", "age", "cost", "at most", "reason")
+    for job in found.jobs:
+        made.add_row(*_row(job))
+    console.print(fit_words(console, made))
+
+
+def _row(job: FleetJob) -> tuple[str, ...]:
+    colour = COLOURS.get(job.state, "yellow")
+    host = job.placed.host if job.placed is not None else ""
+    where = f"{job.place} ({host})" if host not in ("", job.place) else job.place
+    age = duration(max(time.time() - job.created_at, 0.0))
+    paid = bool(job.usd_per_hour)
+    return (
+        job.id,
+        where,
+        job.run_id,
+        f"[{colour}]{job.state}[/]",
+        age,
+        f"${job.actual_usd:.2f}" if paid else "free",
+        f"${job.committed_usd:.2f}" if paid else "",
+        quote(job.reason),
+    )
+
+
+def show_job(console: Console, job: FleetJob) -> None:
+    show_jobs(console, FleetJobs(jobs=(job,)))
+    if job.is_open:
+        print_line(console, f"follow:  graft fleet logs -f {job.id}")
+        print_line(console, f"stop:    graft fleet stop {job.id}")
+
+
+def show_reconciled(console: Console, found: Reconciled) -> None:
+    print_line(console, f"{found.checked} open jobs compared, {found.open} still open")
+    for title, lines in (("closed", found.closed), ("ended", found.ended), ("no answer", found.unreachable)):
+        for line in lines:
+            print_line(console, f"  {title:<10}{quote(line)}")
+
+
+def show_costs(console: Console, found: CostSummary) -> None:
+    if found.lines:
+        show_jobs(console, FleetJobs(jobs=found.lines))
+    cap = f"${found.project_cap_usd:.2f}" if found.project_cap_usd is not None else "none"
+    made = table("", "USD", "cap", right=("USD", "cap"))
+    made.add_row("planned", f"{found.planned_usd:.2f}", "")
+    made.add_row("reserved by open jobs", f"{found.committed_usd:.2f}", f"{found.job_cap_usd:.2f} a job")
+    made.add_row("actual", f"{found.actual_usd:.2f}", cap)
+    made.add_row(f"counted in {found.month}", f"{found.month_usd:.2f}", f"{found.month_cap_usd:.2f}")
+    console.print(made)
+
+
+def show_drill(console: Console, found: DrillReport) -> None:
+    print_line(
+        console,
+        f"{found.schedules} schedules, {found.jobs} jobs, {sum(found.faults.values())} faults, "
+        f"{found.crashes} crashes of the controller",
+    )
+    print_line(console, f"largest spend ${found.largest_spend_usd:.2f} of ${found.cap_usd:.2f}")
+    for title in ("leaked", "paid_twice", "over_cap", "unfinished"):
+        lines = getattr(found, title)
+        colour = "red" if lines else "green"
+        print_line(console, f"[{colour}]{title.replace('_', ' '):<12}[/] {len(lines)}")
+        for line in lines[:10]:
+            print_line(console, f"  {quote(line)}")
+
+
+def show_bundle(console: Console, found: ExportedBundle) -> None:
+    resumes = f", goes on from step {found.resume_step}" if found.resume_step is not None else ""
+    print_line(console, f"bundle {found.id} of run {found.run_id}: {found.files} files{resumes}")
+    print_line(console, f"{found.size_bytes / 1e6:.1f} MB in {quote(found.folder)}")
+    print_line(console, "run it there:  python bootstrap.py --work FOLDER")
+
+
+PRINTERS: dict[str, Callable[[Console, Any], None]] = {
+    "FleetPlaces": show_places,
+    "RunOffers": show_offers,
+    "FleetJobs": show_jobs,
+    "FleetJob": show_job,
+    "Reconciled": show_reconciled,
+    "CostSummary": show_costs,
+    "DrillReport": show_drill,
+    "ExportedBundle": show_bundle,
+}

@@ -1,0 +1,189 @@
+"""Run the bundle in this folder on any machine with Python 3.11: `python bootstrap.py --work FOLDER`.
+
+In: the folder of a bundle. Out: what the job leaves in `WORK/run`, and `WORK/exit.json` last. Checks every
+file, unpacks the wheel, installs missing packages into an environment of its own, starts the runner and ends
+it at the time limit, whatever else has failed. Uses the standard library alone.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+NEEDED = ("numpy", "orjson", "pyarrow", "pydantic", "safetensors", "tokenizers", "torch", "transformers")
+JOB_VARIABLE = "GRAFT_FLEET_JOB"
+"""In the environment of every process of the job: a hard stop finds them by it."""
+EXIT_FILE = "exit.json"
+STARTED_FILE = "started.json"
+DONE, ENVIRONMENT, RESUME = 0, 3, 75
+LAST_SECONDS = 60.0
+"""A job that was asked to stop at its time limit has so long, or a tenth of its time, to do so."""
+
+
+class Trouble(Exception):
+    """An expected failure: what, why and fix."""
+
+    def __init__(self, what: str, *, why: str, fix: str) -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix = what, why, fix
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the bundle of a job.")
+    parser.add_argument("--bundle", type=Path, default=Path(__file__).resolve().parent, help="its folder")
+    parser.add_argument("--work", type=Path, required=True, help="where the job works; kept for a resume")
+    parser.add_argument("--seconds", type=float, help="time limit; default: that of the bundle")
+    parser.add_argument("--cache", type=Path, help="for the unpacked wheel and installed packages")
+    given = parser.parse_args(arguments)
+    work = given.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    # Of an attempt before: a queue may start the job again.
+    (work / EXIT_FILE).unlink(missing_ok=True)
+    try:
+        bundle = read_bundle(given.bundle)
+        library = unpack_wheel(given.bundle, bundle, given.cache or work.parent)
+        python = find_python(given.bundle, bundle, given.cache or work.parent)
+        limit = given.seconds if given.seconds is not None else bundle.get("seconds")
+        code, reason = run(given.bundle, work, python=python, library=library, limit=limit)
+    except Trouble as trouble:
+        code, reason = ENVIRONMENT, trouble.what
+        error = {"error": "EnvironmentLacks", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
+        write(work / "run" / "error.json", {**error, "where": str(work), "exit_code": ENVIRONMENT})
+        print(f"{trouble.what}\n  why  {trouble.why}\n  fix  {trouble.fix}", file=sys.stderr)
+    write(work / EXIT_FILE, {"code": code, "reason": reason, "at": time.time()})
+    return code
+
+
+def read_bundle(folder: Path) -> dict[str, Any]:
+    """The manifest; every file has the bytes that it names."""
+    try:
+        bundle: dict[str, Any] = json.loads((folder / "bundle.json").read_bytes())
+        for name, file in bundle["files"].items():
+            with (folder / name).open("rb") as handle:
+                if hashlib.file_digest(handle, "sha256").hexdigest() != file["sha256"]:
+                    raise Trouble(
+                        f"{name} of the bundle has other bytes than its manifest says",
+                        why="it was damaged on the way, or changed",
+                        fix="send the bundle again",
+                    )
+    except (OSError, ValueError, KeyError) as error:
+        raise Trouble(
+            "the bundle is not complete", why=f"{type(error).__name__}: {error}", fix="send it again"
+        ) from error
+    return bundle
+
+
+def unpack_wheel(folder: Path, bundle: dict[str, Any], cache: Path) -> Path:
+    """The package as files, once for every wheel."""
+    name = next(name for name in bundle["files"] if name.endswith(".whl"))
+    target = cache / f"graftwork-{bundle['files'][name]['sha256'][:16]}"
+    if not target.exists():
+        part = target.with_name(f".{target.name}.{os.getpid()}")
+        with zipfile.ZipFile(folder / name) as archive:
+            archive.extractall(part)
+        with contextlib.suppress(OSError):  # another job was first
+            part.rename(target)
+    return target
+
+
+def find_python(folder: Path, bundle: dict[str, Any], cache: Path) -> str:
+    """This interpreter where it has all packages; else one with an environment made for the wheel."""
+    needed = NEEDED if bundle["base"]["kind"] != "none" else ("pydantic",)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not missing:
+        return sys.executable
+    name = next(name for name in bundle["files"] if name.endswith(".whl"))
+    environment = cache / f"env-{bundle['files'][name]['sha256'][:16]}"
+    python = environment / "bin" / "python"
+    if (environment / "complete").exists():
+        return str(python)
+    print(f"installing {', '.join(missing)} into {environment}", flush=True)
+    steps = (
+        [sys.executable, "-m", "venv", "--system-site-packages", str(environment)],
+        [str(python), "-m", "pip", "install", "--quiet", f"{(folder / name).resolve()}[train,mirror]"],
+    )
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise Trouble(
+                f"the packages {', '.join(missing)} are missing and could not be installed",
+                why=last[:300],
+                fix=f"install graftwork[train] for {sys.executable} on this machine, or name another Python",
+            )
+    (environment / "complete").touch()
+    return str(python)
+
+
+def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | None) -> tuple[int, str]:
+    """Start the runner, pass signals on to it, and end it at the time limit."""
+    left = remaining(work, limit)
+    if left is not None and left <= 0:
+        return RESUME, "the time limit was reached before"
+    command = [python, "-m", "graftwork.fleet.runner", "--bundle", str(bundle), "--work", str(work)]
+    command += ["--seconds", str(left - last_seconds(left))] if left is not None else []
+    path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH", ""))))
+    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        child.terminate()
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        # The runner ends the worker before; this is for a runner that hangs.
+        code = child.wait(left)
+    except subprocess.TimeoutExpired:
+        kill_all(child)
+        return RESUME, "the time limit was reached; the job did not end by itself and was killed"
+    reason = {DONE: "done", RESUME: "stopped; it can be resumed"}.get(code, f"ended with exit code {code}")
+    return code, reason
+
+
+def last_seconds(left: float) -> float:
+    return min(LAST_SECONDS, left / 10)
+
+
+def remaining(work: Path, limit: float | None) -> float | None:
+    """Seconds that are left, counted from the first start in this folder: a restart does not get more."""
+    started = work / STARTED_FILE
+    if not started.exists():
+        write(started, {"at": time.time(), "pid": os.getpid()})
+    if limit is None:
+        return None
+    begun = float(json.loads(started.read_text())["at"])
+    return limit - max(time.time() - begun, 0.0)
+
+
+def kill_all(child: "subprocess.Popen[bytes]") -> None:
+    """End the runner and every process of the job, those in sessions of their own included."""
+    child.kill()
+    name = os.environ.get(JOB_VARIABLE)
+    mark = f"{JOB_VARIABLE}={name}".encode() if name else None
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with contextlib.suppress(OSError):
+            if mark is not None and pid != os.getpid() and mark in entry.read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+    child.wait()
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

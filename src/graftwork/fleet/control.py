@@ -1,0 +1,303 @@
+"""Start jobs and reconcile them with the places, so that nothing is leaked and no cap is broken.
+
+In: a place, the ledger, the time. Out: jobs whose every state is in the ledger before the place is asked for
+the next thing. A crash between any two actions is harmless: `reconcile` looks at what exists, adopts what was
+made for an open job, and ends everything else that carries a label of this ledger, until the list of the
+place no longer shows it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from graftwork.fleet.ledger import JobLedger
+from graftwork.fleet.place import LABEL, Place, PlaceUnreachable, Refused
+from graftwork.fleet.settings import CapSettings
+from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, GraftError, UserMistake
+from graftwork.records.fleet import (
+    FinalState,
+    FleetJob,
+    JobOrder,
+    JobPoll,
+    MachineBill,
+    PlacedJob,
+    Reconciled,
+)
+
+STOP_ROUNDS = 3
+"""Reconciliations until a machine is gone: one sees it, one repeats a stop that was ignored, one confirms."""
+
+
+@dataclass(frozen=True)
+class Safety:
+    """Times that bound what a lost machine can cost."""
+
+    boot_seconds: float = 900.0
+    """A machine without a sign of life for so long is given back."""
+    reconcile_seconds: float = 600.0
+    """The longest time between two reconciliations."""
+    settle_seconds: float = 300.0
+    """How late a creation or an end may show in the list of a place."""
+
+    @property
+    def reserve_seconds(self) -> float:
+        """Paid time besides the job's own: a slow boot, an end that is seen late, and a duplicate."""
+        seen_late = STOP_ROUNDS * self.reconcile_seconds + self.settle_seconds
+        return self.boot_seconds + 2 * seen_late
+
+
+def largest_cost(seconds: float, usd_per_hour: float, safety: Safety) -> float:
+    """The most that a job may cost if everything goes wrong that the reserve covers."""
+    return (seconds + safety.reserve_seconds) / 3600 * usd_per_hour if usd_per_hour else 0.0
+
+
+def affordable_seconds(max_usd: float, usd_per_hour: float, safety: Safety) -> float:
+    """How long a job may run so that its largest cost stays within `max_usd`."""
+    seconds = max_usd / usd_per_hour * 3600 - safety.reserve_seconds
+    if seconds <= 0:
+        needed = safety.reserve_seconds / 3600 * usd_per_hour
+        raise UserMistake(
+            f"${max_usd:.2f} is not enough at ${usd_per_hour:.2f} an hour",
+            why=f"${needed:.2f} are set aside for a machine that boots late or is given back late",
+            fix="allow more, choose a cheaper machine, or reconcile more often (`fleet.reconcile_minutes`)",
+            where="--max-usd",
+        )
+    return seconds
+
+
+@dataclass
+class Controller:
+    """One place and the ledger. It holds no state of its own between calls."""
+
+    place: Place
+    ledger: JobLedger
+    safety: Safety = field(default_factory=Safety)
+    collect: Callable[[FleetJob], None] | None = None
+    """Brings the files of an ended job, before its machine is given back."""
+    deliver: Callable[[FleetJob], None] | None = None
+    """Sends the bundle to a machine that has come up, where the place does not do it in `submit`."""
+
+    def start(
+        self,
+        order: JobOrder,
+        *,
+        caps: CapSettings,
+        now: float,
+        planned_usd: float = 0.0,
+        secrets: Mapping[str, str] | None = None,
+    ) -> FleetJob:
+        """Write the intent, ask the place, write what it gave."""
+        job = FleetJob(
+            id=order.job_id,
+            label=order.label,
+            place=self.place.name,
+            run_id=order.run_id,
+            state="intended",
+            bundle=order.bundle,
+            created_at=now,
+            updated_at=now,
+            gpu=order.gpu,
+            seconds=order.seconds,
+            usd_per_hour=order.usd_per_hour,
+            planned_usd=planned_usd,
+            committed_usd=largest_cost(order.seconds, order.usd_per_hour, self.safety),
+        )
+        self.ledger.reserve(job, caps)
+        try:
+            placed = self.place.submit(order, secrets=secrets or {})
+        except (Refused, UserMistake) as refused:
+            self.ledger.update(_close(job, "refused", refused.what, now))
+            raise
+        # After any other error the job may exist: it stays intended, and `reconcile` finds out.
+        job = _with_machine(job.model_copy(update={"state": "submitted", "placed": placed}), placed, now)
+        self.ledger.update(job)
+        return job
+
+    def stop(self, job: FleetJob, *, now: float, at_once: bool = False) -> FleetJob:
+        """Ask it to stop in order; or end it, which `reconcile` repeats until it is confirmed."""
+        if not job.is_open:
+            return job
+        if not at_once and job.placed is not None:
+            self.place.stop(job.placed)
+            return job
+        job = _stopping(job, "stopped", "stopped by the user", now)
+        self.ledger.update(job)
+        if job.placed is not None:
+            self.place.stop(job.placed, at_once=True)
+        return job
+
+    def reconcile(self, *, now: float) -> Reconciled:
+        """Compare the ledger with the place and act on every difference."""
+        jobs = {job.label: job for job in self.ledger.list() if job.place == self.place.name}
+        was_open = [job for job in jobs.values() if job.is_open]
+        try:
+            listed = self.place.list()
+        except GraftError:
+            return Reconciled(
+                checked=len(was_open), open=len(was_open), unreachable=(self.place.name,) if was_open else ()
+            )
+        machines: dict[str, list[PlacedJob]] = defaultdict(list)
+        key = self.ledger.key
+        for machine in listed:
+            found = LABEL.fullmatch(machine.label)
+            # Accounts are shared: only labels of this very ledger are ours.
+            if found is not None and found["ledger"] == key:
+                machines[machine.label].append(machine)
+        ended: list[str] = []
+        for job in was_open:
+            found_here = sorted(machines.pop(job.label, []), key=lambda one: (one.created_at, one.id))
+            self._settle(job, found_here, now, ended)
+        for label, orphans in machines.items():
+            self._end_orphans(jobs.get(label), orphans, now, ended)
+        after = {job.id: job for job in self.ledger.list()}
+        closed = [after[job.id] for job in was_open if not after[job.id].is_open]
+        return Reconciled(
+            checked=len(was_open),
+            closed=tuple(f"{job.id} {job.state}: {job.reason}" for job in closed),
+            ended=tuple(ended),
+            open=sum(after[job.id].is_open for job in was_open),
+        )
+
+    def _settle(self, job: FleetJob, machines: list[PlacedJob], now: float, ended: list[str]) -> None:
+        """Bring one open job a step further."""
+        for machine in machines:
+            job = _with_machine(job, machine, now)
+        if job.state == "intended" and machines:
+            job = job.model_copy(update={"state": "submitted", "placed": machines[0]})
+        present = bool(machines)
+        job = _note_presence(job, present=present, now=now)
+        if job.state == "submitted":
+            job = self._judge(job, machines, now)
+        elif job.state == "intended" and now - job.created_at > self.safety.settle_seconds:
+            unseen = (now - job.created_at) / 3600 * job.usd_per_hour
+            job = _close(job, "failed", "the place did not show it", now)
+            job = job.model_copy(update={"unseen_usd": unseen})
+        # Before the place is asked: a crash after this line repeats the question.
+        self.ledger.update(job)
+        kept = job.placed.id if job.placed is not None and job.state == "submitted" else None
+        for machine in machines:
+            if machine.id != kept:
+                self._end(machine, ended)
+        if job.state == "stopping" and not present and self._is_absent(job, now):
+            outcome = job.outcome or "stopped"
+            self.ledger.update(_close(job, outcome, job.reason, now))
+
+    def _judge(self, job: FleetJob, machines: list[PlacedJob], now: float) -> FleetJob:
+        """Whether a submitted job may go on."""
+        listed = {machine.id: machine for machine in machines}
+        if job.placed is None or (machines and job.placed.id not in listed):
+            # The one that was kept is gone; the next one has the same label and the same order.
+            job = job.model_copy(update={"placed": machines[0]})
+        placed = job.placed
+        assert placed is not None
+        if placed.id in listed and (wrong := _mismatch(job, listed[placed.id])):
+            return _stopping(job, "failed", wrong, now)
+        try:
+            found = self.place.poll(placed)
+        except PlaceUnreachable:
+            found = JobPoll(phase="starting")
+        if found.phase == "running" and job.booted_at is None:
+            job = job.model_copy(update={"booted_at": now})
+        if found.phase == "ended":
+            if not self._collected(job, now):
+                return job
+            job = job.model_copy(update={"fetched": self.collect is not None})
+            state, reason = _outcome(found)
+            return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
+        if machines:
+            if found.phase == "starting" and self.deliver is not None:
+                with suppress(GraftError):
+                    self.deliver(job)
+            return self._within_limits(job, now)
+        if found.phase == "gone" and self._is_absent(job, now):
+            return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
+        return job
+
+    def _collected(self, job: FleetJob, now: float) -> bool:
+        """Whether the machine may go: its files are here, or its time is over."""
+        if self.collect is None or job.fetched:
+            return True
+        try:
+            self.collect(job)
+        except GraftError:
+            return now - job.created_at > self.safety.boot_seconds + job.seconds
+        return True
+
+    def _within_limits(self, job: FleetJob, now: float) -> FleetJob:
+        """The job as it is, or stopping because it takes too long."""
+        # Counted from the intent, by the clock of this side: that of the provider may be wrong.
+        age = now - job.created_at
+        if job.booted_at is None and self.place.paid and age > self.safety.boot_seconds:
+            return _stopping(job, "failed", "the machine never came up", now)
+        if age > self.safety.boot_seconds + job.seconds:
+            return _stopping(job, "stopped", "its time is over", now)
+        return job
+
+    def _is_absent(self, job: FleetJob, now: float) -> bool:
+        """Whether the list has not shown it for longer than a list can lag."""
+        waits = self.safety.settle_seconds if self.place.paid else 0.0
+        return job.absent_since is not None and now - job.absent_since >= waits
+
+    def _end_orphans(
+        self, job: FleetJob | None, orphans: list[PlacedJob], now: float, ended: list[str]
+    ) -> None:
+        """Machines of a closed job, or of one that the ledger has lost."""
+        if job is not None:
+            for machine in orphans:
+                job = _with_machine(job, machine, now)
+            self.ledger.update(job)
+        for machine in orphans:
+            self._end(machine, ended)
+
+    def _end(self, machine: PlacedJob, ended: list[str]) -> None:
+        ended.append(f"{machine.label} ({machine.id})")
+        try:
+            self.place.stop(machine, at_once=True)
+        except GraftError:
+            # The next reconciliation sees it again.
+            return
+
+
+def _mismatch(job: FleetJob, placed: PlacedJob) -> str:
+    if job.gpu and placed.gpu and placed.gpu != job.gpu:
+        return f"the place gave {placed.gpu} instead of {job.gpu}"
+    if placed.usd_per_hour > job.usd_per_hour * (1 + 1e-6):
+        return f"the price rose from ${job.usd_per_hour:.3f} to ${placed.usd_per_hour:.3f} an hour"
+    return ""
+
+
+def _outcome(found: JobPoll) -> tuple[FinalState, str]:
+    if found.exit_code == EXIT_DONE:
+        return "done", found.message or "done"
+    if found.exit_code == EXIT_RESUME_ME:
+        return "stopped", found.message or "stopped in good order"
+    return "failed", found.message or f"ended with exit code {found.exit_code}"
+
+
+def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
+    """The job with the time that this machine has been paid for until now: from the intent, at the most."""
+    before = job.machines.get(machine.id)
+    # A machine that was stopped is listed without a price; what it has cost stays.
+    price = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
+    bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=price)
+    return job.model_copy(update={"machines": {**job.machines, machine.id: bill}, "updated_at": now})
+
+
+def _note_presence(job: FleetJob, *, present: bool, now: float) -> FleetJob:
+    if present:
+        return job.model_copy(update={"absent_since": None, "updated_at": now})
+    if job.absent_since is not None:
+        return job
+    # It was paid for until some moment before now: now is the upper bound.
+    bills = {key: bill.model_copy(update={"last_seen": now}) for key, bill in job.machines.items()}
+    return job.model_copy(update={"absent_since": now, "machines": bills, "updated_at": now})
+
+
+def _stopping(job: FleetJob, outcome: FinalState, reason: str, now: float) -> FleetJob:
+    update = {"state": "stopping", "outcome": outcome, "reason": reason, "updated_at": now}
+    return job.model_copy(update=update)
+
+
+def _close(job: FleetJob, state: FinalState, reason: str, now: float) -> FleetJob:
+    return job.model_copy(update={"state": state, "reason": reason, "updated_at": now})

@@ -1,0 +1,193 @@
+"""Places without an API: a notebook and a bundle to carry there, and the result to carry back.
+
+In: an order. Out: `<root>/<label>/` with the packed bundle, a notebook for Colab, SageMaker Studio Lab and
+others, and instructions. The job counts as running until its results are received.
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.disk import atomic_folder, make_folder, write_atomic
+from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.place import LABEL, unknown_job
+from graftwork.fleet.results import take_folder
+from graftwork.records.errors import UserMistake
+from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+BUNDLE_ARCHIVE = "bundle.zip"
+NOTEBOOK = "run.ipynb"
+INSTRUCTIONS = "README.md"
+RESULTS = "results.zip"
+_RECEIVED = "received"
+_STOPPED = "stopped"
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+class ManualPlace:
+    """Jobs that a person starts."""
+
+    name = "manual"
+    paid = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def offer(self) -> tuple[Offer, ...]:
+        today = date.today().isoformat()
+        return (Offer(place=self.name, gpu="", gpus=0, source="started by hand", dated=today),)
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        """Write what a person takes along. Secrets are named in the instructions, not written."""
+        job = PlacedJob(place=self.name, id=order.label, label=order.label)
+        if (self._root / order.label).exists():
+            return job
+        bundle = read_bundle(Path(order.bundle))
+        make_folder(self._root)
+        with atomic_folder(self._root / order.label) as folder:
+            _pack(Path(order.bundle), bundle, folder / BUNDLE_ARCHIVE)
+            write_atomic(folder / NOTEBOOK, json.dumps(_notebook(order, secrets), indent=1))
+            write_atomic(folder / INSTRUCTIONS, _instructions(order, bundle, secrets))
+        return job
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        folder = self._root / job.label
+        if not folder.exists():
+            return JobPoll(phase="gone")
+        ended = folder / _RECEIVED / "exit.json"
+        if ended.exists():
+            found = json.loads(ended.read_text())
+            return JobPoll(phase="ended", exit_code=found["code"], message=found["reason"])
+        if (folder / _STOPPED).exists():
+            return JobPoll(phase="ended", exit_code=75, message="given up before it came back")
+        return JobPoll(phase="starting", message="waiting for its results: `graft fleet receive`")
+
+    def log(self, job: PlacedJob) -> str:
+        path = self._root / job.label / _RECEIVED / "run" / "worker.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        received = self._root / job.label / _RECEIVED / "run"
+        if not received.exists():
+            raise unknown_job(self.name, job.label)
+        take_folder(received, folder)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        """Only the person can stop it there; here nobody waits for it any more."""
+        del at_once
+        if (self._root / job.label).exists():
+            write_atomic(self._root / job.label / _STOPPED, "")
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        labels = sorted(path.name for path in self._root.iterdir()) if self._root.exists() else []
+        jobs = (
+            PlacedJob(place=self.name, id=label, label=label) for label in labels if LABEL.fullmatch(label)
+        )
+        return tuple(job for job in jobs if self.poll(job).phase == "starting")
+
+    def folder_of(self, job: PlacedJob) -> Path:
+        return self._root / job.label
+
+    def receive(self, job: PlacedJob, results: Path) -> None:
+        """Take the results that a person brought: the archive that the notebook made, or the work folder."""
+        folder = self._root / job.label
+        if not folder.exists():
+            raise unknown_job(self.name, job.label)
+        with atomic_folder(folder / f".{_RECEIVED}") as part:
+            if results.is_dir():
+                shutil.copytree(results, part, dirs_exist_ok=True)
+            else:
+                _unpack(results, part)
+            if not (part / "exit.json").exists() or not (part / "run").is_dir():
+                raise UserMistake(
+                    "these are no results of a job",
+                    why="they hold no exit.json and no folder `run`",
+                    fix=f"take {RESULTS}, which the last cell of the notebook writes, or the work folder",
+                    where=str(results),
+                )
+        shutil.rmtree(folder / _RECEIVED, ignore_errors=True)
+        (folder / f".{_RECEIVED}").rename(folder / _RECEIVED)
+
+
+def _pack(source: Path, bundle: Bundle, target: Path) -> None:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name in (BUNDLE_FILE, *bundle.files):
+            entry = zipfile.ZipInfo(f"bundle/{name}", _FIXED_TIME)
+            with (source / name).open("rb") as content, archive.open(entry, "w") as packed:
+                shutil.copyfileobj(content, packed)
+
+
+def _unpack(results: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(results) as archive:
+            for entry in archive.infolist():
+                path = Path(entry.filename)
+                if path.is_absolute() or ".." in path.parts:
+                    raise UserMistake(
+                        "the results name a file outside of their folder", where=entry.filename[:100]
+                    )
+            archive.extractall(folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UserMistake(
+            "the results cannot be read",
+            why=str(error),
+            fix=f"take {RESULTS} of the notebook",
+            where=str(results),
+        ) from error
+
+
+def _commands(order: JobOrder) -> tuple[str, str, str]:
+    return (
+        f"import zipfile\nzipfile.ZipFile('{BUNDLE_ARCHIVE}').extractall()",
+        f"!python bundle/bootstrap.py --work work --seconds {order.seconds:.0f}",
+        "import shutil\nshutil.make_archive('results', 'zip', 'work')",
+    )
+
+
+def _notebook(order: JobOrder, secrets: Mapping[str, str]) -> dict[str, Any]:
+    unpack, run, pack = _commands(order)
+    ask = "import getpass, os\n" + "\n".join(
+        f"os.environ[{name!r}] = getpass.getpass({name!r})" for name in sorted(secrets)
+    )
+    texts: list[tuple[str, str]] = [
+        (
+            "markdown",
+            f"# {order.label}\n\nUpload `{BUNDLE_ARCHIVE}` next to this notebook, then run all cells.",
+        ),
+        *([("code", ask)] if secrets else []),
+        ("code", unpack),
+        ("code", run),
+        ("code", pack),
+        ("markdown", f"Download `{RESULTS}` and run `graft fleet receive {order.job_id} {RESULTS}`."),
+    ]
+    cells = [_cell(kind, text, number) for number, (kind, text) in enumerate(texts)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _cell(kind: str, text: str, number: int) -> dict[str, Any]:
+    cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
+    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+
+
+def _instructions(order: JobOrder, bundle: Bundle, secrets: Mapping[str, str]) -> str:
+    _, run, _ = _commands(order)
+    lines = [
+        f"# Run {order.label} by hand",
+        "",
+        f"1. Upload `{BUNDLE_ARCHIVE}` ({bundle.size / 1e6:.1f} MB) and `{NOTEBOOK}` to the service.",
+        "2. Choose a machine with a GPU if the plan needs one, and run all cells.",
+        f"3. Download `{RESULTS}` and run `graft fleet receive {order.job_id} {RESULTS}` here.",
+        "",
+        f"On a machine with a shell: unpack the archive and run `{run.removeprefix('!')}`.",
+        f"The job ends by itself after {order.seconds / 3600:.1f} h, with a checkpoint. `graft fleet run` "
+        "goes on from it, at this place or another.",
+    ]
+    if secrets:
+        lines += ["", f"The notebook asks for {', '.join(sorted(secrets))}; they are not in the bundle."]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,78 @@
+"""What a run leaves at a place, brought into its folder here.
+
+In: a tar file from another machine, or a folder that a person brought. Out: the files below the run's folder,
+the outcome last and with the paths of this machine. Names that lead elsewhere are refused.
+"""
+
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from graftwork.files.disk import folder_digest, write_atomic
+from graftwork.records.errors import Damaged
+
+OUTCOME = "outcome.json"
+ADAPTER = "adapter"
+_KEPT_HERE = {"lock", "job.json"}
+
+
+def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
+    """Take what `pack` writes, a tar file, once all of it has arrived."""
+    with tempfile.TemporaryFile() as packed:
+        pack(packed)
+        packed.seek(0)
+        take_results(packed, folder)
+
+
+def take_results(stream: IO[bytes], folder: Path) -> None:
+    """Take the files of a tar file."""
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for entry in archive:
+                source = archive.extractfile(entry) if entry.isreg() else None
+                if source is None:
+                    raise Damaged("the results hold something that is no file", where=entry.name[:100])
+                yield entry.name, source.read()
+
+    _take(files(), folder)
+
+
+def take_folder(source: Path, folder: Path) -> None:
+    """Take the files of a folder: the `run` of a work folder, as a person copied it."""
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink()]
+    _take(((path.relative_to(source).as_posix(), path.read_bytes()) for path in paths), folder)
+
+
+def _take(files: Iterable[tuple[str, bytes]], folder: Path) -> None:
+    outcome: bytes | None = None
+    for name, content in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise Damaged("the results name a file outside of the run", where=name[:100])
+        if name == OUTCOME:
+            outcome = content
+        elif name not in _KEPT_HERE:
+            write_atomic(folder / path, content, durable=False)
+    if outcome is not None:
+        write_atomic(folder / OUTCOME, _at_home(outcome, folder))
+
+
+def _at_home(outcome: bytes, folder: Path) -> str:
+    """The outcome with the adapter's folder here, once the adapter has the bytes that it names."""
+    try:
+        content = json.loads(outcome)
+        stated = content["adapter_hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged("the outcome of the run cannot be read", where=str(folder)) from error
+    if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
+        raise Damaged(
+            "the adapter has other bytes than the outcome of the run says",
+            why="it was damaged on the way, or not all of it has arrived",
+            fix="fetch it again",
+            where=str(folder / ADAPTER),
+        )
+    return json.dumps({**content, "adapter_folder": str(folder / ADAPTER)}, indent=2)

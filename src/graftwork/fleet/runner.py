@@ -1,0 +1,224 @@
+"""The job at its place: `python -m graftwork.fleet.runner --bundle FOLDER --work FOLDER`.
+
+In: an unpacked bundle. Out: the run's folder, `work/run`, as a local run leaves it; heartbeat, journals and
+result also at the mirror. Starts the worker, restarts it after a crash, and stops it in order on SIGTERM,
+when the file `stop` appears at the mirror or in the work folder, and before the time limit.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.files.remote import has_buckets, open_url
+from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, JOB_FILE, RESUME, START_ADAPTER
+from graftwork.process import clock
+from graftwork.process.heartbeat import read_beat
+from graftwork.process.local_workers import LocalWorkers
+from graftwork.process.worker import ERROR_FILE, tie_to_parent
+from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError
+from graftwork.records.fleet import Bundle
+from graftwork.records.job import Job, JobHandle
+
+POLL_SECONDS = 0.5
+MIRROR_SECONDS = 10.0
+STOP_FILE = "stop"
+MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
+"""As the training worker reads it: the addresses of mirrors with a login, by the run's id."""
+NOT_COPIED = {"lock", "checkpoints", JOB_FILE}
+MOST_CRASHES = 3
+"""In a row, without progress."""
+
+
+def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int:
+    """Run the job to its end, or to a stop; returns the exit code of the worker."""
+    bundle = Bundle.from_json((bundle_folder / BUNDLE_FILE).read_bytes())
+    run = work / "run"
+    make_folder(run)
+    try:
+        job = make_job(bundle, bundle_folder, run, seconds=seconds)
+    except GraftError as error:
+        write_atomic(run / ERROR_FILE, json.dumps(error.as_json()))
+        print(f"{error.what}: {error.why}", file=sys.stderr)
+        return error.exit_code
+    write_atomic(run / JOB_FILE, json.dumps(job, indent=2))
+    restore(bundle, bundle_folder, run)
+    mirror = RunMirror(_mirror_of(bundle), bundle.run_id)
+    try:
+        return _Runner(bundle, run, mirror, seconds=seconds).run()
+    finally:
+        mirror.copy(run)
+
+
+def make_job(bundle: Bundle, folder: Path, run: Path, *, seconds: float | None) -> dict[str, Any]:
+    """The worker's job with the folders of this place."""
+    job: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
+    begun = clock.now()
+    job["folder"] = str(run)
+    job["base_folder"] = _find_base(bundle, folder)
+    job["dataset_folder"] = bundle.dataset or str(folder / DATASET)
+    job["start_adapter"] = str(folder / START_ADAPTER) if (folder / START_ADAPTER).is_dir() else None
+    if seconds is not None:
+        job |= {"deadline": begun.at + seconds, "deadline_from": begun.model_dump()}
+    return job
+
+
+def restore(bundle: Bundle, folder: Path, run: Path) -> None:
+    """Put the checkpoint of the bundle into the run, unless the run has come further here already."""
+    target = run / "checkpoints"
+    if bundle.resume_step is None or any(target.glob("step-*")):
+        return
+    make_folder(target)
+    for step in (folder / RESUME).iterdir():
+        part = target / f".{step.name}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(step, part)
+        part.rename(target / step.name)
+
+
+def _find_base(bundle: Bundle, folder: Path) -> str:
+    base = bundle.base
+    if base.kind == "none":
+        return ""
+    from graftwork.model.base import find_base
+
+    name = {"bundled": str(folder / BASE), "path": base.path}.get(base.kind, base.name)
+    found = find_base(name, project_folder=Path("/"), weights=True)
+    if found.revision != base.revision:
+        raise EnvironmentLacks(
+            f"the base model {base.name} has other files here than where the run was planned",
+            why=f"expected {base.revision[:12]}…, found {found.revision[:12]}…",
+            fix="copy the files of the base to this place, or let the bundle bring them",
+            where=found.folder,
+        )
+    return found.folder
+
+
+def _mirror_of(bundle: Bundle) -> str | None:
+    passed: dict[str, str] = json.loads(os.environ.get(MIRRORS_VARIABLE, "{}"))
+    return passed.get(bundle.run_id) or bundle.mirror
+
+
+class _Runner:
+    def __init__(self, bundle: Bundle, run: Path, mirror: "RunMirror", *, seconds: float | None) -> None:
+        self._job = Job(
+            name="job",
+            module=bundle.module,
+            job_file=str(run / JOB_FILE),
+            folder=str(run),
+            environment={"GRAFT_PRELOAD": "0"},
+        )
+        self._run, self._mirror = run, mirror
+        self._until = clock.steady() + seconds if seconds is not None else None
+        self._stop = threading.Event()
+        self._workers = LocalWorkers()
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._stop.set())
+        # Without the bootstrap nothing would end this job at its time limit.
+        tie_to_parent(os.getppid())
+        furthest, crashes = 0.0, 0
+        while True:
+            code = self._attempt()
+            beat = read_beat(self._run)
+            done = beat.done if beat is not None else 0.0
+            crashes = 1 if done > furthest else crashes + 1
+            furthest = max(furthest, done)
+            known = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
+            if known or self._stop.is_set() or crashes > MOST_CRASHES:
+                return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
+            print(f"the worker ended with {code}; starting it again", flush=True)
+
+    def _attempt(self) -> int:
+        handle = self._workers.submit(self._job)
+        copied, asked = float("-inf"), False
+        while (status := self._workers.poll(handle, seconds=POLL_SECONDS)).running:
+            if clock.steady() - copied >= MIRROR_SECONDS:
+                copied = clock.steady()
+                self._mirror.copy(self._run)
+                if self._mirror.wants_stop() or (self._run.parent / STOP_FILE).exists():
+                    self._stop.set()
+            late = self._until is not None and clock.steady() >= self._until
+            if (self._stop.is_set() or late) and not asked:
+                asked = True
+                self._stop.set()
+                self._ask(handle)
+        return status.exit_code or 0
+
+    def _ask(self, handle: JobHandle) -> None:
+        print("stopping at the next safe point", flush=True)
+        self._workers.stop(handle)
+
+
+class RunMirror:
+    """The small files of a run at the mirror: enough to follow it elsewhere and to take its result."""
+
+    def __init__(self, url: str | None, run_id: str) -> None:
+        self._files: Any = None
+        self._seen: dict[str, tuple[int, int]] = {}
+        if url is not None:
+            self._files, root = open_url(url, kind="mirror", setting="the mirror of the bundle")
+            self._root = f"{root.rstrip('/')}/{run_id}"
+
+    def copy(self, run: Path) -> None:
+        """Copy what has changed; a mirror that fails is tried again the next time."""
+        if self._files is None:
+            return
+        for name, path in _small_files(run):
+            try:
+                stamp = (path.stat().st_size, path.stat().st_mtime_ns)
+                if self._seen.get(name) == stamp:
+                    continue
+                target = f"{self._root}/run/{name}"
+                if not has_buckets(self._files):
+                    self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._files.pipe_file(target, path.read_bytes())
+                self._seen[name] = stamp
+            except FileNotFoundError:
+                continue
+            except Exception as error:  # whatever a network library may raise
+                print(f"the mirror failed: {type(error).__name__}; trying again later", flush=True)
+                return
+
+    def wants_stop(self) -> bool:
+        """Whether someone has put a stop file there: the way to stop a run that has no other one."""
+        if self._files is None:
+            return False
+        try:
+            self._files.invalidate_cache()
+            return bool(self._files.exists(f"{self._root}/{STOP_FILE}"))
+        except Exception:  # whatever a network library may raise
+            return False
+
+
+def _small_files(run: Path) -> Iterator[tuple[str, Path]]:
+    """The result comes last: where it is, the rest is."""
+    found = [
+        path
+        for path in run.rglob("*")
+        if path.is_file()
+        and path.relative_to(run).parts[0] not in NOT_COPIED
+        and not path.name.startswith(".")
+    ]
+    for path in sorted(found, key=lambda path: (path.name == "outcome.json", path)):
+        yield path.relative_to(run).as_posix(), path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run an unpacked bundle.")
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--seconds", type=float)
+    given = parser.parse_args()
+    return run_bundle(given.bundle.resolve(), given.work.resolve(), seconds=given.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

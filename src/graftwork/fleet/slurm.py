@@ -1,0 +1,183 @@
+"""A Slurm cluster as a place, by `sbatch`, `squeue` and `scancel` on this machine; works without accounting.
+
+In: an order. Out: a batch job whose name is the job's label, in a folder that all nodes share. Its state is
+that of the queue; once it has left the queue, that of the files which it wrote. A job whose node dies is
+queued again by Slurm and goes on from its checkpoint.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import IO
+
+from graftwork.files.disk import write_atomic
+from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.hosts import ProcessConnection, send_files
+from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.results import take_packed
+from graftwork.fleet.settings import SlurmSettings
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+NOTICE_SECONDS = 120
+"""Slurm sends TERM so long before the time limit."""
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESV_DEL_HOLD")
+COMMAND_SECONDS = 60.0
+SCRIPT = "job.sh"
+
+
+class SlurmPlace:
+    name = "slurm"
+    paid = False
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self._settings = settings
+        self._root = Path(settings.folder).expanduser()
+        self._files = ProcessConnection("slurm", [sys.executable], root=str(self._root), far=False)
+        self.sent_bytes = 0
+
+    def offer(self) -> tuple[Offer, ...]:
+        partition = ("-p", self._settings.partition) if self._settings.partition else ()
+        lines = _run("sinfo", "-h", "-o", "%P %D %G", *partition).splitlines()
+        today = date.today().isoformat()
+        return tuple(
+            Offer(
+                place=self.name,
+                gpu="" if resources == "(null)" else resources,
+                gpus=0 if resources == "(null)" else 1,
+                usd_per_hour=0.0,
+                instance=f"{name.rstrip('*')}, {nodes} nodes",
+                source="sinfo",
+                dated=today,
+            )
+            for name, nodes, resources in (line.split(maxsplit=2) for line in lines)
+        )
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        folder = Path(order.bundle)
+        bundle = read_bundle(folder)
+        queued = self._queue(order.label)
+        if queued:
+            return self._placed(order.label)
+        self.sent_bytes = send_files(self._files, folder, bundle)
+        body = json.dumps({"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}).encode()
+
+        def feed(stream: IO[bytes]) -> None:
+            stream.write(body)
+
+        self._files.run("prepare", feed=feed)
+        if (
+            self._status(order.label).phase == "ended"
+            and (self._job(order.label) / "work/exit.json").exists()
+        ):
+            return self._placed(order.label)
+        script = self._job(order.label) / SCRIPT
+        write_atomic(script, self._script(order))
+        words = [*self._options(order), f"--export={','.join(['ALL', *secrets])}", str(script)]
+        # Names in the arguments, values in the environment, which Slurm gives to the job.
+        _run("sbatch", *words, environment=secrets)
+        return self._placed(order.label)
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        queued, found = self._queue(job.label), self._status(job.label)
+        if any(state in WAITING for state in queued):
+            return JobPoll(phase="starting", message="waiting in the queue")
+        if queued:
+            return found.model_copy(
+                update={"phase": "running" if found.beat else "starting", "exit_code": None, "message": ""}
+            )
+        return found
+
+    def log(self, job: PlacedJob) -> str:
+        text: str = json.loads(self._files.run("log", job.label))
+        return text
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if self._status(job.label).phase == "gone":
+            raise unknown_job(self.name, job.label)
+        take_packed(lambda packed: self._files.run("pack", job.label, into=packed), folder)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        if not self._queue(job.label):
+            return
+        if at_once:
+            _run("scancel", "--signal=KILL", "--full", f"--name={job.label}")
+            _run("scancel", f"--name={job.label}")
+        elif any(state in WAITING for state in self._queue(job.label)):
+            _run("scancel", f"--name={job.label}")
+        else:
+            _run("scancel", "--signal=TERM", "--batch", f"--name={job.label}")
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        names = _run("squeue", "-h", "--me", "-o", "%j").split()
+        return tuple(self._placed(name) for name in sorted(set(names)) if LABEL.fullmatch(name))
+
+    def _queue(self, label: str) -> tuple[str, ...]:
+        """The states of the jobs of this name in the queue."""
+        return tuple(_run("squeue", "-h", "--me", "-n", label, "-o", "%T").split())
+
+    def _status(self, label: str) -> JobPoll:
+        return JobPoll.from_json(self._files.run("status", label))
+
+    def _job(self, label: str) -> Path:
+        return self._root / "jobs" / label
+
+    def _placed(self, label: str) -> PlacedJob:
+        return PlacedJob(place=self.name, id=label, label=label)
+
+    def _options(self, order: JobOrder) -> tuple[str, ...]:
+        settings = self._settings
+        minutes = max(int(order.seconds / 60) + 3, 5)
+        return (
+            f"--job-name={order.label}",
+            f"--time={minutes}",
+            "--requeue",
+            f"--signal=B:TERM@{NOTICE_SECONDS}",
+            "--open-mode=append",
+            f"--output={self._job(order.label) / 'job.log'}",
+            f"--chdir={self._job(order.label)}",
+            *([f"--partition={settings.partition}"] if settings.partition else []),
+            *([f"--gres=gpu:{settings.gpus}"] if settings.gpus else []),
+            *settings.options,
+        )
+
+    def _script(self, order: JobOrder) -> str:
+        folder = self._job(order.label)
+        words = [self._settings.python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
+        words += ["--work", str(folder / "work"), "--cache", str(self._root / "cache")]
+        words += ["--seconds", f"{order.seconds:.0f}"]
+        # The batch process itself: it gets the signals of the queue.
+        return f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {shlex.join(words)}\n"
+
+
+def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_SECONDS,
+            env={**os.environ, **(environment or {})},
+        )
+    except OSError as error:
+        raise Refused(
+            f"there is no {words[0]} on this machine",
+            why=str(error.strerror),
+            fix="run it on a login node of the cluster",
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise PlaceUnreachable(f"{words[0]} does not answer", fix="try again later") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
+        if words[0] == "sbatch" and "ontact" not in last:
+            raise Refused(
+                f"Slurm refuses the job: {last}", fix="check partition, gpus and options", where="fleet.slurm"
+            )
+        raise PlaceUnreachable(f"{words[0]} failed: {last}", fix="try again later")
+    return done.stdout

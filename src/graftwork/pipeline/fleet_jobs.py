@@ -1,0 +1,324 @@
+"""Run this project's training at another place: quote, start, follow, stop, fetch, reconcile.
+
+In: an open project and the name of a place. Out: a job in the ledger, and its result in the run's folder,
+from where `graft train` goes on. Asks before money is spent: the caller confirms the quote.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.fleet.control import Controller, affordable_seconds, largest_cost
+from graftwork.fleet.manual import ManualPlace
+from graftwork.fleet.place import Place, PlaceUnreachable, make_label
+from graftwork.fleet.runpod import RunPodPlace
+from graftwork.pipeline.fleet_bundle import BundleOptions, PackedRun, pack_run, secrets_of
+from graftwork.pipeline.fleet_places import control, open_place, safety_of
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.table import run_pipeline
+from graftwork.records.base import Record
+from graftwork.records.errors import (
+    AnswerIsNo,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    UserMistake,
+    WorkerFailed,
+)
+from graftwork.records.fleet import FleetJob, JobOrder, PlacedJob, Reconciled
+from graftwork.records.hardware import Offer
+from graftwork.records.plan import Plan
+from graftwork.records.run import RunState
+
+POLL_SECONDS = 2.0
+PAID_POLL_SECONDS = 15.0
+"""Providers limit the rate of requests."""
+SPARE = 4.0
+"""A job at a place without a price may take so many times the planned time."""
+SPARE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What `graft fleet run` asks for."""
+
+    place: str
+    max_usd: float | None = None
+    deadline_seconds: float | None = None
+    gpu: str = ""
+    base_there: str = ""
+    dataset_there: str = ""
+
+
+class RunQuote(Record):
+    """What a run at a place may take and cost, before it is started."""
+
+    place: str
+    gpu: str = ""
+    usd_per_hour: float = 0.0
+    price_source: str = ""
+    price_dated: str = ""
+    planned_hours: float
+    """By the plan for this machine; the place may be faster."""
+    planned_usd: float = 0.0
+    seconds: float
+    """The time limit of the job."""
+    largest_usd: float = 0.0
+    """If everything goes wrong that the reserve covers."""
+
+
+class FleetJobs(Record):
+    jobs: tuple[FleetJob, ...]
+
+
+Confirm = Callable[[RunQuote], bool]
+
+
+def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, place: Place) -> RunQuote:
+    """The time limit and the largest possible cost of this run at the place."""
+    offer = choose_offer(place, request.gpu)
+    price, safety, planned = offer.usd_per_hour or 0.0, safety_of(work), plan.minutes.high * 60
+    if price:
+        most = request.max_usd if request.max_usd is not None else work.settings.fleet.caps.job_usd
+        seconds = affordable_seconds(most, price, safety)
+    else:
+        seconds = planned * SPARE + SPARE_SECONDS
+    if request.deadline_seconds is not None:
+        seconds = min(seconds, request.deadline_seconds)
+    return RunQuote(
+        place=place.name,
+        gpu=request.gpu or (offer.gpu if price else ""),
+        usd_per_hour=price,
+        price_source=offer.source,
+        price_dated=offer.dated,
+        planned_hours=planned / 3600,
+        planned_usd=min(planned, seconds) / 3600 * price,
+        seconds=seconds,
+        largest_usd=largest_cost(seconds, price, safety),
+    )
+
+
+def choose_offer(place: Place, gpu: str) -> Offer:
+    """The cheapest offer of the place, of this card if one is named."""
+    offers = [offer for offer in place.offer() if not gpu or offer.gpu == gpu]
+    if not offers:
+        known = sorted({offer.gpu or "no card" for offer in place.offer()})
+        raise AnswerIsNo(
+            f"{place.name} offers no {gpu or 'machine'} now",
+            why=f"it has: {', '.join(known) or 'nothing'}",
+            fix="name another card or place; `graft fleet offers` lists them",
+            where="--gpu",
+        )
+    return min(offers, key=lambda offer: offer.usd_per_hour or 0.0)
+
+
+def start_run(work: OpenProject, request: FleetRequest, confirm: Confirm) -> FleetJob:
+    """Plan, pack and submit the run. Nothing is sent before the quote is confirmed."""
+    controller = control(work, request.place)
+    made = run_pipeline(work, upto="plan")
+    quote = quote_run(work, made.get("plan", Plan), request, controller.place)
+    if not confirm(quote):
+        raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
+    packed = pack_run(work, made, _options(request, quote))
+    job_id = secrets.token_hex(6)
+    order = JobOrder(
+        job_id=job_id,
+        label=make_label(work.jobs.key, job_id),
+        run_id=packed.bundle.run_id,
+        bundle=str(packed.folder),
+        gpu=quote.gpu,
+        seconds=quote.seconds,
+        usd_per_hour=quote.usd_per_hour,
+        max_usd=quote.largest_usd,
+    )
+    job = controller.start(
+        order,
+        caps=work.settings.fleet.caps,
+        now=time.time(),
+        planned_usd=quote.planned_usd,
+        secrets=packed.secrets,
+    )
+    work.runs.update(job.run_id, state="running", when=timestamp())
+    _report_start(work, job, packed, controller.place)
+    return job
+
+
+def _options(request: FleetRequest, quote: RunQuote) -> BundleOptions:
+    return BundleOptions(
+        base_there=request.base_there,
+        # This machine has the base already.
+        base_travels=request.place != "local",
+        dataset_there=request.dataset_there,
+        seconds=quote.seconds,
+        max_usd=quote.largest_usd or None,
+    )
+
+
+def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Place) -> None:
+    sent = getattr(place, "sent_bytes", None)
+    size = f", {sent / 1e6:.1f} of {packed.bundle.size / 1e6:.1f} MB sent" if sent is not None else ""
+    work.reporter.info(f"job {job.id} is at {job.place}{size}")
+    if isinstance(place, ManualPlace) and job.placed is not None:
+        folder = place.folder_of(job.placed)
+        work.reporter.info(
+            f"carry out the steps in {folder / 'README.md'}; then `graft fleet receive {job.id}`"
+        )
+
+
+def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
+    """Report the job's progress until it has ended, and bring its files. Ctrl-C leaves the job running."""
+    controller, pause = collecting(work, job.place), threading.Event()
+    unreached = False
+    if poll_seconds is None:
+        poll_seconds = PAID_POLL_SECONDS if controller.place.paid else POLL_SECONDS
+    try:
+        while job.is_open:
+            try:
+                _report(work, controller.place, job)
+                unreached = False
+            except PlaceUnreachable as error:
+                if not unreached:
+                    work.reporter.info(f"{error.what}; the job goes on, trying again")
+                unreached = True
+            controller.reconcile(now=time.time())
+            job = get_job(work, job.id)
+            if job.is_open:
+                pause.wait(poll_seconds)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"no longer following; job {job.id} goes on at {job.place}",
+            fix=f"`graft fleet logs -f {job.id}` follows it, `graft fleet stop {job.id}` stops it",
+        ) from None
+    return job if job.fetched else fetch(work, job)
+
+
+def collecting(work: OpenProject, name: str) -> Controller:
+    """A controller that sends bundles to machines that come up, and brings files before those go."""
+    controller = control(work, name)
+    place = controller.place
+
+    def collect(job: FleetJob) -> None:
+        place.fetch(placed_of(job), work.project.runs / job.run_id)
+
+    def deliver(job: FleetJob) -> None:
+        if isinstance(place, RunPodPlace):
+            place.deliver(_order_of(job), placed_of(job), secrets=secrets_of(work, job.run_id))
+
+    controller.collect, controller.deliver = collect, deliver
+    return controller
+
+
+def _order_of(job: FleetJob) -> JobOrder:
+    return JobOrder(
+        job_id=job.id,
+        label=job.label,
+        run_id=job.run_id,
+        bundle=job.bundle,
+        gpu=job.gpu,
+        seconds=job.seconds,
+        usd_per_hour=job.usd_per_hour,
+        max_usd=job.committed_usd,
+    )
+
+
+def _report(work: OpenProject, place: Place, job: FleetJob) -> None:
+    found = place.poll(placed_of(job))
+    if found.beat is not None:
+        beat = found.beat
+        work.reporter.progress(
+            f"{job.place}: {beat.phase}",
+            beat.done,
+            beat.total,
+            seconds_left=beat.seconds_left,
+            detail=dict(beat.detail),
+        )
+
+
+def fetch(work: OpenProject, job: FleetJob) -> FleetJob:
+    """Bring the files of the job into the folder of its run."""
+    if job.state in ("refused", "lost") or job.placed is None:
+        return job
+    open_place(work, job.place).fetch(job.placed, work.project.runs / job.run_id)
+    job = job.model_copy(update={"fetched": True})
+    work.jobs.update(job)
+    return job
+
+
+def require_done(work: OpenProject, job: FleetJob) -> None:
+    """Note how the run ended; raise the error of a job that did not finish."""
+    if job.state == "done":
+        return
+    state: RunState = "stopped" if job.state == "stopped" else "failed"
+    error = {"what": job.reason, "where": job.place}
+    work.runs.update(job.run_id, state=state, when=timestamp(), error=error)
+    go_on = "run the same command again: it goes on from the last checkpoint, at this place or another"
+    if job.state == "stopped":
+        raise StoppedInOrder(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
+    raise WorkerFailed(
+        f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
+        why="what it had saved was fetched" if job.fetched else "nothing of it could be fetched",
+        fix=f"`graft fleet logs {job.id}` shows its output; {go_on}",
+    )
+
+
+def finish(work: OpenProject) -> StepOutputs:
+    """Take the result as that of the training step."""
+    return run_pipeline(work, upto="train")
+
+
+def get_job(work: OpenProject, job_id: str) -> FleetJob:
+    """The job of this id, or of its first characters."""
+    found = [job for job in work.jobs.list() if job.id.startswith(job_id)]
+    if len(found) == 1:
+        return found[0]
+    raise UserMistake(
+        f"{'several jobs begin' if found else 'no job begins'} with {job_id!r}",
+        fix="`graft fleet list` names the jobs",
+    )
+
+
+def placed_of(job: FleetJob) -> PlacedJob:
+    """The job at its place; one whose submission was cut off is looked for by its label."""
+    return job.placed or PlacedJob(place=job.place, id=job.label, label=job.label)
+
+
+def read_log(work: OpenProject, job: FleetJob) -> str:
+    return open_place(work, job.place).log(placed_of(job))
+
+
+def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:
+    controller = control(work, job.place)
+    return controller.stop(job, now=time.time(), at_once=at_once)
+
+
+def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
+    """Take the results of a job that was run by hand."""
+    place = open_place(work, job.place)
+    if not isinstance(place, ManualPlace):
+        raise UserMistake(
+            f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` brings it"
+        )
+    place.receive(placed_of(job), results)
+    collecting(work, job.place).reconcile(now=time.time())
+    return get_job(work, job.id)
+
+
+def reconcile(work: OpenProject) -> Reconciled:
+    """Compare the ledger with every place that has, or had, a job of this project."""
+    found = []
+    for name in sorted({job.place for job in work.jobs.list()}):
+        try:
+            found.append(collecting(work, name).reconcile(now=time.time()))
+        except GraftError as error:
+            found.append(Reconciled(unreachable=(f"{name}: {error.what}",)))
+    return Reconciled(
+        checked=sum(report.checked for report in found),
+        closed=tuple(line for report in found for line in report.closed),
+        ended=tuple(line for report in found for line in report.ended),
+        unreachable=tuple(line for report in found for line in report.unreachable),
+        open=sum(report.open for report in found),
+    )

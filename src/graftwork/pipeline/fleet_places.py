@@ -1,0 +1,106 @@
+"""The places that a project can use, by name, and what each has to offer now.
+
+In: an open project with its `fleet` settings. Out: places; which of them answer, with cards and prices. A
+name is `local`, `ssh` or `ssh:HOST`, `manual`, `runpod`, or one that an installed package adds.
+"""
+
+from typing import cast
+
+from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.hosts import local_place, ssh_place
+from graftwork.fleet.manual import ManualPlace
+from graftwork.fleet.place import Place
+from graftwork.fleet.runpod import RunPodPlace
+from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.slurm import SlurmPlace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.process.extensions import extension_names, load_extension
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.hardware import Offer
+
+REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
+BUILT_IN = ("local", "ssh", "manual", "slurm", "runpod")
+
+
+class PlaceFacts(Record):
+    """A place as it is now."""
+
+    name: str
+    reachable: bool
+    paid: bool = False
+    offers: tuple[Offer, ...] = ()
+    open_jobs: int = 0
+    note: str = ""
+
+
+class FleetPlaces(Record):
+    places: tuple[PlaceFacts, ...]
+
+
+def open_place(work: OpenProject, name: str) -> Place:
+    """Return the place of this name, as the project configures it."""
+    kind, _, detail = name.partition(":")
+    folder, settings = work.project.state / "fleet", work.settings.fleet
+    if kind == "local":
+        return local_place(folder / "local")
+    if kind == "manual":
+        return ManualPlace(folder / "manual")
+    if kind == "ssh":
+        if detail and detail not in settings.hosts:
+            raise UserMistake(
+                f"there is no host {detail!r} in this project",
+                why=f"graft.yaml names: {', '.join(settings.hosts) or 'none'}",
+                fix="name one of these, or add it under fleet.hosts",
+                where="--place",
+            )
+        hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
+        return ssh_place(hosts)
+    if kind == "slurm":
+        return SlurmPlace(settings.slurm or SlurmSettings())
+    if kind == "runpod":
+        if settings.runpod is None:
+            raise UserMistake(
+                "RunPod is not configured",
+                fix="add `fleet: {runpod: {}}` to graft.yaml and set RUNPOD_API_KEY",
+                where="fleet.runpod",
+            )
+        return RunPodPlace(settings.runpod, state=folder / "runpod")
+    found = load_extension("graftwork.places", name, attributes=REQUIRED)
+    return cast(Place, found())
+
+
+def control(work: OpenProject, name: str) -> Controller:
+    """The controller of a place with the times of the settings."""
+    return Controller(open_place(work, name), work.jobs, safety_of(work))
+
+
+def safety_of(work: OpenProject) -> Safety:
+    settings = work.settings.fleet
+    return Safety(boot_seconds=settings.boot_minutes * 60, reconcile_seconds=settings.reconcile_minutes * 60)
+
+
+def place_names(work: OpenProject) -> tuple[str, ...]:
+    """The places that are configured, and those of installed packages."""
+    settings = work.settings.fleet
+    configured = {"ssh": bool(settings.hosts), "runpod": settings.runpod is not None}
+    configured["slurm"] = settings.slurm is not None
+    names = (name for name in BUILT_IN if configured.get(name, True))
+    return (*names, *extension_names("graftwork.places"))
+
+
+def list_places(work: OpenProject) -> FleetPlaces:
+    """Ask every place; one that does not answer is listed with the reason."""
+    jobs = [job for job in work.jobs.list() if job.is_open]
+    return FleetPlaces(
+        places=tuple(_facts(work, name, sum(job.place == name for job in jobs)) for name in place_names(work))
+    )
+
+
+def _facts(work: OpenProject, name: str, open_jobs: int) -> PlaceFacts:
+    try:
+        place = open_place(work, name)
+        offers = place.offer()
+    except GraftError as error:
+        return PlaceFacts(name=name, reachable=False, open_jobs=open_jobs, note=error.what)
+    return PlaceFacts(name=name, reachable=True, paid=place.paid, offers=offers, open_jobs=open_jobs)

@@ -1,0 +1,156 @@
+"""What the fleet can be asked: offers for this project's run, costs, drills, a bundle to carry away.
+
+In: an open project. Out: records for people and programs. Starts nothing.
+"""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from graftwork.fleet.drill import run_drill
+from graftwork.fleet.ledger import month_of
+from graftwork.pipeline.fleet_bundle import BundleOptions, pack_run
+from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote, quote_run
+from graftwork.pipeline.fleet_places import open_place, place_names, safety_of
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.table import run_pipeline
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.fleet import FleetJob
+from graftwork.records.plan import Plan
+
+
+class RunOffers(Record):
+    """This project's run at each place, the cheapest first."""
+
+    planned_hours: float
+    quotes: tuple[RunQuote, ...]
+    notes: tuple[str, ...] = ()
+
+
+def list_offers(work: OpenProject, *, only: str = "") -> RunOffers:
+    """A quote for every offer of every place that answers."""
+    plan = run_pipeline(work, upto="plan").get("plan", Plan)
+    quotes, notes = [], []
+    for name in (only,) if only else place_names(work):
+        try:
+            place = open_place(work, name)
+            cards = sorted({offer.gpu for offer in place.offer()})
+            quotes += [quote_run(work, plan, FleetRequest(name, gpu=card), place) for card in cards]
+        except GraftError as error:
+            notes.append(f"{name}: {error.what}")
+    ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.place, quote.gpu))
+    return RunOffers(planned_hours=plan.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
+
+
+class CostSummary(Record):
+    """The ledger in figures: dollars."""
+
+    jobs: int
+    open_jobs: int
+    planned_usd: float
+    committed_usd: float
+    """The largest possible cost of open jobs."""
+    actual_usd: float
+    month: str
+    month_usd: float
+    """Counted against the cap of this month."""
+    month_cap_usd: float
+    project_cap_usd: float | None
+    job_cap_usd: float
+    lines: tuple[FleetJob, ...]
+
+
+def summarize_costs(work: OpenProject) -> CostSummary:
+    jobs, caps, month = work.jobs.list(), work.settings.fleet.caps, month_of(time.time())
+    return CostSummary(
+        jobs=len(jobs),
+        open_jobs=sum(job.is_open for job in jobs),
+        planned_usd=sum(job.planned_usd for job in jobs),
+        committed_usd=sum(job.committed_usd for job in jobs if job.is_open),
+        actual_usd=sum(job.actual_usd for job in jobs),
+        month=month,
+        month_usd=sum(job.counted_usd for job in jobs if month_of(job.created_at) == month),
+        month_cap_usd=caps.month_usd,
+        project_cap_usd=caps.project_usd,
+        job_cap_usd=caps.job_usd,
+        lines=jobs,
+    )
+
+
+class DrillReport(Record):
+    """All schedules of a drill; what was lost, by seed."""
+
+    schedules: int
+    jobs: int
+    crashes: int
+    faults: dict[str, int]
+    states: dict[str, int]
+    largest_spend_usd: float
+    cap_usd: float
+    leaked: tuple[str, ...]
+    paid_twice: tuple[str, ...]
+    over_cap: tuple[str, ...]
+    unfinished: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.leaked or self.paid_twice or self.over_cap or self.unfinished)
+
+
+def drill_project(work: OpenProject, *, schedules: int, seed: int) -> DrillReport:
+    """Run drills with the caps and times of this project."""
+    caps = work.settings.fleet.caps
+    found = [run_drill(seed + number, caps=caps, safety=safety_of(work)) for number in range(schedules)]
+
+    def count(values: Iterable[dict[str, int]]) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for value in values:
+            total.update(value)
+        return dict(sorted(total.items()))
+
+    def gather(name: str) -> tuple[str, ...]:
+        return tuple(f"seed {drill.seed}: {line}" for drill in found for line in getattr(drill, name))
+
+    return DrillReport(
+        schedules=schedules,
+        jobs=sum(outcome.jobs for outcome in found),
+        crashes=sum(outcome.crashes for outcome in found),
+        faults=count(outcome.faults for outcome in found),
+        states=count(outcome.states for outcome in found),
+        largest_spend_usd=max(outcome.spent_usd for outcome in found),
+        cap_usd=found[0].cap_usd,
+        leaked=gather("leaked"),
+        paid_twice=gather("paid_twice"),
+        over_cap=gather("over_cap"),
+        unfinished=gather("unfinished"),
+    )
+
+
+class ExportedBundle(Record):
+    """A bundle in a folder of the user's choice."""
+
+    id: str
+    folder: str
+    run_id: str
+    files: int
+    size_bytes: int
+    resume_step: int | None = None
+
+
+def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> ExportedBundle:
+    """Write the bundle of this project's run to a folder."""
+    if target.exists():
+        raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+    packed = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
+    shutil.copytree(packed.folder, target)
+    return ExportedBundle(
+        id=packed.bundle.id,
+        folder=str(target),
+        run_id=packed.bundle.run_id,
+        files=len(packed.bundle.files),
+        size_bytes=packed.bundle.size,
+        resume_step=packed.bundle.resume_step,
+    )

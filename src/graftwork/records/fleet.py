@@ -1,0 +1,184 @@
+"""Jobs on other machines: the bundle, the order for a place, what the place knows, the ledger."""
+
+from typing import Literal
+
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.job import Beat
+
+BUNDLE_FORMAT = 1
+
+
+class BundleFile(Record):
+    """A file of a bundle: its content and its length."""
+
+    sha256: str
+    size: int
+
+
+class BundleBase(Record):
+    """Where the place finds the base model: on the Hub, in a folder there, or in the bundle itself."""
+
+    kind: Literal["hub", "path", "bundled", "embedded", "none"]
+    name: str
+    """The name that the plan uses, with the commit of a model of the Hub."""
+    revision: str
+    """The fingerprint of its files; the place refuses other ones."""
+    path: str = ""
+    """A folder at the place, for the kind `path`."""
+
+
+class Bundle(Record):
+    """The manifest of a bundle: everything a place needs to run a job, each file by its hash."""
+
+    format: int = BUNDLE_FORMAT
+    run_id: str
+    module: str
+    """The worker: `python -m module job.json`."""
+    graftwork: str
+    """The version in the wheel."""
+    files: dict[str, BundleFile]
+    base: BundleBase
+    dataset: str = ""
+    """A folder at the place, where the data may not travel; empty: in the bundle."""
+    resume_step: int | None = None
+    """The checkpoint in the bundle, if there is one."""
+    seconds: float | None = None
+    """How long the job may run at a place; then it writes a checkpoint and ends."""
+    max_usd: float | None = None
+    mirror: str | None = None
+    """Where heartbeat, journals and checkpoints are copied to. A login travels apart, as a secret."""
+
+    @property
+    def id(self) -> str:
+        """The same content has the same id everywhere."""
+        return fingerprint(self.model_dump(mode="json"))[:16]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+
+class JobOrder(Record):
+    """One job for a place."""
+
+    job_id: str
+    label: str
+    """The name at the provider: exact, and unique to this job."""
+    run_id: str
+    bundle: str
+    """The folder of the bundle on this machine."""
+    gpu: str = ""
+    """The card that was ordered; empty: any, or none."""
+    seconds: float
+    """The hard limit, for the timer in the job and for the provider."""
+    usd_per_hour: float = 0.0
+    max_usd: float = 0.0
+
+
+class PlacedJob(Record):
+    """A job at a place, as the place names it. Written to the ledger: any process can go on from it."""
+
+    place: str
+    id: str
+    label: str
+    host: str = ""
+    gpu: str = ""
+    """The card that the place gave."""
+    usd_per_hour: float = 0.0
+    """The price that the place charges."""
+    created_at: float = 0.0
+    """Seconds since 1970, by the clock of the place."""
+
+
+JobPhase = Literal["starting", "running", "ended", "gone"]
+
+
+class JobPoll(Record):
+    """What a place knows of a job now. `gone`: the place has no such job any more."""
+
+    phase: JobPhase
+    exit_code: int | None = None
+    beat: Beat | None = None
+    message: str = ""
+
+
+JobState = Literal["intended", "submitted", "stopping", "done", "stopped", "failed", "lost", "refused"]
+"""`intended`: written down before the place is asked. The first three are open, the others are final."""
+FinalState = Literal["done", "stopped", "failed", "lost", "refused"]
+OPEN_STATES: frozenset[JobState] = frozenset({"intended", "submitted", "stopping"})
+
+
+class MachineBill(Record):
+    """What one machine of a job has cost so far, by the times at which it was seen."""
+
+    created_at: float
+    last_seen: float
+    usd_per_hour: float
+
+    @property
+    def usd(self) -> float:
+        return max(self.last_seen - self.created_at, 0.0) / 3600 * self.usd_per_hour
+
+
+class FleetJob(Record):
+    """A line of the ledger: one job at one place, its limits and its cost."""
+
+    id: str
+    label: str
+    place: str
+    run_id: str
+    state: JobState
+    bundle: str
+    created_at: float
+    updated_at: float
+    gpu: str = ""
+    seconds: float
+    """The time limit of the job itself."""
+    usd_per_hour: float = 0.0
+    """As offered when the job was planned."""
+    planned_usd: float = 0.0
+    """The expected cost by the plan."""
+    committed_usd: float = 0.0
+    """The largest possible cost while the job is open; it counts against the caps."""
+    placed: PlacedJob | None = None
+    machines: dict[str, MachineBill] = {}
+    """All machines that were seen under this job's label; more than one if the provider made two."""
+    booted_at: float | None = None
+    absent_since: float | None = None
+    """Since when the place's list has not shown it."""
+    outcome: FinalState | None = None
+    """What a stopping job becomes once its end is confirmed."""
+    reason: str = ""
+    unseen_usd: float = 0.0
+    """What it may have cost although the place never showed it; counts against the caps."""
+    fetched: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN_STATES
+
+    @property
+    def actual_usd(self) -> float:
+        return sum(bill.usd for bill in self.machines.values())
+
+    @property
+    def counted_usd(self) -> float:
+        """What the caps count: the largest possible cost of an open job, the cost of a closed one."""
+        if self.is_open:
+            return max(self.committed_usd, self.actual_usd)
+        return self.actual_usd + self.unseen_usd
+
+
+class Reconciled(Record):
+    """What a comparison of the ledger with the places found and did."""
+
+    checked: int = 0
+    """Jobs that were open."""
+    closed: tuple[str, ...] = ()
+    """Jobs that came to a final state, with its reason."""
+    ended: tuple[str, ...] = ()
+    """Machines that were ended: orphans, duplicates, jobs over their limits."""
+    unreachable: tuple[str, ...] = ()
+    """Places that did not answer; their jobs are as before."""
+    open: int = 0
+    """Jobs that are open still."""

@@ -1,0 +1,82 @@
+"""The fleet's ledger in the project's database: jobs at places, their states and their cost.
+
+The caps are checked in the transaction that writes the intent: two controllers cannot both take the last
+dollar.
+"""
+
+import secrets
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import IntegrityError
+
+from graftwork.fleet.ledger import check_reservation
+from graftwork.fleet.settings import CapSettings
+from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.fleet import FleetJob
+from graftwork.store.database import Database
+from graftwork.store.schema import fleet_jobs, fleet_keys
+
+
+class FleetLedger:
+    """The jobs of one project."""
+
+    def __init__(self, database: Database, *, project: str) -> None:
+        self._database = database
+        self._project = project
+
+    @property
+    def key(self) -> str:
+        """Made once a project and database: a copy of the project elsewhere has another one."""
+        query = select(fleet_keys.c.ledger).where(fleet_keys.c.project == self._project)
+        with self._database.read() as connection:
+            known: str | None = connection.scalar(query)
+        if known is not None:
+            return known
+        with self._database.write() as connection:
+            known = connection.scalar(query)
+            if known is None:
+                known = secrets.token_hex(4)
+                connection.execute(fleet_keys.insert().values(project=self._project, ledger=known))
+        return known
+
+    def reserve(self, job: FleetJob, caps: CapSettings) -> None:
+        try:
+            with self._database.write() as connection:
+                check_reservation(job, self._all(connection), caps)
+                connection.execute(fleet_jobs.insert().values(project=self._project, **_row(job)))
+        except IntegrityError as error:
+            raise Busy(f"job {job.id} exists already", fix="run the command again") from error
+
+    def update(self, job: FleetJob) -> None:
+        found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)
+        with self._database.write() as connection:
+            changed = connection.execute(fleet_jobs.update().where(found).values(**_row(job)))
+        if not changed.rowcount:
+            raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
+
+    def get(self, job_id: str) -> FleetJob | None:
+        found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)
+        with self._database.read() as connection:
+            body = connection.scalar(select(fleet_jobs.c.body).where(found))
+        return None if body is None else FleetJob.model_validate(body)
+
+    def list(self) -> tuple[FleetJob, ...]:
+        with self._database.read() as connection:
+            return self._all(connection)
+
+    def _all(self, connection: Connection) -> tuple[FleetJob, ...]:
+        query = select(fleet_jobs.c.body).where(fleet_jobs.c.project == self._project)
+        return tuple(
+            FleetJob.model_validate(body) for body in connection.scalars(query.order_by(fleet_jobs.c.seq))
+        )
+
+
+def _row(job: FleetJob) -> dict[str, object]:
+    return {
+        "id": job.id,
+        "place": job.place,
+        "run_id": job.run_id,
+        "state": job.state,
+        "created_at": job.created_at,
+        "body": job.model_dump(mode="json"),
+    }

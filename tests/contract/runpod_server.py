@@ -1,0 +1,194 @@
+"""A stand-in for RunPod's REST API v2 on the simulated provider. Requests are checked strictly.
+
+The fields are those of the published OpenAPI description: unknown ones are refused, as RunPod does.
+"""
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.simulator import SimulatedProvider
+
+KEY = "rpa_stand1nkey"
+CARD = "NVIDIA GeForce RTX 4090"
+TEXT, NUMBER, LIST, DICT = str, int, list, dict
+FIELDS = {
+    "name": TEXT,
+    "image": TEXT,
+    "args": TEXT,
+    "disk": NUMBER,
+    "ports": LIST,
+    "env": DICT,
+    "registry": TEXT,
+    "mounts": DICT,
+    "gpu": DICT,
+    "cpu": DICT,
+    "cloud": TEXT,
+    "dataCenterIds": LIST,
+    "globalNetworking": bool,
+}
+
+
+def problems(body) -> list[str]:
+    """What RunPod's own validation would complain about."""
+    if not isinstance(body, dict):
+        return ["$: no object"]
+    found = [f"$: additional properties '{name}' not allowed" for name in body if name not in FIELDS]
+    found += [f"$.{name}: missing" for name in ("name", "image") if not body.get(name)]
+    known = [name for name in body if name in FIELDS]
+    found += [f"$.{name}: wrong type" for name in known if type(body[name]) is not FIELDS[name]]
+    if found:
+        return found
+    if ("gpu" in body) == ("cpu" in body):
+        found.append("$: exactly one of gpu and cpu")
+    gpu = body.get("gpu", {"id": CARD})
+    if set(gpu) - {"id", "count"} or not isinstance(gpu.get("id"), str) or gpu.get("count", 1) < 1:
+        found.append("$.gpu: invalid")
+    if body.get("cloud", "SECURE") not in ("SECURE", "COMMUNITY") or body.get("disk", 1) < 1:
+        found.append("$.cloud or $.disk: invalid")
+    if not all(re.fullmatch(r"\d+/(tcp|http)", port) for port in body.get("ports", ())):
+        found.append("$.ports: invalid")
+    if not all(isinstance(value, str) for value in body.get("env", {}).values()):
+        found.append("$.env: invalid")
+    return found
+
+
+class RunPodStandIn:
+    def __init__(self, provider: SimulatedProvider, *, ssh_port: int | None) -> None:
+        self.provider, self.ssh_port = provider, ssh_port
+        self.seconds_a_request = 0.0
+        self.bodies: dict[str, dict] = {}
+        self.requests: Counter[str] = Counter()
+        self.raw: list[bytes] = []
+        self.lock = threading.Lock()
+
+    def answer(self, method, path, body):
+        """Status and content, as the description has them."""
+        path, _, query = path.partition("?")
+        self.requests[f"{method} {path}"] += 1
+        if path == "/clock":
+            # Of the tests: time passes with the requests.
+            self.provider.advance(self.seconds_a_request)
+            return 200, {"now": self.provider.now}
+        if (method, path) == ("GET", "/v2/catalog/gpus"):
+            assert query == "include=AVAILABILITY"
+            return 200, {"gpus": [gpu(CARD, self.provider.usd_per_hour), gpu("Sold out", 0.1, "NONE")]}
+        if (method, path) == ("GET", "/v2/pods"):
+            return 200, {"pods": [self.pod(machine) for machine in self.provider.list()]}
+        if (method, path) == ("POST", "/v2/pods"):
+            wrong = problems(body)
+            if wrong:
+                return 422, problem(422, "validation failed", wrong)
+            self.bodies[body["name"]] = body
+            machine = self.provider.create(body["name"], gpu=body["gpu"]["id"], seconds=3600)
+            return 201, self.pod(machine)
+        found = re.fullmatch(r"/v2/pods/([^/]+)", path)
+        machine = self.provider.get(found[1]) if found else None
+        if machine is None:
+            return 404, problem(404, "pod not found")
+        if method == "DELETE":
+            self.provider.terminate(machine.id)
+            return 204, None
+        return 200, self.pod(machine)
+
+    def pod(self, machine):
+        up = machine.boots_at is not None and self.provider.now >= machine.boots_at
+        port = {"private": 22, "public": self.ssh_port, "type": "tcp", "ip": "127.0.0.1"}
+        body = self.bodies[machine.label]
+        created = datetime.fromtimestamp(machine.created_at, UTC).isoformat()
+        return {
+            "id": machine.id,
+            "name": machine.label,
+            "status": "RUNNING" if up else "PROVISIONING",
+            "actions": ["terminate"],
+            "image": body["image"],
+            "args": body.get("args", ""),
+            "disk": body["disk"],
+            "mounts": {},
+            "ports": body["ports"],
+            "env": body["env"],
+            "registry": None,
+            "gpu": {"id": machine.gpu, "count": 1},
+            "cloud": body["cloud"],
+            "dataCenterId": None,
+            "template": None,
+            "cost": machine.usd_per_hour,
+            "locked": False,
+            "globalNetworking": {"enabled": False},
+            "runtime": {"uptime": int(self.provider.now - machine.boots_at), "ports": [port]} if up else None,
+            "createdAt": created,
+            "startedAt": created if up else None,
+        }
+
+
+def gpu(name, price, availability="HIGH"):
+    return {
+        "id": name,
+        "name": name,
+        "pool": None,
+        "manufacturer": "NVIDIA",
+        "memory": 24,
+        "secure": True,
+        "community": False,
+        "price": {"secure": price, "community": 0.0},
+        "maxCount": {"secure": 8, "community": 0},
+        "availability": availability,
+        "dataCenters": [],
+    }
+
+
+def problem(status, detail, errors=None):
+    found = {"title": "Error", "status": status, "detail": detail}
+    return found | ({"errors": errors} if errors else {})
+
+
+@contextmanager
+def running_runpod(provider: SimulatedProvider, *, ssh_port: int | None = None) -> Iterator[tuple]:
+    """The stand-in and its address."""
+    api = RunPodStandIn(provider, ssh_port=ssh_port)
+
+    class Handler(BaseHTTPRequestHandler):
+        def respond(self):
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            with api.lock:
+                api.raw.append(f"{self.path} {self.headers}".encode() + raw)
+                status, content = self.decide(json.loads(raw) if raw else None)
+            body = json.dumps(content).encode() if content is not None else b""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if status == 429:
+                self.send_header("Retry-After", "1")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def decide(self, body):
+            if self.headers.get("Authorization") != f"Bearer {KEY}":
+                return 401, problem(401, "missing bearer token")
+            try:
+                return api.answer(self.command, self.path, body)
+            except Refused as refused:
+                return 400, problem(400, refused.what)
+            except PlaceUnreachable as error:
+                status = 429 if "429" in error.what else 504 if "no answer" in error.what else 500
+                return status, problem(status, error.what)
+
+        do_GET = do_POST = do_DELETE = respond  # noqa: N815
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield api, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,61 @@
+"""The fleet's ledger on SQLite and PostgreSQL: the caps in one transaction, every state kept."""
+
+import pytest
+
+from graftwork.fleet.ledger import OverCap
+from graftwork.fleet.settings import CapSettings
+from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.fleet import FleetJob, PlacedJob
+from graftwork.store.fleet import FleetLedger
+
+CAPS = CapSettings(job_usd=5, month_usd=8)
+
+
+@pytest.fixture
+def ledger(database):
+    return FleetLedger(database, project="p")
+
+
+def make(number, **changes):
+    values = {
+        "id": f"{number:012x}",
+        "label": f"graft-00000000-{number:012x}",
+        "place": "runpod",
+        "run_id": f"run{number}",
+        "state": "intended",
+        "bundle": "b",
+        "created_at": 1.8e9,
+        "updated_at": 1.8e9,
+        "seconds": 60.0,
+        "committed_usd": 4.0,
+    }
+    return FleetJob(**{**values, **changes})
+
+
+def test_a_reservation_is_kept_and_counts_against_the_caps(ledger):
+    ledger.reserve(make(1), CAPS)
+    ledger.reserve(make(2), CAPS)
+    with pytest.raises(OverCap):
+        ledger.reserve(make(3), CAPS)
+    assert ledger.list() == (make(1), make(2))
+    assert ledger.get(make(3).id) is None
+    closed = make(1, state="done", placed=PlacedJob(place="runpod", id="x", label="y"), reason="done")
+    ledger.update(closed)
+    assert ledger.get(closed.id) == closed
+    ledger.reserve(make(3), CAPS)
+
+
+def test_a_run_is_open_once(ledger):
+    ledger.reserve(make(1, committed_usd=0.0), CAPS)
+    with pytest.raises(Busy, match="run1 is at runpod already"):
+        ledger.reserve(make(2, run_id="run1", committed_usd=0.0), CAPS)
+
+
+def test_the_key_of_a_ledger_is_made_once_and_belongs_to_one_project(database):
+    first, again, other = (FleetLedger(database, project=name) for name in ("p", "p", "other"))
+    assert len(first.key) == 8
+    assert first.key == again.key != other.key
+    first.reserve(make(1), CAPS)
+    assert other.list() == ()
+    with pytest.raises(UserMistake, match="there is no job"):
+        other.update(make(1))

@@ -1,0 +1,16 @@
+"""Small bundles for tests: the trial worker, which needs no model."""
+
+from graftwork.fleet.bundle import BundleParts, build_bundle
+from graftwork.records.fleet import BundleBase
+
+NO_BASE = BundleBase(kind="none", name="", revision="")
+
+
+def trial_parts(**changes):
+    job = {"steps": 3, "step_seconds": 0.0, **changes.pop("job", {})}
+    values = {"run_id": "run1", "module": "graftwork.fleet.trial_worker", "base": NO_BASE, **changes}
+    return BundleParts(job=job, **values)
+
+
+def trial_bundle(root, **changes):
+    return build_bundle(trial_parts(**changes), root / "bundles")

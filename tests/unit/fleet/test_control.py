@@ -1,0 +1,205 @@
+"""Starting and reconciling jobs: the caps, each fault alone, and random schedules with crashes."""
+
+import csv
+import io
+from collections import Counter
+from random import Random
+
+import pytest
+
+from graftwork.fleet.control import Controller, Safety, affordable_seconds, largest_cost
+from graftwork.fleet.drill import run_drill
+from graftwork.fleet.ledger import MemoryLedger, OverCap, export_csv
+from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
+from graftwork.fleet.settings import CapSettings
+from graftwork.fleet.simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
+from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.fleet import JobOrder
+
+SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
+CAPS = CapSettings(job_usd=3.0, month_usd=10.0, project_usd=None)
+
+
+class Certain(Random):
+    """Every fault happens at the first chance."""
+
+    def random(self):
+        return 0.99
+
+    def uniform(self, a, b):
+        return (a + b) / 2
+
+
+class Drill:
+    def __init__(self, **faults):
+        self.provider = SimulatedProvider(chance=Certain(1))
+        self.provider.faults = Counter({kind.replace("_", " "): count for kind, count in faults.items()})
+        self.ledger = MemoryLedger()
+        self.controller = Controller(SimulatedPlace(self.provider), self.ledger, SAFETY)
+
+    def order(self, number=1, *, run="run", seconds=7200.0, price=0.4):
+        job_id = f"{number:012x}"
+        values = {"gpu": CARD, "seconds": seconds, "usd_per_hour": price, "bundle": ""}
+        return JobOrder(job_id=job_id, label=make_label(self.ledger.key, job_id), run_id=run, **values)
+
+    def start(self, *arguments, caps=CAPS, **options):
+        return self.controller.start(self.order(*arguments, **options), caps=caps, now=self.provider.now)
+
+    def reconcile(self, rounds=12):
+        reports = []
+        for _ in range(rounds):
+            self.provider.advance(SAFETY.reconcile_seconds)
+            reports.append(self.controller.reconcile(now=self.provider.now))
+        return reports
+
+    def only(self):
+        (job,) = self.ledger.list()
+        return job
+
+
+def test_a_job_is_followed_to_its_end_and_its_machine_is_given_back():
+    drill = Drill()
+    assert drill.start().state == "submitted"
+    drill.reconcile()
+    job = drill.only()
+    assert (job.state, job.outcome, drill.provider.alive()) == ("done", "done", ())
+    billed = drill.provider.billed_usd()
+    assert billed <= job.actual_usd <= job.committed_usd
+    assert job.counted_usd == job.actual_usd
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "reason"),
+    [
+        ("slow create", "done", ""),
+        ("never boots", "failed", "never came up"),
+        ("other card", "failed", "gave RTX 3090"),
+        ("preempted", "lost", "taken away"),
+        ("preempted with notice", "stopped", "notice"),
+        ("stop ignored", "done", ""),
+        ("list lags", "done", ""),
+        ("clock skew", "done", ""),
+        ("duplicate", "done", ""),
+        ("price rises", "failed", "price rose"),
+    ],
+)
+def test_each_fault_ends_without_a_leak(fault, state, reason):
+    drill = Drill(**{fault.replace(" ", "_"): 2 if fault == "stop ignored" else 1})
+    drill.start()
+    drill.reconcile(rounds=16)
+    job = drill.only()
+    assert job.state == state
+    assert reason in job.reason
+    assert drill.provider.alive() == ()
+    assert drill.provider.billed_usd() <= job.committed_usd
+
+
+def test_a_create_that_succeeds_after_the_timeout_is_adopted_and_not_repeated():
+    drill = Drill(create_after_the_timeout=1)
+    with pytest.raises(PlaceUnreachable):
+        drill.start()
+    assert drill.only().state == "intended"
+    with pytest.raises(Busy, match="at simulated already"):
+        drill.start(2)
+    drill.reconcile()
+    assert drill.only().state == "done"
+    assert len(drill.provider.machines) == 1
+
+
+def test_a_refusal_costs_nothing_and_frees_its_reservation():
+    drill = Drill(quota=1)
+    with pytest.raises(Refused, match="quota"):
+        drill.start()
+    assert (drill.only().state, drill.only().counted_usd) == ("refused", 0.0)
+    assert drill.start(2).state == "submitted"
+
+
+def test_orphans_of_this_ledger_are_ended_and_machines_of_others_are_not():
+    drill = Drill()
+    ours = make_label(drill.ledger.key, "f" * 12)
+    others = (make_label("1" * 8, "f" * 12), f"{ours}-x", f"x{ours}", "training", ours.upper())
+    for label in (ours, *others):
+        drill.provider.create(label, gpu=CARD, seconds=60)
+    (report,) = drill.reconcile(rounds=1)
+    assert [machine.label for machine in drill.provider.alive()] == list(others)
+    assert len(report.ended) == 1
+
+
+def test_a_machine_of_a_closed_job_is_ended_and_paid_by_that_job():
+    drill = Drill()
+    drill.start()
+    drill.reconcile()
+    cost = drill.only().actual_usd
+    drill.provider.create(drill.only().label, gpu=CARD, seconds=60)
+    drill.reconcile(rounds=2)
+    assert drill.provider.alive() == ()
+    assert drill.only().actual_usd > cost
+
+
+def test_caps_hold_for_a_job_a_month_and_the_project():
+    drill = Drill()
+    with pytest.raises(OverCap, match="cap of a job is"):
+        drill.start(caps=CapSettings(job_usd=0.5))
+    caps = CapSettings(job_usd=3.0, month_usd=2.0)
+    drill.start(1, run="a", caps=caps)
+    with pytest.raises(OverCap, match=r"cap of a month is \$2\.00"):
+        drill.start(2, run="b", caps=caps)
+    with pytest.raises(OverCap, match="cap of a project"):
+        drill.start(2, run="b", caps=CapSettings(job_usd=3.0, month_usd=100, project_usd=1.5))
+    assert len(drill.ledger.list()) == 1
+    # A closed job counts with its cost only, and another month has its own cap.
+    drill.reconcile()
+    drill.start(2, run="b", caps=caps)
+    drill.provider.advance(40 * 86400)
+    drill.start(3, run="c", caps=caps)
+
+
+def test_a_stop_is_repeated_until_the_list_confirms_it():
+    drill = Drill(stop_ignored=2)
+    job = drill.start()
+    drill.provider.advance(120)
+    drill.controller.stop(job, now=drill.provider.now, at_once=True)
+    assert len(drill.provider.alive()) == 1
+    drill.reconcile(rounds=6)
+    assert (drill.only().state, drill.only().reason) == ("stopped", "stopped by the user")
+    assert drill.provider.alive() == ()
+
+
+def test_the_affordable_time_and_the_largest_cost_agree():
+    seconds = affordable_seconds(3.0, 0.4, SAFETY)
+    assert largest_cost(seconds, 0.4, SAFETY) == pytest.approx(3.0)
+    with pytest.raises(UserMistake, match="not enough"):
+        affordable_seconds(0.1, 0.4, SAFETY)
+    assert largest_cost(1000, 0.0, SAFETY) == 0.0
+
+
+def test_the_ledger_is_exported_as_csv():
+    drill = Drill()
+    drill.start()
+    drill.reconcile()
+    (row,) = csv.DictReader(io.StringIO(export_csv(drill.ledger.list())))
+    assert (row["place"], row["state"]) == ("simulated", "done")
+    assert 0 < float(row["actual_usd"]) < float(row["committed_usd"])
+
+
+def check_schedules(seeds):
+    seen = Counter()
+    for seed in seeds:
+        outcome = run_drill(seed)
+        assert outcome.is_clean, outcome
+        seen.update(outcome.faults)
+    return seen
+
+
+def test_random_schedules_leak_nothing_and_keep_the_caps():
+    assert set(check_schedules(range(40))) == set(FAULTS)
+
+
+@pytest.mark.slow
+def test_a_thousand_random_schedules_leak_nothing_and_keep_the_caps():
+    check_schedules(range(1000, 2000))
+
+
+def test_the_drill_finds_a_controller_that_ends_nothing(monkeypatch):
+    monkeypatch.setattr(Controller, "_end", lambda *_arguments: None)
+    assert any(run_drill(seed).leaked for seed in range(5))
