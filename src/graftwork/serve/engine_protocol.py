@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
-from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
+from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
 from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
 from graftwork.serve.settings import EngineKind, EngineSettings
 
@@ -121,6 +121,9 @@ class GenerateRequest(Record):
     """The JSON Schema that the answer must follow."""
     prompt: str | None = None
     """A text to continue without a template, instead of messages."""
+    chat: dict[str, Any] | None = None
+    """Messages, tools and formats as the client sent them, if there are tools or formats: for servers that
+    take them as they are."""
 
 
 class LoadAdapter(Record):
@@ -139,6 +142,8 @@ class ReplyPiece:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     tool_calls: tuple[CallData, ...] = ()
+    call_deltas: tuple[CallDelta, ...] = ()
+    """What is new of calls that are still being written. The last piece has all calls as a whole."""
     logprobs: tuple[LogprobData, ...] | None = None
     stop: str | None = None
     """The stop string that ended the reply."""
@@ -148,6 +153,8 @@ class ReplyPiece:
         data: PieceData = {"text": self.text}
         if self.logprobs is not None:
             data["logprobs"] = list(self.logprobs)
+        if self.call_deltas:
+            data["call_deltas"] = list(self.call_deltas)
         if self.finish_reason is not None:
             data["finish_reason"] = self.finish_reason
             data["prompt_tokens"], data["reply_tokens"] = self.prompt_tokens, self.reply_tokens
@@ -204,6 +211,7 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
         parts = [piece async for piece in pieces]
         whole = parts[-1].to_data()
         whole["text"] = "".join(piece.text for piece in parts)
+        whole.pop("call_deltas", None)
         if request.logprobs is not None:
             whole["logprobs"] = [token for piece in parts for token in piece.logprobs or ()]
         return json_response(whole)

@@ -12,7 +12,9 @@ from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.serve.embedded_engine import EmbeddedBackend
 from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.llamacpp_engine import LlamaCppBackend
 from graftwork.serve.routing import Routes
+from graftwork.serve.settings import EngineSettings
 
 TOOL_TEMPLATE = (
     "{%- set led = messages[0].role == 'system' %}"
@@ -55,24 +57,50 @@ def tool_base(tiny_base, tmp_path_factory):
 
 
 @asynccontextmanager
-async def serving(base: Path, sink=None):
+async def embedded(base: Path):
     backend = EmbeddedBackend(EngineJob(folder=str(base), base_folder=str(base), threads=1))
     backend.loop.start()
     try:
+        yield backend
+    finally:
+        await asyncio.to_thread(backend.loop.close, seconds=5.0)
+
+
+@asynccontextmanager
+async def llamacpp(base: Path):
+    pytest.importorskip("xllamacpp")
+    exact = EngineSettings(kind="llamacpp", precision="f32", context=2048)
+    backend = LlamaCppBackend(
+        EngineJob(folder=str(base), base_folder=str(base), threads=1, batch_size=3, engine=exact)
+    )
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(params=[embedded, llamacpp])
+def serving(request, tmp_path_factory, monkeypatch):
+    """A gateway with OpenAI's client over an engine on the given base."""
+
+    @asynccontextmanager
+    async def serve(base: Path, sink=None):
+        monkeypatch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
         async with (
+            request.param(base) as backend,
             open_house(sink, backend=backend, routes=Routes()) as house,
             AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
         ):
             yield house, client
-    finally:
-        await asyncio.to_thread(backend.loop.close, seconds=5.0)
+
+    return serve
 
 
 def schema_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
 
 
-def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed(run, tool_base):
+def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed(run, serving, tool_base):
     async def main():
         sink = ListSink()
         async with serving(tool_base, sink) as (house, client):
@@ -98,7 +126,7 @@ def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed
     run(main)
 
 
-def test_required_calls_one_of_the_tools(run, tool_base):
+def test_required_calls_one_of_the_tools(run, serving, tool_base):
     async def main():
         async with serving(tool_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "tools": TOOLS, "parallel_tool_calls": False}
@@ -108,7 +136,7 @@ def test_required_calls_one_of_the_tools(run, tool_base):
     run(main)
 
 
-def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(run, tool_base):
+def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(run, serving, tool_base):
     async def main():
         call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"place":"Bern"}'}}
         turns = [
@@ -118,7 +146,8 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
         ]
         async with serving(tool_base) as (house, client):
             rendered = []
-            template = house.stub._template
+            engine = house.stub
+            template = engine._template if isinstance(engine, EmbeddedBackend) else engine._prompts.template
             prompt = template.prompt
             template.prompt = lambda messages: rendered.append(prompt(messages)) or rendered[-1]
             await client.chat.completions.create(model="base", messages=turns, tools=TOOLS, max_tokens=2)
@@ -130,7 +159,7 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
     run(main)
 
 
-def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, tiny_base):
+def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             with pytest.raises(BadRequestError, match="tools are not supported") as refused:
@@ -140,7 +169,7 @@ def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, tiny_base):
     run(main)
 
 
-def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, tiny_base):
+def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             for temperature in (0, 1.5):
@@ -168,7 +197,7 @@ def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, tiny_base):
         {"$ref": "#"},
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, tiny_base, schema):
+def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, serving, tiny_base, schema):
     async def main():
         async with serving(tiny_base) as (_, client):
             with pytest.raises(BadRequestError, match="response_format cannot be enforced") as refused:
@@ -180,7 +209,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, tiny_base, sch
     run(main)
 
 
-def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, tiny_base):
+def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "logprobs": True, "top_logprobs": 3, "max_tokens": 5}
@@ -202,7 +231,7 @@ def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, t
     run(main)
 
 
-def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prompt(run, tiny_base):
+def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prompt(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "temperature": 1.0, "seed": 5, "max_tokens": 4}

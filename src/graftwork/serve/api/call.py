@@ -13,6 +13,11 @@ MOST_CHOICES = 16
 """Answers that one request may ask for: `n` times its prompts."""
 
 
+_AS_SENT = ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs")
+_AS_SENT += ("top_logprobs",)
+"""Fields that a server which takes chats gets as the client sent them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatLimits:
     default_model: str = "champion"
@@ -82,7 +87,12 @@ class ChatCall:
         }
         if self.options is not None:
             value |= self.options.encode_for_engine()
+        if self.messages and (self.options is not None or self._holds_calls()):
+            value["chat"] = {key: self.body[key] for key in _AS_SENT if self.body.get(key) is not None}
         return orjson.dumps(value)
+
+    def _holds_calls(self) -> bool:
+        return any(message.get("tool_calls") for message in self.body["messages"])
 
     @property
     def choices(self) -> int:
@@ -115,6 +125,14 @@ class CallData(TypedDict):
     arguments: str
 
 
+class CallDelta(TypedDict):
+    """What is new of a call. `name` comes with its first part."""
+
+    index: int
+    name: NotRequired[str]
+    arguments: str
+
+
 class AlternativeData(TypedDict):
     token: str
     logprob: float
@@ -135,6 +153,8 @@ class PieceData(TypedDict):
     prompt_tokens: NotRequired[int]
     reply_tokens: NotRequired[int]
     tool_calls: NotRequired[list[CallData]]
+    call_deltas: NotRequired[list[CallDelta]]
+    """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
     logprobs: NotRequired[list[LogprobData]]
     stop: NotRequired[str | None]
     """The stop string that ended the reply."""
@@ -144,8 +164,15 @@ class PieceData(TypedDict):
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
     """Text and calls as the captures keep them: calls in tags."""
-    made = tuple(ToolCall(call["name"], orjson.loads(call["arguments"])) for call in calls)
+    made = tuple(ToolCall(call["name"], _load_arguments(call["arguments"])) for call in calls)
     return write_calls(TextAndCalls(text, made)) if made else text
+
+
+def _load_arguments(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text  # another server's call that was cut off
 
 
 class TokenUsage(NamedTuple):
