@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 from serve_harness import DEADLINE, ListSink, open_house
+from tool_template import ASK, PLACE, TOOL_TEMPLATE, TOOLS
 
 from graftwork.serve.embedded_engine import EmbeddedBackend
 from graftwork.serve.engine_protocol import EngineJob
@@ -16,30 +17,6 @@ from graftwork.serve.llamacpp_engine import LlamaCppBackend
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EngineSettings
 
-TOOL_TEMPLATE = (
-    "{%- set led = messages[0].role == 'system' %}"
-    "{%- if tools %}<|im_start|>system\n{% if led %}{{ messages[0].content }}\n{% endif %}"
-    "TOOLS{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>\n"
-    "{%- elif led %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{%- endif %}"
-    "{%- for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
-    "{% if not loop.first or m.content %}\n{% endif %}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ASK = [{"role": "user", "content": "Where is it?"}]
-PLACE = {"enum": ["Bern", "Rome"]}
-FIND = {
-    "type": "object",
-    "properties": {"place": PLACE},
-    "required": ["place"],
-    "additionalProperties": False,
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = [
-    {"type": "function", "function": {"name": "find", "description": "Finds it.", "parameters": FIND}},
-    {"type": "function", "function": {"name": "wait", "parameters": NOTHING}},
-]
 SCHEMA = {
     "type": "object",
     "properties": {"place": PLACE, "sure": {"type": "boolean"}},
