@@ -1,21 +1,15 @@
 """Tools, JSON, log-probabilities and several choices: OpenAI's client and a real, tiny model."""
 
-import asyncio
 import json
-import shutil
-from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
-from serve_harness import DEADLINE, ListSink, open_house
-from tool_template import ASK, PLACE, TOOL_TEMPLATE, TOOLS
+from openai import BadRequestError
+from serve_engines import embedded, llamacpp, serve_with
+from serve_harness import ListSink
+from tool_template import ASK, PLACE, TOOLS
 
 from graftwork.serve.embedded_engine import EmbeddedBackend
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.llamacpp_engine import LlamaCppBackend
-from graftwork.serve.routing import Routes
-from graftwork.serve.settings import EngineSettings
 
 SCHEMA = {
     "type": "object",
@@ -25,52 +19,10 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def tool_base(tiny_base, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tool_base")
-    shutil.copytree(tiny_base, folder, dirs_exist_ok=True)
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    return folder
-
-
-@asynccontextmanager
-async def embedded(base: Path):
-    backend = EmbeddedBackend(EngineJob(folder=str(base), base_folder=str(base), threads=1))
-    backend.loop.start()
-    try:
-        yield backend
-    finally:
-        await asyncio.to_thread(backend.loop.close, seconds=5.0)
-
-
-@asynccontextmanager
-async def llamacpp(base: Path):
-    pytest.importorskip("xllamacpp")
-    exact = EngineSettings(kind="llamacpp", precision="f32", context=2048)
-    backend = LlamaCppBackend(
-        EngineJob(folder=str(base), base_folder=str(base), threads=1, batch_size=3, engine=exact)
-    )
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 @pytest.fixture(params=[embedded, llamacpp])
 def serving(request, tmp_path_factory, monkeypatch):
-    """A gateway with OpenAI's client over an engine on the given base."""
-
-    @asynccontextmanager
-    async def serve(base: Path, sink=None):
-        monkeypatch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
-        async with (
-            request.param(base) as backend,
-            open_house(sink, backend=backend, routes=Routes()) as house,
-            AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
-        ):
-            yield house, client
-
-    return serve
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
+    return partial(serve_with, request.param)
 
 
 def schema_format(schema):

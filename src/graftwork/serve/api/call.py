@@ -13,8 +13,9 @@ MOST_CHOICES = 16
 """Answers that one request may ask for: `n` times its prompts."""
 
 
-_AS_SENT = ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs")
-_AS_SENT += ("top_logprobs",)
+_AS_SENT = (
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs", "top_logprobs"
+)  # fmt: skip
 """Fields that a server which takes chats gets as the client sent them."""
 
 
