@@ -1,4 +1,4 @@
-"""The rules of direction: which room may know which."""
+"""Which package may import which."""
 
 import ast
 import re
@@ -62,7 +62,7 @@ def rooms() -> list[str]:
     return sorted(room.name for room in SOURCE.iterdir() if room.is_dir() and room.name != "__pycache__")
 
 
-def test_every_room_has_a_rule():
+def test_every_package_has_a_rule():
     assert set(rooms()) == set(MAY_IMPORT)
 
 
@@ -116,6 +116,11 @@ def test_help_loads_nothing_heavy():
 def test_importing_graftwork_loads_nothing_heavy():
     loaded = loaded_after("import graftwork\nassert 'open_project' in dir(graftwork)")
     assert not loaded & (HEAVY | {"pydantic", "typer", "rich"})
+
+
+def test_printing_a_plan_needs_neither_stores_nor_the_settings_of_a_project():
+    loaded = loaded_after("from graftwork.api.plans import plan_fit\nimport graftwork.cli.show.plan")
+    assert not loaded & (HEAVY | {"sqlalchemy"})
 
 
 def test_an_audit_needs_only_the_core(tmp_path):

@@ -104,7 +104,7 @@ def test_with_a_good_checkpoint_here_the_mirror_need_not_answer(url, tmp_path, m
     assert not asked
 
 
-def test_what_is_good_here_is_not_fetched(url, tmp_path):
+def test_intact_local_files_are_not_fetched(url, tmp_path):
     save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(30))
     write_checkpoint(tmp_path / "there", checkpoint(10), keep=1)
     assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
@@ -150,7 +150,7 @@ def test_the_same_policy_holds_there(url, tmp_path):
     assert there.best().step == 20
 
 
-def test_what_is_beyond_is_never_removed(url, tmp_path):
+def test_newer_checkpoints_at_the_mirror_are_never_removed(url, tmp_path):
     """The run restarted, without what is at its mirror: the copies are still good."""
     mirror = mirror_of(url)
     save(CheckpointStore(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))

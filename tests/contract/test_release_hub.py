@@ -62,7 +62,7 @@ def test_a_release_goes_to_the_hub_and_comes_back_byte_for_byte(hub, store, tmp_
     assert not list(far.root.glob(".*.part"))
 
 
-def test_what_the_hub_has_is_not_sent_again(hub, store):
+def test_files_on_the_hub_are_not_uploaded_again(hub, store):
     first, second = make(store), make(store, weights=b"others")
     for _ in range(2):
         open_hub(hub).push(store, first.id)

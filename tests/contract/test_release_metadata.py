@@ -125,7 +125,7 @@ def test_releases_are_listed_by_what_is_asked_for(index):
     assert found(index, model="main", decision="deploy", tag="none") == []
 
 
-def test_what_an_alias_needs_cannot_be_collected_and_what_is_collected_cannot_go_live(index):
+def test_an_aliased_release_is_not_collected_and_a_collected_one_gets_no_alias(index):
     for entry in (A, B, C, release("d")):
         index.add(entry)
     for entry in (A, B):

@@ -77,7 +77,7 @@ def test_a_signature_does_not_come_to_a_manifest_that_it_does_not_sign(url, stor
     assert place.get_text(release.id, "manifest.json.minisig") == b"signed\n"
 
 
-def test_what_is_there_is_not_sent_again(url, store):
+def test_existing_files_are_not_uploaded_again(url, store):
     first, second = make(store), make(store, weights=b"other weights")
     push_release(store, RemoteStore(url), first.id)
     assert push_release(store, RemoteStore(url), first.id).sent == ()

@@ -71,7 +71,7 @@ def fill(work, count: int) -> None:
         connection.execute(table.insert(), rows)
 
 
-def test_what_a_listing_a_look_and_a_promotion_cost_does_not_grow(tmp_path: Path, database_url: str):
+def test_list_show_and_promote_cost_the_same_with_many_releases(tmp_path: Path, database_url: str):
     settings = {"project": "cited-answers", "data": {"logs": ["l.jsonl"]}}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     work = open_work(tmp_path, database_url)

@@ -74,7 +74,7 @@ def test_without_an_alias_only_the_files_travel(far, store):
     assert not (far / ".aliases").exists()
 
 
-def test_what_was_damaged_there_is_repaired_before_the_alias_moves(far, store):
+def test_damaged_remote_files_are_repaired_before_the_alias_moves(far, store):
     release = make(store)
     push_over_ssh(store, release.id, target=target(far))
     victim = far / release.id / "plan.json"
@@ -187,7 +187,7 @@ def test_of_what_is_damaged_there_the_signature_stays_where_the_manifest_is_the_
     assert (far / release.id / signature).exists() == stays
 
 
-def test_what_is_damaged_while_it_is_signed_gives_way_to_one_that_is_signed(far, store, monkeypatch):
+def test_a_release_damaged_during_signing_is_replaced_by_a_signed_one(far, store, monkeypatch):
     """The hashes hold before the signatures come, and do not when they are there."""
     release, signature = make(store), "manifest.json.minisig"
     push_over_ssh(store, release.id, target=target(far))
@@ -201,7 +201,7 @@ def test_what_is_damaged_while_it_is_signed_gives_way_to_one_that_is_signed(far,
     assert ReleaseStore.open(far).verify(release.id) == release
 
 
-def test_what_a_killed_signer_left_here_does_not_travel(far, store):
+def test_leftovers_of_a_killed_signer_are_not_pushed(far, store):
     release = make(store)
     (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
     assert push_over_ssh(store, release.id, target=target(far), alias="champion").sent
@@ -220,7 +220,7 @@ def test_bytes_sent_are_reported_while_they_go(far, store, monkeypatch):
     assert [done for _, done, _ in sent] == sorted(done for _, done, _ in sent)
 
 
-def test_what_is_checked_there_is_the_manifest_not_what_became_of_the_folder_here(far, store, monkeypatch):
+def test_the_remote_check_uses_the_manifest_and_not_the_local_folder(far, store, monkeypatch):
     release = make(store)
     path = store.folder(release.id) / "plan.json"
     path.chmod(0o644)

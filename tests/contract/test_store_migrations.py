@@ -95,7 +95,7 @@ def restarted(database_url: str) -> Iterator[Database]:
     opened.close()
 
 
-def test_what_was_migrated_is_still_there_for_the_next_process(restarted: Database):
+def test_migrated_rows_are_there_for_the_next_process(restarted: Database):
     assert migrate(restarted) == ()
 
 

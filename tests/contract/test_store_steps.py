@@ -14,7 +14,7 @@ def test_a_step_that_never_ended_is_unknown(ledger: StepLedger):
     assert ledger.get("audit") is None
 
 
-def test_what_a_step_did_is_remembered_in_full(ledger: StepLedger):
+def test_a_step_record_is_stored_in_full(ledger: StepLedger):
     output = {"rows": 3, "folder": "data/é", "nested": {"list": [1, None, "\u0000"]}}
     ledger.put("prepare", fingerprint="f1", output=output, finished_at=WHEN, seconds=1.25)
     assert ledger.get("prepare") == StepEntry("prepare", "f1", output, WHEN, 1.25)

@@ -395,7 +395,7 @@ def test_a_trackio_server_keeps_a_release_once_and_gives_it_back(project, tracki
 
 
 @needs_trackio
-def test_what_trackio_does_not_take_is_reported_without_the_token(project, trackio_at, tmp_path):
+def test_a_trackio_failure_is_reported_without_the_token(project, trackio_at, tmp_path):
     here, good = {"TRACKIO_DIR": str(tmp_path / "here")}, f"{trackio_at.url}?write_token={TOKEN}"
     trials = [
         ("answers", f"http://127.0.0.1:9/?write_token={TOKEN}", 3),

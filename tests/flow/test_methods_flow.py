@@ -44,7 +44,7 @@ def test_a_method_trains_what_was_planned(small_project, listener, change_settin
 
 
 @pytest.mark.parametrize("method", ["dora", "full"])
-def test_what_a_method_learned_is_released_and_answers(small_project, listener, change_settings, method):
+def test_a_trained_method_is_released_and_answers(small_project, listener, change_settings, method):
     change_settings(small_project, train=METHODS[method])
     made = run(small_project, listener)
     plan, outcome = made.get("plan", Plan), made.get("train", TrainOutcome)

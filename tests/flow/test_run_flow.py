@@ -143,7 +143,7 @@ def test_only_what_depends_on_a_change_is_done_again(small_project, listener, ch
     assert live(small_project) == second["id"]
 
 
-def test_what_is_missing_is_made_again(small_project, listener):
+def test_a_missing_result_is_made_again(small_project, listener):
     import shutil
 
     run(small_project, listener, upto="train")

@@ -161,7 +161,7 @@ def test_a_closing_that_was_interrupted_is_finished_by_the_next(root, monkeypatc
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_what_belongs_to_somebody_else_does_not_stop_the_opening(tmp_path):
+def test_files_of_another_user_do_not_prevent_opening_the_project(tmp_path):
     folder = tmp_path / "theirs"
     folder.mkdir(0o755)
     (folder / "file").write_text("x")
@@ -175,7 +175,7 @@ def test_what_belongs_to_somebody_else_does_not_stop_the_opening(tmp_path):
     assert mode(folder / "file") == 0o644
 
 
-def test_what_is_written_for_the_user_has_the_modes_that_the_umask_gives(root):
+def test_files_written_for_the_user_follow_the_umask(root):
     write_atomic(root / "report.html", "<p>")
     with atomic_folder(root / "export") as folder:
         (folder / "file").write_text("x")

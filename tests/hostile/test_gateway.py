@@ -486,7 +486,7 @@ class PickySink(ListSink):
         super().add_many(captures)
 
 
-def test_one_exchange_that_cannot_be_kept_costs_nobody_else_theirs(monkeypatch):
+def test_an_exchange_that_cannot_be_captured_does_not_affect_others(monkeypatch):
     monkeypatch.setattr("graftwork.serve.captures._TRIES_AFTER_SECONDS", (0.0,))
 
     async def main():

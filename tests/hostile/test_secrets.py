@@ -105,7 +105,7 @@ def test_a_secret_in_an_exchange_does_not_reach_the_captures(planted):
 @pytest.mark.parametrize(
     "name", ["password", "api_key", "client_secret", "X-Api-Key", "db_passwd", "Authorization"]
 )
-def test_what_is_under_the_name_of_a_secret_does_not_reach_the_captures(name):
+def test_values_under_a_secret_name_do_not_reach_the_captures(name):
     request = {
         "messages": [],
         "tools": [{"headers": {name: "Zk7pQ2mw9xT4"}, "list": {name: ["Zk7pQ2mw9xT4"]}}],
@@ -130,7 +130,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_looks_like_a_secret_stays(text):
+def test_text_that_only_looks_like_a_secret_is_kept(text):
     redacted = Redactor().redact_secrets(text)
     assert redacted.replace("<REDACTED:aws_access_key:1>", "AKIAIOSFODNN7EXAMPLE") == text
 

@@ -129,7 +129,6 @@ def fit(
     options = dict(locals())
     from graftwork.api.plans import plan_fit
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.cli.show.plan import show_fit
 
     asked = {name: value for name, value in options.items() if name not in ("write", "json")}
     answer = plan_fit(**asked, on_progress=lambda message: stderr.print(message, style="dim"))
@@ -137,6 +136,8 @@ def fit(
     if json:
         print_json(_as_json(answer))
     else:
+        from graftwork.cli.show.plan import show_fit
+
         show_fit(stdout, answer, files=files)
     raise typer.Exit(0 if answer.fits else EXIT_ANSWER_IS_NO)
 

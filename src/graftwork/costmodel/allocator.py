@@ -88,7 +88,7 @@ class Allocator:
         block.pool.add(_merged(block))
 
     def empty_cache(self) -> None:
-        """Give back what nobody uses: whole segments, or whole pages of a range."""
+        """Release unused memory: whole segments, or whole pages of a range."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if self.expandable:

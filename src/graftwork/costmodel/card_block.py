@@ -209,7 +209,7 @@ class SavedBlock:
     """What one block holds between the passes."""
 
     x: Any
-    """The block's input; none where somebody else holds it longer."""
+    """The block's input; none where another tensor keeps it alive longer."""
     island: list[Any] = field(default_factory=list)
     """Queries, keys, values, mixed values, sums."""
     extra: list[Any] = field(default_factory=list)

@@ -277,7 +277,7 @@ def step_recipe(
     places: int | None = None,
     even: bool = True,
 ) -> StepRecipe:
-    """`places`: of one pass, those that predict; all of them where nobody says."""
+    """`places`: of one pass, those that predict; all of them by default."""
     sizes = sizes_of(shape, tuning, trainable=trainable, adapted=adapted, even=even)
     wanted = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
     return StepRecipe(shape, tuning, sizes, adapted, trainable, wanted)

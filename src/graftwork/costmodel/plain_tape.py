@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from graftwork.costmodel.stream import CUBLAS_WORKSPACE, AllocationStream
 
 ONLY_THE_BUFFER = 2
-"""References that `sys.getrefcount` sees where nobody else holds a storage: its tensor, and the call."""
+"""What `sys.getrefcount` returns for a storage without other references: its tensor and the call."""
 
 
 class Storage:
@@ -147,7 +147,7 @@ class Tape:
     def _accumulate(
         self, buffer: dict[int, Tensor], key: int, results: "Sequence[Tensor | None]", place: int
     ) -> None:
-        """Add to what is there: in place, where nobody else holds it."""
+        """Accumulate, in place where there is no other reference."""
         more = results[place]
         assert more is not None
         if key not in buffer:

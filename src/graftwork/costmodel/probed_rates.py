@@ -208,7 +208,7 @@ def whole_model_speed(facts: ProbeFacts) -> Figure | None:
         low, high = same
         a_layer = (high.seconds - low.seconds) / (high.layers - low.layers)
         if a_layer <= 0:
-            # Somebody else had the machine meanwhile: a layer costs something.
+            # The machine was busy with other work: a layer cannot cost nothing.
             continue
         seconds = high.seconds + a_layer * (facts.shape.layers - high.layers)
         spread = 2 * MEASURED_RANGE + max(low.spread, high.spread)

@@ -290,7 +290,7 @@ def _require_rows(
         "not need to 0, or try another data.seed"
     )
     if unconfirmed and "train" not in empty:
-        why += f"; {unconfirmed} captured replies that nobody confirmed are never held out"
+        why += f"; {unconfirmed} unconfirmed captured replies are never held out"
         fix = (
             "add logs that no model of yours wrote, send corrections of captured replies to /v1/feedback, or "
             "set data.captures.positive_confirms"

@@ -166,7 +166,7 @@ def _figure(kinds: Sequence[Sequence[float]], scale: float, unit: str, confidenc
 
 def _say(savings: Savings, *, known: bool) -> str:
     logged, hosting, saved = savings.logged_usd_per_month, savings.hosting, savings.saved_usd_per_month
-    # Calls that the log ascribes to nobody in the price table were priced as another model.
+    # Calls of models without a price were priced as another model.
     who = savings.prices[0].model if savings.prices else savings.models[0]
     calls = f"{savings.calls_per_month.value:,.0f} calls"
     if savings.unpriced >= 1:

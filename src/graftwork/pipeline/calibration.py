@@ -30,7 +30,7 @@ def judge_identity(settings: JudgeSettings, mode: Mode) -> str:
 
 
 def find_calibration(work: OpenProject, mode: Mode) -> JudgeCalibration | None:
-    """What was last found about this very judge; None where nobody compared it with people."""
+    """The last calibration of exactly this judge; None if there is none."""
     settings = work.settings.evaluate.judge
     path = calibration_file(work, settings, mode) if settings is not None else None
     if settings is None or path is None or not path.is_file():

@@ -58,7 +58,7 @@ def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> Calibrate
     if settings is None:
         raise UserMistake(
             "graft.yaml names no judge",
-            why="there is nobody to compare with people's labels",
+            why="there is no judge to compare with people's labels",
             fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
             where="evaluate.judge",
         )

@@ -64,7 +64,7 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     if teacher_settings is None:
         raise UserMistake(
             "no teacher is named",
-            why="somebody has to answer the rows",
+            why="the rows need a model that answers them",
             fix="give --teacher URL#MODEL,key=VARIABLE, or set data.repair.teacher",
             where="data.repair.teacher",
         )

@@ -57,7 +57,7 @@ class AppliedReviews(NamedTuple):
 
 
 class ReviewQueue:
-    """Hands out items that nobody has decided about, the most helpful first."""
+    """Returns undecided items, the most helpful first."""
 
     def __init__(self, work: OpenProject, *, who: str) -> None:
         self._work, self._who = work, who
@@ -71,13 +71,13 @@ class ReviewQueue:
         return sum(item.key not in decided for item in self._items)
 
     def next(self) -> ReviewItem | None:
-        """The next item. What somebody else decided in the meantime is left out."""
+        """The next item. Items that another reviewer has decided in the meantime are left out."""
         decided = self._store.decided()
         candidates = [*reversed(self._undone), *self._items]
         return next((item for item in candidates if item.key not in decided), None)
 
     def decide(self, item: ReviewItem, action: ReviewAction, *, reply: str | None = None) -> bool:
-        """Store a decision; False where somebody else was faster."""
+        """Store a decision; False if another reviewer was faster."""
         return self._store.add(
             ReviewDecision(item=item, action=action, who=self._who, at=timestamp(), reply=reply)
         )
@@ -145,7 +145,7 @@ def _list_captures(work: OpenProject) -> Iterator[ReviewItem]:
         if capture.id in unlike:
             reasons["drift"] = "it is unlike any training prompt"
         if capture.feedback is None:
-            reasons["unrated"] = "nobody rated it"
+            reasons["unrated"] = "not rated"
         if reasons:
             yield ReviewItem(
                 key=f"capture:{capture.id}",

@@ -29,7 +29,7 @@ QUERY = (
 )
 PATIENCE_SECONDS = 5.0
 COLD_DRIVER_SECONDS = 20.0
-"""A driver that nobody has used since the start takes long to answer."""
+"""A driver's first answer after the machine has started takes long."""
 FAILURES_BEFORE_REST = 3
 
 

@@ -220,7 +220,7 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Workers share these objects as long as nobody touches them.
+    # Workers share these objects until one writes to them.
     gc.collect()
     gc.freeze()
     workers: dict[int, tuple[int, int]] = {}

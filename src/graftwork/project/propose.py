@@ -293,7 +293,7 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
     copied = sum(value.casefold() in asked for value, asked in pairs)
     if len({value for value, _ in pairs}) < ALL_DIFFERENT * len(pairs) or copied > SELDOM * len(pairs):
         return field
-    why = "all different and not in the prompt: nobody can know them, so only nearness counts"
+    why = "all different and not in the prompt, so they cannot be known: only similarity counts"
     return field.model_copy(update={"rule": "token_f1", "why": why})
 
 

@@ -53,7 +53,7 @@ ReviewReason = Literal[
 
 
 class ReviewItem(Record):
-    """A row to look at. `key` identifies its content: nobody is shown it twice."""
+    """A row to review. `key` identifies its content, so that no reviewer sees it twice."""
 
     key: str
     kind: Literal["capture", "row"]
@@ -66,7 +66,7 @@ class ReviewItem(Record):
     input_hash: str = ""
     capture: str = ""
     other: str = ""
-    """Another answer to compare with: what the adapter said, or what somebody else wrote."""
+    """Another answer to compare with: the adapter's, or another reviewer's."""
 
 
 class ReviewDecision(Record):

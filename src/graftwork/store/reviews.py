@@ -29,7 +29,7 @@ class ReviewStore:
         self._project = project
 
     def add(self, review: ReviewDecision) -> bool:
-        """Keep a decision; False where somebody decided about the item in the meantime."""
+        """Keep a decision; False if another reviewer decided about the item in the meantime."""
         with self._database.write() as connection:
             if review.item.key in self._last_of(connection, review.item.key):
                 return False

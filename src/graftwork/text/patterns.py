@@ -73,7 +73,7 @@ _WHOLE_VALUE = re.compile(_VALUE)
 _NAME_STARTS = ("passw", "passp", "pwd", "secret", "token", "credential")
 _KEY_OWNERS = ("encryption", "signing", "private", "access", "auth", "api")
 
-# Digits and separators that can be a number somebody writes down: eight digits at least.
+# Digits and separators that can be a phone number or the like: at least eight digits.
 _DIGIT_RUNS = re.compile(r"[+(\d][\d ()./+-]{7,}+")
 _ASCII_NUMBERS = re.compile(r"[+(0-9][0-9 ()./+-]{7,}+")
 _CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")

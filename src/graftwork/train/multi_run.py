@@ -231,8 +231,8 @@ def _add_waited(folder: Path, seconds: float) -> None:
 FASTER_ON = {"cpu": False, "cuda": False}
 """Where it is known to be faster: nowhere yet.
 
-On a CPU two noisy repeats took 3-9 % less processor time than the plain path, which is not the way that a
-single run takes there: against the processor's own step nobody has measured it, nor on a GPU.
+On a CPU two noisy repeats took 3-9 % less processor time than the plain path, but a single run takes the
+CPU's own step there. Not measured against that step, nor on a GPU.
 """
 
 SMALL_TOKENS = 4096

@@ -66,7 +66,7 @@ def call(*arguments):
 
 
 @pytest.mark.parametrize("form", ["inspect", "lm-eval"])
-def test_what_goes_out_comes_back_in_pairs_and_graded_by_our_own_metrics(evaluated, form):
+def test_exported_results_come_back_paired_and_graded_by_our_metrics(evaluated, form):
     out = evaluated / "out"
     wrote = call("eval", "export", "--format", form, "-o", out, "-C", evaluated, "--json")
     assert wrote["subjects"] == ["base", "adapter", "log"]

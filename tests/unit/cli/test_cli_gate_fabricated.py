@@ -127,7 +127,7 @@ def test_the_teams_rules_give_the_verdicts_and_exit_codes_of_the_docs(bench, tmp
     assert "inf" not in output.stdout.replace("information", "")
 
 
-def test_what_would_settle_it_is_reported_with_the_setting(bench):
+def test_the_number_of_cases_that_settles_a_rule_is_reported_with_the_setting(bench):
     bench.write(**TEAM)
     _, few = bench.measured(tried(31, 10.0, n=31)).json()
     assert few["cases_needed"] == 183

@@ -86,7 +86,7 @@ def test_a_file_gets_one_plain_line_in_a_while():
     assert "\x1b" not in out.getvalue()
 
 
-def test_what_is_quick_says_nothing_of_its_progress():
+def test_a_quick_action_shows_no_progress():
     out = io.StringIO()
     with RichReporter(Console(file=out, force_terminal=False), clock=lambda: 0.0) as reporter:
         reporter.progress("training", 1, 2, seconds_left=None, detail={})

@@ -43,7 +43,7 @@ def error_of(out):
 
 
 @pytest.mark.parametrize("name", ["nothing.jsonl", "empty.jsonl", "folder"])
-def test_what_cannot_be_audited_is_reported_with_its_path(graft, tmp_path, name):
+def test_a_path_that_cannot_be_audited_is_reported(graft, tmp_path, name):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
     code, out, _ = graft("data", "audit", tmp_path / name, "--json")

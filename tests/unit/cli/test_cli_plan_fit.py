@@ -39,7 +39,7 @@ def test_the_example_of_the_issue_answers_with_all_its_keys():
         assert figure["low"] <= figure["value"] <= figure["high"], name
 
 
-def test_what_does_not_fit_ends_with_one_and_the_whole_answer():
+def test_a_plan_that_does_not_fit_exits_with_1_and_the_whole_answer():
     done = graft(*LARGE, "--method", "full", "--gpus", "2", "--offload", "none", "--json")
     assert done.exit_code == 1
     answer = json.loads(done.stdout)

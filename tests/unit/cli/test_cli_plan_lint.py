@@ -43,7 +43,7 @@ def test_warnings_alone_are_exit_0(graft, tmp_path):
     assert [finding["severity"] for finding in json.loads(out)["findings"]] == ["warning"]
 
 
-def test_what_the_file_does_not_say_the_command_line_can(graft, tmp_path):
+def test_the_command_line_supplies_values_missing_in_the_file(graft, tmp_path):
     file = tmp_path / "training.yaml"
     file.write_text("bf16: true\nnum_train_epochs: 1\nper_device_train_batch_size: 8\nsave_steps: 50\n")
     assert graft("plan", "lint", file)[0] == 0
@@ -65,7 +65,7 @@ def test_lengths_come_from_a_file_of_numbers_or_of_rows(graft, tmp_path):
         assert "50.0%" in found["what"]
 
 
-def test_what_was_not_checked_is_reported_with_the_option_that_would(graft, tmp_path):
+def test_unchecked_rules_are_reported_with_the_option_that_enables_them(graft, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("learning_rate: 0.0002\nmodel_name: nobody/knows-this\n")
     _, out = graft("plan", "lint", file, "--json")

@@ -58,7 +58,7 @@ def test_every_figure_is_an_object_with_a_range(graft):
     assert set(answer["parts_gib"]) == {"weights", "adapters", "cache", "workspace", "runtime"}
 
 
-def test_what_does_not_fit_ends_with_one_and_still_answers(graft):
+def test_a_plan_that_does_not_fit_exits_with_1_and_still_answers(graft):
     code, out, _ = graft(*SEED, "--gpus", "2", "--users", "6", "--json")
     answer = json.loads(out)
     assert code == 1

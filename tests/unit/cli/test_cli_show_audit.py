@@ -131,7 +131,7 @@ def test_a_placeholder_is_no_emoji_and_a_terminal_obeys_nothing_of_a_log():
     assert "␛[31m␇" in text
 
 
-def test_what_a_reporter_says_is_text_too():
+def test_messages_of_a_reporter_are_escaped_too():
     out = io.StringIO()
     reporter = RichReporter(Console(file=out, width=100))
     reporter.info("role: no kept row has '[red]:smile:\x1b[2J'")

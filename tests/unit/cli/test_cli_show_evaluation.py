@@ -39,7 +39,7 @@ def test_every_subject_is_in_the_table_with_interval_pairs_and_both_ps(report):
     assert f"({100 * metric.low:.0f}–{100 * metric.high:.0f})" in below
 
 
-def test_what_the_cases_can_show_is_reported(report):
+def test_the_power_of_the_cases_is_reported(report):
     assert report.power.sentence[:60] in shown(report, width=300)
 
 
@@ -244,12 +244,12 @@ def test_a_worn_test_set_is_reported_and_a_fresh_one_is_not(report):
     assert "worn out" in worn
 
 
-def test_what_a_name_says_to_a_terminal_is_not_obeyed(report):
+def test_control_characters_in_a_name_are_not_obeyed(report):
     text = report.to_json().replace('"planner"', '"\\u001b[31mred[bold]"')
     assert "\x1b" not in shown(type(report).from_json(text))
 
 
-def test_what_one_should_know_of_a_subject_is_reported_under_the_table_and_on_the_page(report):
+def test_notes_on_a_subject_are_shown_under_the_table_and_on_the_page(report):
     from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
     remarked = report.model_copy(update={"remarks": ("The log is flattered.",)})

@@ -67,7 +67,7 @@ def test_clean_logs_are_fit_to_train_on():
         ("secret", make_row("Is it safe?", f"Use {SECRET} for it.")),
     ],
 )
-def test_what_must_not_be_trained_on_blocks_and_names_its_fix(code, row):
+def test_a_blocking_finding_names_its_fix(code, row):
     found = audit_rows(with_more(row))
     assert not found.fit_to_train
     blocker = finding(found, code)
@@ -119,7 +119,7 @@ def test_conflicts_that_the_filter_ends_are_counted_next_to_those_that_stay():
     assert (conflict.severity, conflict.count) == ("info", 2)
 
 
-def test_what_a_random_split_would_leak_is_named():
+def test_rows_that_a_random_split_would_leak_are_named():
     ask = "Where do I find the oak psaltery{}"
     twins = [make_row(ask.format(end), f"In room {n}.") for n, end in enumerate(["?", "? ", "!"])]
     found = audit_rows(with_more(*twins), test=0.5, validation=0.1)
@@ -159,7 +159,7 @@ def test_one_side_of_a_split_alone_says_what_is_missing():
     assert "held-out file" in next(n.why for n in found.not_looked_for if n.code == "split_leak")
 
 
-def test_what_was_found_is_not_reported_as_not_searched_for():
+def test_a_finding_is_not_also_reported_as_unchecked():
     rows = [
         *good_rows(file="ours_train.jsonl", model="smol"),
         *(make_row("Who are you?", f"Number {n}.", file="ours_train.jsonl", model="large") for n in range(9)),

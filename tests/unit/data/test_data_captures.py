@@ -115,7 +115,7 @@ def test_captures_take_no_share_of_the_held_out_splits_from_other_rows(tmp_path)
         ({"feedback": 0.2, "correction": "the right reply {}"}, {}, True),
     ],
 )
-def test_what_a_person_confirmed_or_corrected_may_be_held_out(tmp_path, rated, settings, held_out):
+def test_confirmed_and_corrected_rows_may_be_held_out(tmp_path, rated, settings, held_out):
     captured = []
     for n, asked in enumerate(new_questions(18)):
         words = {key: value.format(n) if isinstance(value, str) else value for key, value in rated.items()}
@@ -145,7 +145,7 @@ def test_a_held_out_question_that_was_captured_trains_nowhere_and_replaces_nothi
     held_out = {question.casefold() for question in (*asked, *polite)}
     assert not held_out & {row.messages[-1].content.casefold() for row in after["train"]}
     assert len(drops) == len(captured)
-    assert any("nobody confirmed it" in reason for reason in drops.values())
+    assert any("unconfirmed by a person" in reason for reason in drops.values())
 
 
 @pytest.mark.parametrize("conflicts", ["keep_last", "drop_all"])
@@ -229,7 +229,7 @@ def test_captures_alone_leave_no_test_and_the_refusal_says_why(tmp_path):
     captured = [capture(one, f"reply {n}", number=n) for n, one in enumerate(new_questions(18))]
     with pytest.raises(AnswerIsNo) as refused:
         make(tmp_path, captured, logged=[])
-    assert "18 captured replies that nobody confirmed" in refused.value.why
+    assert "18 unconfirmed captured replies" in refused.value.why
 
 
 def test_the_audit_names_negative_captures_and_unconfirmed_ones(tmp_path):

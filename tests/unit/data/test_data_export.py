@@ -438,7 +438,7 @@ def test_calls_at_the_end_of_a_turn_are_taken_apart_without_loss(text, calls):
         st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "x"}', "{", "text", "\n"]), max_size=12
     )
 )
-def test_what_cannot_be_taken_apart_stays_text(parts):
+def test_arguments_that_cannot_be_parsed_stay_text(parts):
     content = "".join(parts)
     turn = split_calls(content)
     assert turn.calls or turn.text == content

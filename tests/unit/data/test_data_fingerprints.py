@@ -79,7 +79,7 @@ def test_a_turn_of_one_short_line_is_compared_as_a_line_only():
     assert short.fixed[TURN[0]][0] == 0 != long.fixed[TURN[0]][0]
 
 
-def test_what_is_never_divided_is_found_under_its_name():
+def test_rows_that_must_stay_together_are_found_by_their_name():
     rows = [
         make_row("a", session="s", extra={"task": {"id": 7}}),
         make_row("b", session="s", extra={"task": {"id": 8}}),

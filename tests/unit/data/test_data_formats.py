@@ -133,7 +133,7 @@ def test_reasoning_that_was_cut_off_stays_to_be_seen():
     assert take(chat("q", "<think>and then"), reasoning="drop").reply == "<think>and then"
 
 
-def test_what_a_log_says_next_to_the_text_is_kept():
+def test_metadata_of_a_logged_row_is_kept():
     more = {
         "role": "coder", "domain": "files", "stage": "Stage 3", "session_id": 9, "split": "test",
         "model": "m", "success": False, "reward": "0.5", "duration_ms": "12.5", "max_tokens": "400",
@@ -225,7 +225,7 @@ def test_an_odd_agent_is_no_role(agent):
 
 
 @pytest.mark.parametrize("tools", ["none", "auto", [1], ["search"], True, 7, {}, [None], "[]"])
-def test_what_defines_no_tool_is_left_out(tools):
+def test_an_invalid_tool_definition_is_left_out(tools):
     assert turns(take(chat("q", "a", tools=tools))) == [("user", "q")]
     assert "<tools>" in turns(take(chat("q", "a", tools=[tools, FIND])))[0][1]
 
@@ -346,7 +346,7 @@ def test_preference_pairs_keep_the_reply_that_lost(row):
         ),
     ],
 )
-def test_what_is_wrong_is_named_by_its_key(row, named):
+def test_an_invalid_value_is_named_by_its_key(row, named):
     with pytest.raises(BadRow, match=named.replace("[", r"\[")):
         take_all(row)
 
@@ -456,7 +456,7 @@ def test_every_exchange_of_a_session_is_an_interaction_of_its_row():
     assert (asked.status, decided.status, coded.status) == ("success", "success", "rejected")
 
 
-def test_what_a_reviewer_rejected_is_rejected_whatever_the_session_says():
+def test_a_rejection_by_a_reviewer_outranks_the_session():
     row = {
         "session": {"id": 5, "decisions": [{"question": "q", "answer": "a", "status": "success"}]},
         "status": "success",
@@ -516,7 +516,7 @@ def test_a_mapped_reply_that_is_null_is_an_empty_one():
     assert take({"q": "q", "out": {"text": "a"}, "error": "x"}, mapping=mapping).status == "failed"
 
 
-def test_what_is_mapped_as_text_is_not_kept_twice():
+def test_a_field_mapped_as_text_is_not_kept_twice():
     row = {"e": {"q": "q", "a": "a", "tenant": "acme"}}
     assert take(row, mapping=Mapping(question="e.q", reply="e.a")).extra == {"e.tenant": "acme"}
 

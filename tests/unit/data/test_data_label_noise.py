@@ -129,7 +129,7 @@ def test_a_near_duplicate_with_another_label_is_named():
     assert queue_noise(found).contradictions >= 1
 
 
-def test_what_is_a_label_and_what_is_not():
+def test_labels_are_distinguished_from_free_text():
     assert isinstance(find_labels(["yes", "no"] * 40), list)
     assert isinstance(find_labels(['```json\n{"a": 1}\n```', '{"a": 2}'] * 40), list)
     assert find_labels(["same"] * 80) == "all replies are the same"

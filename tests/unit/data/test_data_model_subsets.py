@@ -87,7 +87,7 @@ def test_a_model_that_names_nothing_gets_every_row_in_its_split():
 
 @given(st.dictionaries(st.sampled_from("abc"), MODELS, min_size=1), st.integers(0, 5), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_what_is_held_out_for_one_model_is_trained_on_by_none(models, seed, rows):
+def test_rows_held_out_for_one_model_are_trained_on_by_none(models, seed, rows):
     facts = make_facts(400, seed=rows)
     for subset in select_subsets(facts, models, seed=seed):
         learned = (subset.split == TRAIN) | (subset.split == RL)

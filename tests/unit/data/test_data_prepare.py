@@ -280,7 +280,7 @@ def test_another_seed_reassigns_everything(tmp_path):
     assert splits_of(folder) != splits_of(again)
 
 
-def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_blocks, monkeypatch):
+def test_pieces_finished_before_a_crash_are_not_done_again(tmp_path, small_blocks, monkeypatch):
     write_log(tmp_path / "log.jsonl", good_rows())
     done = []
 

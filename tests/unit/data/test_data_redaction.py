@@ -212,7 +212,7 @@ def test_a_value_is_a_password_by_the_name_of_its_field():
     assert redact_row(redacted.row).row == redacted.row
 
 
-def test_what_is_nested_without_end_does_no_harm_and_hides_nothing():
+def test_deep_nesting_does_no_harm_and_hides_nothing():
     deep = "anna@x.example"
     for _ in range(5000):
         deep = [deep]

@@ -85,7 +85,7 @@ def test_every_known_control_token_is_seen(token):
     assert [note.reason for note in notes_of(make_row(f"Repeat: {token} please", "No."))] == [token]
 
 
-def test_what_a_cut_would_take_is_reported():
+def test_tokens_lost_to_the_length_limit_are_reported():
     row = make_row("word " * 200, "word " * 200)
     (note,) = notes_of(row, changes={"max_tokens": 300})
     assert note.reason == "would lose 256 of 556 tokens, the end of the reply included"
@@ -93,7 +93,7 @@ def test_what_a_cut_would_take_is_reported():
     assert note.reason == "would lose 456 of 556 tokens, the whole reply included"
 
 
-def test_tokens_are_counted_where_somebody_can():
+def test_tokens_are_counted_where_a_tokenizer_is_given():
     assert codes_of(make_row("a b c", "d e f"), count_tokens=lambda text: 1000) == {"too_long"}
     assert codes_of(make_row("word " * 2000, "d e f"), count_tokens=lambda text: 1) == set()
 

@@ -131,7 +131,7 @@ def test_the_key_of_a_block_knows_neither_its_file_nor_its_place(tmp_path):
     st.integers(1, 80),
 )
 @settings(max_examples=200)
-def test_what_is_appended_changes_only_the_last_block(tmp_path_factory, lines, kept, size):
+def test_appended_rows_change_only_the_last_block(tmp_path_factory, lines, kept, size):
     folder = tmp_path_factory.mktemp("grow")
     # A first line that is no array, no table and not packed.
     whole = b"".join(line + b"\n" for line in [b"x", *lines])
@@ -145,7 +145,7 @@ def test_what_is_appended_changes_only_the_last_block(tmp_path_factory, lines, k
 
 @given(st.integers(1, 8), st.integers(50, 900))
 @settings(max_examples=40)
-def test_what_is_appended_to_an_array_changes_only_the_last_block(tmp_path_factory, kept, size):
+def test_rows_appended_to_an_array_change_only_the_last_block(tmp_path_factory, kept, size):
     folder = tmp_path_factory.mktemp("grow")
     before = blocks_of(folder, json.dumps(ROWS[:kept], indent=1).encode(), name="log.json", size=size)
     after = blocks_of(folder, json.dumps(ROWS, indent=1).encode(), name="log.json", size=size)
@@ -404,7 +404,7 @@ def test_folders_are_walked_in_order_without_hidden_files_and_links(tmp_path):
     )
 
 
-def test_what_names_no_file_is_reported_by_name(tmp_path):
+def test_a_pattern_without_files_is_reported_by_name(tmp_path):
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "empty").mkdir()
     for path, named in (
@@ -456,7 +456,7 @@ def test_pipes_and_sockets_are_passed_over_and_refused_by_name(tmp_path):
             find_sources([path], root=tmp_path)
 
 
-def test_what_the_shell_gives_as_a_file_may_be_a_pipe(tmp_path):
+def test_a_log_may_be_a_pipe(tmp_path):
     source, sink = os.pipe()
     try:
         assert find_sources([f"/dev/fd/{source}"], root=tmp_path) == (f"/dev/fd/{source}",)

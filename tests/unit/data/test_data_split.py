@@ -145,7 +145,7 @@ def test_a_conversation_shares_the_group_of_a_single_question_that_it_asks(turns
 @pytest.mark.parametrize(
     ("split_by", "together"), [("session", True), ("task.id", True), ("question", False)]
 )
-def test_what_the_user_names_is_never_divided(split_by, together):
+def test_groups_named_by_the_user_are_never_split(split_by, together):
     rows = [make_row(f"{thing} of old?", session="s", extra={"task": {"id": 3}}) for thing in THINGS]
     chosen = SETTINGS.model_copy(update={"split_by": split_by})
     assert (len(set(assign_group(rows, chosen=chosen).group.tolist())) == 1) == together

@@ -135,7 +135,7 @@ def read(path, *, rows=COUNT, chosen=SETTINGS, identify=str, embedded=False):
 
 @given(logs(), CHOSEN, st.data())
 @settings(max_examples=15, deadline=None)
-def test_what_was_written_reads_the_same(tmp_path_factory, rows, chosen, data):
+def test_a_written_split_state_reads_back_equal(tmp_path_factory, rows, chosen, data):
     kept = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     decided = decide(rows, chosen=chosen, kept=kept)
     path = tmp_path_factory.getbasetemp() / "decided.npz"
@@ -156,7 +156,7 @@ def test_what_was_written_reads_the_same(tmp_path_factory, rows, chosen, data):
         {"rows": len(ROWS) - 1},
     ],
 )
-def test_what_was_decided_for_others_is_not_taken(tmp_path, other):
+def test_assignments_of_other_data_are_not_used(tmp_path, other):
     path = tmp_path / "decided.npz"
     keep(path, decide(ROWS, chosen=SETTINGS))
     assert read(path) is not None

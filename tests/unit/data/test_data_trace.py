@@ -117,7 +117,7 @@ def test_a_row_is_found_by_its_id_and_by_the_beginning_of_it(project, folder):
         "train:",
     ],
 )
-def test_what_is_not_found_is_a_mistake_with_a_fix(project, folder, what):
+def test_a_row_that_is_not_found_is_an_error_with_a_fix(project, folder, what):
     with pytest.raises(UserMistake) as caught:
         trace(folder, what, root=project)
     assert caught.value.fix

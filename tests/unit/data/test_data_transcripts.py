@@ -148,7 +148,7 @@ def test_side_agents_are_conversations_of_their_own(tmp_path):
     assert (row.reply, row.group, len(row.messages)) == ("Found.", "searcher", 1)
 
 
-def test_what_is_no_reply_is_counted_by_rule(tmp_path):
+def test_records_without_a_reply_are_counted_by_rule(tmp_path):
     assert left_out(tmp_path, CLAUDE) == {"api_error": 1, "other_line": 1}
 
 

@@ -252,7 +252,7 @@ def test_perplexity_is_that_of_the_mean_loss_and_compared_by_losses():
     assert found.p_value == 2 / 2**12
 
 
-def test_what_a_subject_does_not_report_is_left_out_and_not_taken_for_zero():
+def test_a_figure_that_a_subject_does_not_report_is_left_out_and_not_zero():
     case = make_case(0)
     untold = make_generation().model_copy(update={"peak_memory_gib": 0.0, "tokens_per_second": 0.0})
     found = score([case], answers=[make_answer(case, RIGHT)], generation=untold, settings=SETTINGS)

@@ -40,7 +40,7 @@ def test_checks_are_read_from_graft_yaml_in_brief_and_in_full(load):
     assert EvaluateSettings.from_json(settings.to_json()) == settings
 
 
-def test_what_is_measured_is_what_the_settings_name():
+def test_only_the_metrics_in_the_settings_are_measured():
     settings = EvaluateSettings.model_validate(
         {
             "metrics": ["token_f1", "task_success"],
@@ -99,7 +99,7 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
         ({"judge": {"url": "localhost", "model": "m"}}, "http://"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, reported):
+def test_contradictory_settings_are_refused(wrong, reported):
     with pytest.raises(ValidationError, match=reported):
         EvaluateSettings.model_validate(wrong)
 
@@ -112,7 +112,7 @@ def test_old_settings_still_mean_the_same():
     EvaluateSettings.model_validate({"subjects": ["log", "release:abc", "http://host:1/v1#model"]})
 
 
-def test_what_the_docs_show_of_graft_yaml_can_be_loaded(load):
+def test_the_graft_yaml_in_the_docs_can_be_loaded(load):
     shown = [block for block in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL) if "evaluate:" in block]
     assert len(shown) >= 2
     for block in shown:

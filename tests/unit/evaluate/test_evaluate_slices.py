@@ -81,7 +81,7 @@ def test_lengths_are_cut_in_thirds_and_listed_from_short_to_long():
 
 
 @pytest.mark.parametrize("by", ["group", "domain", "length", "session"])
-def test_what_has_one_part_only_is_no_cut(by):
+def test_a_field_with_one_value_makes_no_slices(by):
     cases = [make_case(i, group="one", domain=None, text="same") for i in range(8)]
     assert cut_cases(cases, by=(by,)) == {}
 

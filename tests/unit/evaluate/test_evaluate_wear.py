@@ -84,7 +84,7 @@ def test_too_few_cases_prove_nothing_after_many_evaluations():
     assert "no gain on 8 cases is beyond chance any more" in wear.sentence
 
 
-def test_what_may_be_chance_is_wider_where_sessions_hold_several_cases():
+def test_the_gain_by_chance_is_larger_where_sessions_hold_several_cases():
     steps = [1.0] * 6 + [0.0] * 26
     alone = describe_wear(1, candidates=1, look=1, comparison=make_pair(32, wins=6))
     sessions = [f"s{i // 4}" for i in range(32)]

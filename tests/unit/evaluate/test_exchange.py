@@ -203,7 +203,7 @@ def test_two_runs_of_one_model_keep_two_names():
         ("missing.json", None, UserMistake),
     ],
 )
-def test_what_is_no_result_is_refused_with_its_place(name, content, error, tmp_path):
+def test_an_invalid_result_is_refused_with_its_position(name, content, error, tmp_path):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)

@@ -106,7 +106,7 @@ BETTER = GateSettings(rules=(GateRule(metric="mine", over=0.1),), primary="mine"
     ],
 )
 @pytest.mark.parametrize("gate", [OVER, KEEPS, BETTER], ids=["limit", "guardrail", "primary"])
-def test_what_a_function_does_to_the_answers_it_dislikes_never_helps_a_deploy(tmp_path, bad, gate):
+def test_a_metric_that_fails_on_bad_answers_never_helps_a_deploy(tmp_path, bad, gate):
     source = (
         "import sys\n"
         "def exit(): sys.exit(0)\n"
@@ -162,7 +162,7 @@ def test_none_for_one_answer_and_a_grade_for_another_to_the_same_case_is_a_failu
     assert decide(found, OVER).decision == "not_enough_evidence"
 
 
-def test_what_a_function_throws_is_reported_on_one_short_line(tmp_path):
+def test_an_exception_of_a_metric_is_reported_on_one_short_line(tmp_path):
     source = "def mine(case, text): raise ValueError('a\\nb ' + 'x' * 10_000)\n"
     metric = evaluated(tmp_path, source, answer=lambda i, _r: "good", n=3).candidate.metrics["mine"]
     assert "own.py:1: ValueError: a b xxx" in metric.why_failed

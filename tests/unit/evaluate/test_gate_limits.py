@@ -72,7 +72,7 @@ def test_speed_is_a_limit_too():
     assert decide(found, faster).decision == "iterate"
 
 
-def test_what_counts_by_its_value_says_that_luck_is_not_ruled_out():
+def test_a_rule_bound_to_the_value_says_that_luck_is_not_ruled_out():
     rule = GateRule(metric="json_valid", at_least=0.98, bound="value")
     verdict = decide(simple(marks(20, 31), marks(31, 31)), GateSettings(rules=(rule,)))
     assert verdict.decision == "deploy"
@@ -143,7 +143,7 @@ def test_a_saving_needs_a_rule_on_quality_and_not_being_cut_off_is_none():
         GateSettings(rules=(GateRule(metric="truncated", at_most=0.1),), win="latency_seconds")
 
 
-def test_what_no_number_of_cases_proves_is_reported():
+def test_a_limit_that_no_number_of_cases_proves_is_reported():
     verdict = decide(
         simple(marks(31, 31), marks(31, 31)), GateSettings(rules=(GateRule(metric="json_valid", at_least=1),))
     )
@@ -154,7 +154,7 @@ def test_what_no_number_of_cases_proves_is_reported():
     assert verdict.cases_needed is None
 
 
-def test_what_a_judge_prefers_is_counted_by_session():
+def test_preferences_of_a_judge_are_counted_by_session():
     grades = {f"c{i}": 1.0 for i in range(40)}
     tally = JudgeTally(
         model="m", baseline="base", candidate="adapter", pairs=40, wins=40, losses=0, ties=0, inconsistent=0,

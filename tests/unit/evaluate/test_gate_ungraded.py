@@ -37,7 +37,7 @@ def test_a_few_failures_are_borne_where_the_bound_has_room_for_them():
     assert decide(with_failed(simple(marks(400, 400), marks(400, 400)), 2), OVER).decision == "deploy"
 
 
-def test_what_must_stay_small_counts_failures_as_large():
+def test_a_figure_with_an_upper_limit_counts_failures_as_large():
     under = GateSettings(rules=(GateRule(metric="json_valid", under=0.1),))
     found = simple(marks(0, 200), marks(0, 200))
     assert decide(found, under).decision == "deploy"
@@ -74,7 +74,7 @@ def test_pairs_that_the_judge_left_open_count_as_lost():
     assert decide(found.model_copy(update={"judged": (tally,)}), rules).decision == "not_enough_evidence"
 
 
-def test_what_another_candidate_gained_is_not_taken_for_this_ones():
+def test_the_gain_of_another_candidate_is_not_credited_to_this_one():
     base = subject("base", {"json_valid": marks(100, 100), "chrf": marks(0, 100)})
     rival = subject("run:other", {"json_valid": marks(100, 100), "chrf": marks(100, 100)})
     own = subject("adapter", {"json_valid": marks(100, 100)})

@@ -18,7 +18,7 @@ def seen(after=400, before=400, n=400, *, latency=FAST, base_latency=SLOW, memor
     )
 
 
-def test_what_is_not_worse_and_not_better_is_not_deployed():
+def test_a_candidate_neither_worse_nor_better_is_not_deployed():
     verdict = decide(seen(), GateSettings(rules=(GUARD,), primary="json_valid"))
     assert verdict.decision == "iterate"
 

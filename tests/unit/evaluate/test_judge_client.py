@@ -127,7 +127,7 @@ def client_for(url, pauses=None, **more):
         cut_off,
     ],
 )
-def test_what_may_pass_is_asked_again(endpoint, url, fault):
+def test_a_temporary_failure_is_retried(endpoint, url, fault):
     endpoint.faults = [fault, fault]
     pauses = []
     output = client_for(url, pauses).say(CHAT)
@@ -166,7 +166,7 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
         (status(302, Location="http://127.0.0.1:9/elsewhere"), "status 302"),
     ],
 )
-def test_what_will_not_pass_is_reported_at_once(endpoint, url, fault, reported):
+def test_a_permanent_failure_is_reported_at_once(endpoint, url, fault, reported):
     endpoint.faults = [fault]
     with pytest.raises(EnvironmentLacks, match=reported) as caught:
         client_for(url).say(CHAT)

@@ -44,7 +44,7 @@ def model_report(cases, settings, text=REFERENCE):
 
 
 @pytest.mark.parametrize("name", sorted(AGAINST_REFERENCE))
-def test_what_holds_an_answer_against_the_reference_is_not_asked_of_the_log(name):
+def test_metrics_against_the_reference_are_not_computed_for_the_log(name):
     settings = EvaluateSettings(metrics=(name, "json_valid"))
     cases = [make_case(0, rejected="no"), make_case(1, reference=REFUSAL, rejected="no")]
     log, base = log_report(cases, settings), model_report(cases, settings)

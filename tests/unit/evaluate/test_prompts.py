@@ -146,7 +146,7 @@ def test_a_rule_can_compare_with_the_prompted_base():
     assert find_subject(report, "logged_prompt", Surroundings()) is None
 
 
-def test_who_proposes_instructions_is_an_endpoint():
+def test_instructions_are_proposed_by_an_endpoint():
     with pytest.raises(ValueError, match="endpoint"):
         PromptSettings(reflection="adapter")
     assert EvaluateSettings(prompt={"reflection": "https://host/v1#model"}).prompt.reflection

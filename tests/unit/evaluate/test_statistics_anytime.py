@@ -115,7 +115,7 @@ def test_the_intervals_hold_what_was_seen_and_agree_with_the_test(wins, losses, 
         assert test.decided == (not low <= 0.5 <= high)
 
 
-def test_what_is_decided_stays_decided():
+def test_a_decision_never_changes_back():
     test = PairedTest()
     test.update(12, 0)
     assert test.decided

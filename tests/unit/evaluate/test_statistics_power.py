@@ -171,13 +171,13 @@ def test_cases_cannot_show_a_difference_only_where_no_outcome_would(n, confidenc
     assert ("cannot show any difference" in output) == (not possible)
 
 
-def test_what_few_cases_can_show_at_best_is_reported():
+def test_the_best_that_few_cases_can_show_is_reported():
     output = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
     assert output.startswith(
         "8 cases show a difference only if 6 or more change, and nearly all the same way;"
     )
 
 
-def test_what_sessions_leave_of_the_cases_is_reported_for_the_metric_it_was_estimated_on():
+def test_the_effective_number_of_cases_names_the_metric_it_was_estimated_on():
     output = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
     assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in output

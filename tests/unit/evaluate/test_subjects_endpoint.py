@@ -192,7 +192,7 @@ def test_an_endpoint_that_does_not_stream_is_understood(stand):
 @pytest.mark.parametrize(
     "fault", ["status 429 busy", "status 500 oh", "status 503 later", "cut", "error", "drop"]
 )
-def test_what_may_pass_is_asked_again(stand, tmp_path, fault):
+def test_a_temporary_failure_is_retried(stand, tmp_path, fault):
     stand.faults = [fault, fault]
     job = make_job(tmp_path, stand)
     asked = ask(job, make_cases(1))
@@ -220,7 +220,7 @@ def test_an_endpoint_that_stays_broken_ends_the_job_and_what_was_answered_stays(
 
 
 @pytest.mark.parametrize("code", [400, 404])
-def test_what_cannot_pass_is_not_asked_again(stand, tmp_path, code):
+def test_a_permanent_failure_is_not_retried(stand, tmp_path, code):
     stand.faults = [f"status {code} no such model"]
     with pytest.raises(UserMistake, match="no such model"):
         ask(make_job(tmp_path, stand), make_cases(1))

@@ -110,7 +110,7 @@ def test_whatever_decides_an_answer_asks_again(tmp_path, change):
 @pytest.mark.parametrize(
     "change", [{"batch_size": 9}, {"shards": 4}, {"seed": 5}, {"folder": "x"}, {"threads": 3}], ids=str
 )
-def test_what_does_not_decide_a_greedy_answer_does_not(tmp_path, change):
+def test_settings_without_effect_on_greedy_answers_keep_them(tmp_path, change):
     job, case = make_job(tmp_path), make_case(1)
     assert answer_key(job, case) == answer_key(job.model_copy(update=change), case)
 

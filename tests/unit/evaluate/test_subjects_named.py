@@ -49,7 +49,7 @@ def test_an_endpoint_names_its_model_and_where_its_key_is():
         "http://h/v1#m,concurrency=0",
     ],
 )
-def test_what_is_no_subject_is_refused(text):
+def test_an_invalid_subject_is_refused(text):
     with pytest.raises(UserMistake):
         parse_subject(text)
 

@@ -105,7 +105,7 @@ def test_a_rule_of_the_gate_on_a_task_that_nobody_set_is_refused_with_the_fix():
     assert ProjectSettings.model_validate(project)
 
 
-def test_what_the_cases_can_show_is_reported_for_task_success_if_it_is_first():
+def test_the_power_of_the_cases_is_reported_for_task_success_if_it_is_first():
     cases = [case(i, checks=({"contains": "six"},)) for i in range(20)]
     settings = EvaluateSettings()
     before, after = scored(cases, settings, text="no"), scored(cases, settings)

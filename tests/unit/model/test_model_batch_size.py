@@ -42,7 +42,7 @@ def test_more_room_or_shorter_rows_never_mean_fewer(a: float, b: float, p: int, 
 
 
 @given(st.floats(0.1, 200), st.integers(1, 4000), st.integers(1, 2000))
-def test_what_several_rows_need_is_there(free: float, prompt: int, new: int) -> None:
+def test_a_batch_never_needs_more_than_the_free_memory(free: float, prompt: int, new: int) -> None:
     found = rows(free, prompt=prompt, new=new)
     keys = 2 * 28 * 4 * 128 * 2 * (prompt + new)
     reading = 2 * (4 * 3584 + 3 * 18944) * prompt

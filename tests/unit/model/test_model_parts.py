@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_transformers(family):
 
 
 @pytest.mark.parametrize("family", model_families.ALL)
-def test_what_is_known_of_a_familys_ending_is_true(family):
+def test_the_stated_ending_of_a_family_is_true(family):
     assert head_is_followed(model_families.make(family))
 
 
@@ -143,7 +143,7 @@ def test_routers_get_no_adapter():
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def test_what_is_no_decoder_is_refused():
+def test_a_model_without_a_decoder_is_refused():
     import transformers as t
 
     config = t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)

@@ -30,7 +30,7 @@ def test_names_sizes_and_parameters_are_those_of_the_model(saved):
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 @pytest.mark.parametrize("layers", [(0, 1), (1,)])
-def test_what_is_trained_is_counted_exactly(saved, kind, layers):
+def test_trained_parameters_are_counted_exactly(saved, kind, layers):
     model, shape = saved
     names = linear_names(shape)
     ranks = {names[0]: 5}

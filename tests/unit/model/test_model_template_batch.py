@@ -549,7 +549,7 @@ def half_turn(half):
     return Message.model_construct(role="user", content=half)
 
 
-def test_what_the_template_says_about_itself(templates):
+def test_a_template_reports_its_properties(templates):
     assert templates["chatml"].control_tokens == frozenset(CONTROL)
     assert templates["qwen"].writes_reasoning
     assert not templates["chatml"].writes_reasoning

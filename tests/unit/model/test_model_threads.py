@@ -76,7 +76,7 @@ def test_long_spinning_is_tried_again_after_the_contention():
     assert not look(state, 1.4 + FIRST_HOLD, share=0.0)
 
 
-def test_what_was_waited_with_short_spinning_does_not_prolong_it():
+def test_waits_during_short_spinning_do_not_prolong_it():
     state = Contention()
     assert look(state, 1.0, share=1.0)
     assert not look(state, 1.1 + FIRST_HOLD, share=1.0)

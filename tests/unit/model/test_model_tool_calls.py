@@ -116,7 +116,7 @@ def test_calls_and_results_of_earlier_turns_are_written_by_the_template_too(part
     assert "<tool_call>" not in prompt
 
 
-def test_what_a_template_cannot_write_is_refused(parts):
+def test_tool_calls_a_template_cannot_write_are_refused(parts):
     template = make(parts, ONE_CALL)
     both = write_calls(TextAndCalls("", (CALL, CALL)))
     with pytest.raises(CannotProve, match="refuses these messages"):

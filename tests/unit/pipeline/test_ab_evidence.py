@@ -110,7 +110,7 @@ def test_a_session_counts_once_however_long_it_is():
     assert (found.used, found.test.wins, found.test.decided) == (1, 1, False)
 
 
-def test_what_cannot_be_graded_counts_for_nobody():
+def test_an_ungraded_answer_counts_for_neither_side():
     units = units_of([case(n) for n in range(40)])
     found = run_replay(
         units, lambda cases: ({c.id: 1.0 for c in cases}, {c.id: None for c in cases}), alpha=0.05

@@ -283,7 +283,7 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
 @pytest.mark.parametrize(
     "words", [("--experiment", "nothing"), ("--cases", "x.jsonl", "--watch"), ("--metric", "feedbak")]
 )
-def test_what_cannot_be_asked_of_live_traffic_is_reported_with_its_fix(work, pair, tmp_path, words):
+def test_a_metric_that_live_traffic_cannot_answer_is_refused_with_a_fix(work, pair, tmp_path, words):
     with pytest.raises(UserMistake) as reported:
         run(tmp_path, *pair, *words, code=2)
     assert reported.value.fix

@@ -108,7 +108,7 @@ def test_nothing_is_reported_where_nothing_flatters_the_log(prepare):
     assert remark_on_log({"base": make_report("base")}, prepared=flattering) == ()
 
 
-def test_what_is_not_applicable_to_the_log_is_named():
+def test_metrics_not_applicable_to_the_log_are_named():
     scored = {
         "base": make_report("base", "answer_match", "json_valid"),
         "log": make_report("log", "json_valid"),

@@ -112,7 +112,7 @@ def test_without_a_driver_there_is_a_processor(monkeypatch):
     assert here.ram_gib > 0
 
 
-def test_what_is_stated_goes_before_what_is_here(monkeypatch):
+def test_stated_hardware_takes_precedence_over_this_machine(monkeypatch):
     monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
     model = find_model("llama-3.2-1b")
     asked = FitRequest(model=model.name, gpu="RTX 4090", gpus=2, ram=64.0, seq="700", rank=4, nvlink=False)

@@ -81,7 +81,7 @@ def test_before_anything_was_done_all_steps_are_missing_and_asking_does_none(pro
     assert project.done == []
 
 
-def test_what_was_done_is_fresh(project):
+def test_a_finished_step_is_up_to_date(project):
     project.run()
     assert set(project.states().values()) == {("fresh", ())}
 

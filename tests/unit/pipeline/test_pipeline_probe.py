@@ -90,7 +90,7 @@ def test_of_several_probes_the_nearest_in_shape_is_taken():
     assert stored_probe().shape.name == "tiny"
 
 
-def test_what_another_version_wrote_is_passed_over():
+def test_a_probe_of_another_version_is_ignored():
     file = keep_probe(make_facts(), None)[0]
     file.write_text('{"device": 3}')
     assert stored_probe() is None
@@ -135,7 +135,7 @@ def test_a_processor_is_probed_whole(tmp_path, capsys, small_goes):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_time_does_not_allow_is_left_out_and_named(tmp_path, small_goes):
+def test_probes_beyond_the_time_limit_are_left_out_and_named(tmp_path, small_goes):
     facts = probe(ProbeJob(shape=TINY, folder=str(tmp_path), length=32, threads=1, seconds=1e-9))
     assert facts.steps == ()
     assert any("4 layers" in missing for missing in facts.left_out)

@@ -26,7 +26,7 @@ def test_the_rate_and_the_time_left_come_when_enough_was_seen():
     ]
 
 
-def test_what_is_read_is_counted_in_mebibytes():
+def test_bytes_read_are_shown_in_mebibytes():
     listener, seconds = Listening(), [0.0]
     report = progress_listener(listener, clock=lambda: seconds[0])
     report("read and sift", 0, 8 << 20)

@@ -167,7 +167,7 @@ def test_a_fault_of_the_program_is_tried_once_more_only(job):
     assert "a fault of the program" in caught.value.why
 
 
-def test_what_the_worker_says_is_passed_on_and_reported(job):
+def test_messages_of_a_worker_are_forwarded_and_logged(job):
     watcher = watcher_of(job)
     with pytest.raises(UserMistake, match="of the user"):
         job("mistake", watcher=watcher)

@@ -73,7 +73,7 @@ def test_a_release_that_is_spared_in_the_last_moment_is_not_reported_as_collecte
         promote_release(work, idle)
 
 
-def test_what_a_killed_collection_marked_and_a_server_holds_now_counts_as_there_again(work):
+def test_a_served_release_marked_by_a_killed_collection_is_restored(work):
     served = make(work, "served")
     assert work.releases.collect([served], when="2025-03-01T12:00:00Z") == (served,)
     with read_locked(manifest(work, served)):

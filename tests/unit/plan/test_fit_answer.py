@@ -64,7 +64,7 @@ def test_parts_add_up_to_the_peak(engine, method):
     method=st.sampled_from(["lora", "qlora", "full"]),
     engine=st.sampled_from(["graft", "hf"]),
 )
-def test_what_fits_long_rows_fits_shorter_ones(short, more, method, engine):
+def test_a_setting_that_fits_long_rows_fits_shorter_ones(short, more, method, engine):
     asked = {"method": method, "engine": engine, "gpus": 2, "memory_limit_gib": 6.0, "offload": "none"}
     if fit(question(TINY, seq=(short + more) * 64, **asked), advise=False).fits:
         assert fit(question(TINY, seq=short * 64, **asked), advise=False).fits

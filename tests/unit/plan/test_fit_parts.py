@@ -119,7 +119,7 @@ def test_transfers_and_adam_cost_what_their_bytes_do():
 
 
 @given(computing=st.floats(0, 1e3), moving=st.floats(0, 1e3))
-def test_nobody_waits_longer_than_for_all_of_it(computing, moving):
+def test_the_exposed_part_of_a_transfer_is_never_longer_than_the_transfer(computing, moving):
     assert 0 <= exposed(computing, moving) <= moving + 1e-9
 
 
@@ -245,7 +245,7 @@ def test_peaks_of_a_7b_are_those_that_were_traced(method, tokens, checkpointed, 
     assert peak == pytest.approx(traced_gib, rel=0.05)
 
 
-def test_what_passes_through_a_card_does_not_hide_behind_gradients():
+def test_logits_and_activations_are_counted_besides_sharded_gradients():
     asked = setup(checkpointed=SHAPE.layers)
     passing = plain_peak(SHAPE, passing_setup(asked), architecture="llama")
     shared = share(

@@ -99,7 +99,7 @@ def test_a_higher_rank_takes_more_and_an_embedding_on_the_host_less():
     assert plain - away == pytest.approx(32_000 * 512 * 2, abs=4096)
 
 
-def test_what_is_reported_to_fit_a_limit_stays_within_it_and_what_is_not_says_by_how_much():
+def test_a_fitting_plan_stays_within_the_limit_and_another_says_by_how_much_it_misses():
     tuning = tuned(tokens=2048, keep=4)
     free = card_peak(SMALL, tuning, **learned())
     tight = tuning.model_copy(update={"limit_gib": (free.allocated + free.reserved) / 2 / GIB})

@@ -95,7 +95,7 @@ def test_every_place_but_ones_own_has_an_offer():
     assert {place.name for place in list_places()} - offered == {"own"}
 
 
-def test_what_a_team_quoted_is_not_estimated_with():
+def test_quoted_prices_are_not_used_in_estimates():
     ours = {(o.place, o.gpu, o.gpus): o for o in list_offers()}
     quoted = {(o.place, o.gpu, o.gpus): o for o in list_quoted_offers()}
     spot = quoted["runpod", "RTX4090", 1].spot_usd_per_hour

@@ -115,7 +115,7 @@ def test_speed_is_what_was_measured():
     assert found.value == pytest.approx(449, rel=0.1)
 
 
-def test_what_is_kept_is_not_computed_again():
+def test_kept_activations_are_not_recomputed():
     kept, again = work_of(), work_of(processor=ProcessorStep(packed=True, kept="nowhere", distinct_tokens=1))
     assert training_flops(SHAPE, kept) < 0.9 * training_flops(SHAPE, again)
     # Each further epoch costs the same with nothing kept, and less than the first with it.

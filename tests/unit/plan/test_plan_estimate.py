@@ -118,7 +118,7 @@ def test_certainty_is_named_and_narrows():
     assert learned.tokens_per_second.value == 160.0
 
 
-def test_what_does_not_fit_says_what_to_change():
+def test_a_plan_that_does_not_fit_says_what_to_change():
     tight = plan(settings=PlanSettings(memory_limit_gib=0.5))
     assert not tight.fits
     assert any("train.batch_rows" in note for note in tight.notes)

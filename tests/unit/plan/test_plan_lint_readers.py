@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_a_mistake_with_its_line(text, file, line)
     assert mistake.value.where.startswith(f"{file}:{line}" if line else file)
 
 
-def test_what_is_no_training_configuration_is_refused():
+def test_a_file_that_is_no_training_configuration_is_refused():
     with pytest.raises(UserMistake):
         read("services:\n  web:\n    image: nginx\n")
 

@@ -128,7 +128,7 @@ def test_a_finding_points_at_the_key_and_not_only_at_the_file():
     assert (found.where, found.key) == ("c.yaml:7", "checkpointing.save_strategy")
 
 
-def test_what_the_command_line_said_is_shown_as_its_option():
+def test_a_value_from_the_command_line_is_shown_as_its_option():
     config = say(precision="bfloat16", places={"gpu": ConfigLocation(key="--gpu")})
     assert (
         next(finding for finding in lint(config, on("T4")) if finding.rule == "bf16-missing").where == "--gpu"

@@ -102,13 +102,13 @@ def test_a_plan_that_names_no_parts_still_sets_its_steps_next_to_the_run():
     assert next(item for item in found if item.name == "minutes.compute").planned.value == estimated
 
 
-def test_nobody_looked_before_the_first_step():
+def test_memory_is_not_split_without_a_reading_before_the_peak():
     assert split_memory(loaded=None, peak=3.0) == {}
     assert split_memory(loaded=4.0, peak=3.0) == {}
 
 
 @given(st.lists(st.floats(0.7, 1.5), min_size=1, max_size=12))
-def test_what_was_learned_holds_every_run_that_taught_it(ratios):
+def test_the_learned_range_contains_every_run_it_came_from(ratios):
     learned = learned_memory([memory(10 * ratio) for ratio in ratios], most=12)
     assert learned.runs == len(ratios)
     assert learned.low <= min(ratios) + 1e-9

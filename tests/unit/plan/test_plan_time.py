@@ -209,7 +209,7 @@ def test_a_token_costs_a_step_shared_by_its_tokens():
     assert a_token * tuning.micro_tokens == pytest.approx(seconds_of(tuning))
 
 
-def test_what_is_not_compiled_waits_for_its_launches_where_the_model_is_small():
+def test_an_eager_step_of_a_small_model_is_bound_by_launches():
     small = SEVEN.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000})
     tuning = make_tuning(micro_tokens=256, chunk_tokens=256, head_tokens=256, compiled=False)
     step = card_step(

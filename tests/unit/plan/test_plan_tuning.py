@@ -40,7 +40,7 @@ def choose(limit, *, method="lora", eight=True, longest=2048, step=8192, rates=N
 
 @given(st.floats(3, 140), st.sampled_from(["lora", "qlora"]), st.booleans(), st.integers(64, 4096))
 @settings(max_examples=10, deadline=None)
-def test_what_is_chosen_fits_and_holds_the_longest_row(limit, method, eight, longest):
+def test_the_chosen_batch_fits_and_holds_the_longest_row(limit, method, eight, longest):
     tuning = choose(limit, method=method, eight=eight, longest=longest)
     if tuning is None:
         return
@@ -129,7 +129,7 @@ def test_where_a_link_to_the_host_is_slow_the_embedding_stays_on_the_card():
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 @pytest.mark.parametrize("limit", [7.5, 9, 10, 11, 12, 14])
-def test_what_is_chosen_can_be_loaded(method, limit):
+def test_the_chosen_settings_can_be_loaded(method, limit):
     tuning = choose(limit, method=method)
     if tuning is not None:
         assert load_peak(SEVEN, tuning) <= limit * GIB

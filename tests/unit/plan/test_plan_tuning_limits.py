@@ -82,7 +82,7 @@ def test_a_lower_limit_may_suit_the_allocator_better():
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_fits_fits_wherever_there_is_more(setting, levels, limit, more, scant):
+def test_a_setting_that_fits_also_fits_with_more_memory(setting, levels, limit, more, scant):
     if room(setting, levels, limit, scant=scant) is not None:
         assert room(setting, levels, limit + more, scant=scant) is not None
 

@@ -104,7 +104,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
 
 
 @pytest.mark.parametrize("limit", [1.0, 1.1, 1.5])
-def test_what_is_found_is_what_a_card_holds(limit):
+def test_the_fastest_setting_found_fits_the_card(limit):
     found = fastest(SMALL, ways("eight", limit), ADAPTED[6])
     assert found is not None
     peak = card_peak(SMALL, found, trainable=TRAINABLE, adapted=BLOCKS)

@@ -54,7 +54,7 @@ load = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize(("shape", "on", "form", "engine", "measured"), MEASURED)
-def test_what_was_measured_is_in_the_range(shape, on, form, engine, measured):
+def test_measured_speeds_are_in_the_stated_range(shape, on, form, engine, measured):
     token = time_answers(ask(shape, on, engine=engine, context=192, answer=128), form).token_seconds
     assert token.holds(1 / measured)
     assert 1 / token.value == pytest.approx(measured, rel=0.3)

@@ -105,7 +105,7 @@ def test_a_redirect_is_not_followed(serve):
     assert other.got == []
 
 
-def test_what_is_not_delivered_is_reported_without_the_secret_of_its_address(tmp_path, serve):
+def test_an_undelivered_alert_is_reported_without_the_secret_in_its_address(tmp_path, serve):
     server, words = serve(500, 500), []
     with Alarm(
         tmp_path,

@@ -102,12 +102,12 @@ def test_memory_that_runs_out_is_reported_while_all_still_works():
         beat(still=25, steps_here=0),
     ],
 )
-def test_what_no_plan_foretells_gets_more_time_than_a_step(patient):
+def test_an_unplanned_phase_gets_more_time_than_a_step(patient):
     assert health(patient).health == "working"
     assert health(beat(still=25)).health == "stuck"
 
 
-def test_what_the_plan_expected_is_next_to_what_it_took():
+def test_planned_and_actual_seconds_are_shown_together():
     judged = health(beat(step_seconds=5.0), expected=1.5)
     assert (judged.expected_seconds, judged.measured_seconds) == (1.5, 5.0)
     assert "a step takes 5.0 s, the plan expected 1.5 s" in judged.reason

@@ -59,7 +59,7 @@ def test_a_killed_worker_ends_with_its_signal_and_the_next_one_starts(workers, t
     assert start(workers, tmp_path, "end", "3").wait(30) == 3
 
 
-def test_what_counts_only_at_the_start_of_a_process_is_not_changed_for_a_worker(workers, tmp_path):
+def test_settings_read_at_process_start_are_not_changed_for_a_worker(workers, tmp_path):
     assert start(workers, tmp_path, "end", "0", OMP_NUM_THREADS="63") is None
 
 
@@ -70,7 +70,7 @@ def test_without_the_process_with_the_imports_workers_start_in_the_usual_way(wor
     assert start(workers, tmp_path, "end", "0") is None
 
 
-def test_it_can_be_switched_off(tmp_path, monkeypatch):
+def test_preloading_can_be_switched_off(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAFT_PRELOAD", "0")
     idle = PreloadedWorkers(())
     idle.warm_up(dict(os.environ))

@@ -28,7 +28,7 @@ SwapFree:        1048576 kB
 """
 
 
-def test_what_the_card_prints_is_read_with_what_it_does_not_know():
+def test_output_of_nvidia_smi_is_read_with_its_unknown_values():
     first, second = parse_smi(TWO_CARDS)
     assert first == DeviceVitals(
         index=0,
@@ -169,7 +169,7 @@ def test_only_exhaustion_is_called_so(error, found):
     assert is_exhaustion(error) is found
 
 
-def test_what_was_asked_for_in_vain_is_read_from_the_message():
+def test_the_refused_allocation_is_read_from_the_message():
     assert requested_gib("CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0") == {"asked_gib": 0.5}
     assert requested_gib("you tried to allocate 1073741824 bytes.") == {"asked_gib": 1.0}
     assert requested_gib("nothing of the kind") == {}

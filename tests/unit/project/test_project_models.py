@@ -52,7 +52,7 @@ def test_each_model_has_the_projects_settings_but_for_its_own(tmp_path):
     assert (own.train.rank, own.train.seed, own.base) == (2, 5, "other")
 
 
-def test_what_a_dataset_depends_on_does_not_change_with_the_training(tmp_path):
+def test_training_settings_do_not_change_the_inputs_of_a_dataset(tmp_path):
     plain = settings_of(tmp_path, "models: {main: {}, a: {replay: 0.1}}")
     other = settings_of(tmp_path, "models: {main: {}, a: {replay: 0.1, base: x, train: {rank: 2}}}")
     assert plain.all_models == other.all_models

@@ -92,7 +92,7 @@ def test_a_full_disk_while_signing_is_reported_and_keeps_the_signature_there_was
     assert not list(store.root.glob(".*.part"))
 
 
-def test_what_an_older_signer_left_in_a_release_does_no_harm_and_is_taken(store, release):
+def test_leftovers_of_an_older_signer_do_no_harm_and_are_removed(store, release):
     left = store.folder(release.id) / LEFT
     left.write_bytes(b"half")
     assert store.verify(release.id) == release

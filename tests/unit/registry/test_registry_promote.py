@@ -75,7 +75,7 @@ def test_promoting_what_is_live_changes_and_logs_nothing(index):
 
 
 @pytest.mark.parametrize("decision", ["iterate", "abort", "not_enough_evidence"])
-def test_what_the_verdict_does_not_clear_stays_out_unless_forced_with_a_reason(index, decision):
+def test_a_release_without_a_passing_verdict_is_promoted_only_by_force_with_a_reason(index, decision):
     doubtful = release("e", decision)
     index.add(doubtful)
     with pytest.raises(AnswerIsNo) as refused:

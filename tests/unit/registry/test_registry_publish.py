@@ -85,7 +85,7 @@ def test_the_card_is_written_from_the_records(root, adapter, index):
     assert release.adapter_hash in card
 
 
-def test_what_happens_to_the_run_does_not_reach_the_release(root, adapter, index):
+def test_changes_to_the_run_do_not_reach_the_release(root, adapter, index):
     release = publish_parts(folder=root, index=index, **parts(adapter))
     (adapter / "adapter_model.safetensors").write_bytes(b"overwritten")
     verify_release(root / release.id)

@@ -24,7 +24,7 @@ def kept(*entries: ReleaseEntry, **rules) -> dict[str, str]:
     return select_retained(entries, **{**given_rules, **rules})
 
 
-def test_what_nobody_needs_goes_and_everything_that_stays_says_why():
+def test_unneeded_releases_are_collected_and_every_kept_one_says_why():
     entries = (entry("new", day=9), entry("pinned", tags=("keep",)), entry("old"), entry("older"))
     assert kept(*entries, keep_last=1) == {
         "new": "it is one of the 1 newest of main",
@@ -39,7 +39,7 @@ def test_each_model_keeps_newest_of_its_own():
     assert set(kept(*entries, keep_last=1)) == {"m1", "t1"}
 
 
-def test_what_is_half_collected_is_not_kept_for_its_age_but_for_its_need():
+def test_a_half_collected_release_is_kept_only_if_it_is_needed():
     half = entry("half", collected_at="2026-01-02")
     assert kept(half, keep_last=5, young_since="2000") == {}
     assert set(kept(half, leased={"half"})) == {"half"}

@@ -136,7 +136,7 @@ def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_on
 
 
 @pytest.mark.parametrize("text", ["", "nonsense!", KEY[:-4], "RWQ=", OF_FILE])
-def test_what_is_no_key_is_refused_with_the_place(text, tmp_path):
+def test_an_invalid_key_is_refused_with_its_path(text, tmp_path):
     with pytest.raises(UserMistake, match="cannot be read") as reported:
         load_public_key(text, root=tmp_path)
     assert reported.value.where == "release.public_key"

@@ -148,7 +148,7 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
         store.verify(one.id)
 
 
-def test_what_is_not_here_is_reported_as_not_here(store):
+def test_a_missing_release_is_reported_as_missing(store):
     with pytest.raises(Damaged, match="not in this store") as reported:
         store.get("a" * 64)
     assert "import" in reported.value.fix

@@ -125,7 +125,7 @@ def test_a_mistake_is_reported_with_its_fix(here, words):
     assert reported.value.fix
 
 
-def test_what_is_no_archive_is_refused(here, tmp_path):
+def test_a_file_that_is_no_archive_is_refused(here, tmp_path):
     (tmp_path / "x.tar").write_bytes(b"nonsense" * 200)
     with pytest.raises(Damaged, match="not an archive"):
         here.ask("import", str(tmp_path / "x.tar"))

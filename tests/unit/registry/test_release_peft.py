@@ -45,7 +45,7 @@ def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
     assert later.release.id == take(folder).release.id
 
 
-def test_what_does_not_belong_to_an_adapter_stays_outside_and_is_reported(folder):
+def test_files_that_do_not_belong_to_an_adapter_are_left_out_and_reported(folder):
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
     (folder / "README.md").write_text("their words")
     taken = take(folder)
@@ -53,7 +53,7 @@ def test_what_does_not_belong_to_an_adapter_stays_outside_and_is_reported(folder
     assert b"their words" not in taken.sources["README.md"]
 
 
-def test_what_an_adapter_calls_its_base_cannot_break_the_card(folder):
+def test_the_base_name_of_an_adapter_cannot_break_the_model_card(folder):
     (folder / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": 'x"\n---\nlicense: mit'})
     )
@@ -103,7 +103,7 @@ def configured(text):
         lambda folder: (folder / "adapter_config.json").unlink(),
     ],
 )
-def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
+def test_an_incomplete_adapter_is_refused(folder, spoil):
     spoil(folder)
     with pytest.raises(GraftError) as reported:
         take(folder)

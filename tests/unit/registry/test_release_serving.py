@@ -90,7 +90,7 @@ def test_the_main_models_own_release_must_have_its_base(work, make):
     assert reported.value.fix
 
 
-def test_what_is_served_stays_after_a_rollback_until_the_server_ends(work, make):
+def test_a_served_release_is_kept_after_a_rollback_until_the_server_ends(work, make):
     make("first")
     second = make("second")
     with open_store(work).lease() as held:

@@ -168,7 +168,7 @@ def test_a_store_that_cannot_be_written_can_be_pushed_to_mlflow(made, mlflow, mo
     assert mlflow.versions
 
 
-def test_what_a_killed_signer_left_keeps_no_release_from_the_trackers(made, mlflow, trackio):
+def test_leftovers_of_a_killed_signer_do_not_keep_a_release_from_the_trackers(made, mlflow, trackio):
     store, release = made
     (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
     push_to_mlflow(store, release.id, name="answers")
@@ -201,7 +201,7 @@ def test_a_file_that_changed_on_its_way_to_mlflow_makes_no_version(made, mlflow)
     assert not mlflow.aliases
 
 
-def test_what_mlflow_raises_is_reported_without_the_password(made, mlflow):
+def test_an_mlflow_error_is_reported_without_the_password(made, mlflow):
     store, release = made
 
     def fail(_name):

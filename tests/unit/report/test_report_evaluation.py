@@ -65,7 +65,7 @@ def test_only_the_script_that_the_policy_names_can_run(html):
     assert "default-src 'none'" in policy
 
 
-def test_what_a_model_wrote_stays_text_wherever_it_stands():
+def test_text_of_a_model_is_escaped_everywhere():
     hostile = make_evaluation(adapter=lambda i: HOSTILE)
     html = render_evaluation(hostile)
     reader = read(html)
@@ -113,7 +113,7 @@ def test_a_worn_test_set_is_reported():
     assert "worn out: hold out new rows" in seen
 
 
-def test_what_a_judge_said_stands_with_how_often_it_agreed_with_itself(page):
+def test_verdicts_of_a_judge_are_shown_with_its_self_agreement(page):
     tally = JudgeTally(
         model="judge-1",
         baseline="base",
@@ -170,7 +170,7 @@ class TestTheScript:
         filters = {"left": 0, "right": 1, "metric": -1, "outcome": "", "search": "", "cut": "", "part": ""}
         return json.dumps(filters | more)
 
-    def test_what_got_worse_comes_first_then_what_got_better(self, page):
+    def test_losses_come_first_then_wins(self, page):
         chosen = self.run(page, f"choose(data, {self.filters()})")
         outcomes = [item["outcome"] for item in chosen["found"]]
         assert outcomes[0] == "lost"

@@ -116,7 +116,7 @@ def test_every_decision_has_its_page(decision, headline):
     assert "Add rows that refuse." in text
 
 
-def test_what_was_not_done_is_left_out_without_a_fault():
+def test_a_step_that_did_not_run_is_left_out_without_an_error():
     honest = make_page()
     without_lengths = {
         name: summary.model_copy(update={"lengths": {}}) for name, summary in honest.dataset.splits.items()

@@ -116,7 +116,7 @@ def test_a_run_of_which_nothing_is_known_has_a_page_too():
     assert "Evaluations during training" not in text
 
 
-def test_what_left_the_plan_is_warned_of_with_its_cause_and_parts_are_listed():
+def test_a_run_outside_its_plan_gets_a_warning_with_the_cause_and_parts():
     page = make_page()
     minutes = page.plan.minutes
     drift = Drift(

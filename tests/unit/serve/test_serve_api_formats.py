@@ -141,7 +141,7 @@ def test_a_response_follows_its_schema(run, tiny_base):
         ({"reasoning": {"effort": "high"}}, "reasoning"),
     ],
 )
-def test_what_responses_cannot_do_is_refused_by_name(run, more, param):
+def test_an_unsupported_field_of_responses_is_refused_by_name(run, more, param):
     async def main():
         async with open_house() as house, client_of(house) as client:
             with pytest.raises(BadRequestError) as refused:

@@ -199,7 +199,7 @@ def test_a_store_that_fails_is_reported_and_not_hidden(run):
         ({"capture": ID, "score": 1, "comment": "x" * 70_000}, 413),
     ],
 )
-def test_what_is_no_feedback_is_refused_with_what_is_wrong(body, status):
+def test_invalid_feedback_is_refused_with_the_reason(body, status):
     with pytest.raises(ApiError) as refused:
         parse_feedback(body if isinstance(body, bytes) else json.dumps(body).encode(), at=0.0)
     assert refused.value.status == status

@@ -174,7 +174,7 @@ def test_a_sink_that_fails_never_breaks_an_answer(run):
         ({"extra_body": {"best_of": 3}}, "best_of"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(run, extra, named):
+def test_an_unsupported_field_is_refused_by_name(run, extra, named):
     async def main():
         async with open_house() as house, client_of(house) as client:
             with pytest.raises(BadRequestError, match=named):

@@ -43,7 +43,7 @@ def test_options_that_change_nothing_are_accepted():
     assert parse(**neutral, response_format={"type": "text"}).messages
 
 
-def test_what_the_gateway_sends_is_what_the_engine_reads():
+def test_a_request_of_the_gateway_reaches_the_engine_unchanged():
     call = parse(temperature=0.7, top_p=0.9, seed=3, stop="END", stream=True, max_completion_tokens=5)
     request = GenerateRequest.from_json(call.encode_for_engine("r1"))
     assert (request.model, request.max_tokens, request.stop) == ("r1", 5, ("END",))

@@ -40,7 +40,7 @@ def house(sink, **options):
     return open_house(sink, read_traces=read_traces, **options)
 
 
-def test_what_the_real_exporter_sends_becomes_captures(run):
+def test_spans_of_the_real_exporter_become_captures(run):
     async def main():
         sink = ListSink()
         async with house(sink) as open_:
@@ -179,7 +179,7 @@ def test_spans_that_cannot_be_read_are_counted_in_the_answer(run):
     assert json.loads(answer)["partialSuccess"]["rejectedSpans"] == "1"
 
 
-def test_it_is_off_where_nothing_is_captured(run):
+def test_trace_intake_is_off_where_nothing_is_captured(run):
     async def main():
         async with house(None) as open_:
             off = await post(open_, PACKED, GZIP)

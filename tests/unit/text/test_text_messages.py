@@ -43,7 +43,7 @@ def test_a_long_message_is_cut_after_its_secrets_are_gone():
     assert reported == "x" * (LONGEST - 3) + "…"
 
 
-def test_what_is_no_address_is_a_secret_as_a_whole():
+def test_an_invalid_address_is_hidden_as_a_whole():
     reported = redact_variables(
         "cannot read http://[joe:word", environment={"W": "http://[joe:word"}, variables=("W",)
     )

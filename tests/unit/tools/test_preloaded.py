@@ -126,7 +126,7 @@ def test_settings_that_python_reads_at_start_need_a_new_process(both):
     assert json.loads(described)["preloaded"] is False
 
 
-def test_what_it_starts_itself_is_preloaded_too(both, package):
+def test_children_of_a_preloaded_process_are_preloaded_too(both, package):
     (package / "sample" / "inner.py").write_text("import sys; print('calendar' in sys.modules, sys.argv[1:])")
     source = (
         "import subprocess, sys\n"

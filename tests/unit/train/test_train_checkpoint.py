@@ -136,7 +136,7 @@ def test_a_damaged_one_of_the_same_step_is_rewritten(tmp_path):
     assert (found.step, complaints) == (10, ())
 
 
-def test_what_a_kill_left_half_written_does_not_count(tmp_path):
+def test_a_half_written_checkpoint_does_not_count(tmp_path):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
     half = tmp_path / ".step-000020.abcd1234.part"
     half.mkdir()
@@ -169,7 +169,7 @@ def test_old_ones_stay_until_the_new_one_was_read_back(tmp_path, monkeypatch):
     assert latest_good(tmp_path)[0].step == 10
 
 
-def test_what_somebody_still_reads_stays(tmp_path):
+def test_a_checkpoint_that_is_still_read_is_kept(tmp_path):
     for step in (10, 20):
         write_checkpoint(tmp_path, checkpoint(step), keep=1, spare={10})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000010", "step-000020"]

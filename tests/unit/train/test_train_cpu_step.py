@@ -148,7 +148,7 @@ def test_the_last_token_of_a_row_is_not_read():
     assert layout.shared + sum(layout.rests) == 12 + sum(len(row.tokens) - 13 for row in rows)
 
 
-def test_what_is_not_known_is_left_to_the_plain_way():
+def test_an_unknown_family_takes_the_plain_step():
     assert not is_supported(make_model(MistralConfig(**SMALL, sliding_window=64))[0], longest=65)
     learning, _ = make_model(FAMILIES["llama"])
     learning.lm_head.weight.requires_grad_(True)

@@ -111,7 +111,7 @@ def test_the_longest_of_many_steps_is_the_measure_and_not_the_last():
     assert 60 - 9 * STEP_ALLOWANCE - SAVE_ALLOWANCE - 2 <= decided <= 60 - 9 * STEP_ALLOWANCE
 
 
-def test_what_was_measured_survives_a_restart():
+def test_measured_times_survive_a_restart():
     first = Place(1000.0, margin=1.0, step_times=lambda: 7.0, save_times=lambda: 3.0)
     first.run()
     second = DeadlineCallback(20.0, save_seconds=lambda: None, margin=1.0, clock=lambda: 0.0)

@@ -228,7 +228,7 @@ def test_four_bits_are_read_as_they_are_written():
     assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)
 
 
-def test_what_is_not_written_out_is_reported():
+def test_a_family_without_a_written_out_step_is_reported():
     known = make_model().config.to_dict()
     assert why_unsupported(known) is None
     assert "sliding window" in why_unsupported(MistralConfig(hidden_size=64, sliding_window=16).to_dict())

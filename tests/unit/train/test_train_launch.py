@@ -81,7 +81,7 @@ def test_an_address_is_a_host_and_perhaps_a_port(text, address):
 
 
 @pytest.mark.parametrize("text", ["", ":5", "host:", "host:x", "host:70000", "::1", "[]:5"])
-def test_what_is_no_address_is_refused(text):
+def test_an_invalid_address_is_refused(text):
     with pytest.raises(UserMistake, match="no address"):
         parse_address(text)
 
@@ -117,7 +117,7 @@ def test_offload_and_clipping_reach_deepspeed():
         ({"strategy": "zero2"}, "float16"),
     ],
 )
-def test_what_cannot_work_together_is_reported_before_a_model_is_loaded(settings, dtype):
+def test_incompatible_settings_are_refused_before_a_model_is_loaded(settings, dtype):
     with pytest.raises(UserMistake, match="strategy"):
         _require_possible(TrainSettings.model_validate(settings), dtype)
 
@@ -140,7 +140,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
 @pytest.mark.parametrize(
     "changed", [{"watch": {"spike": 3.0}}, {"seed": 3}, {"validation_rows": 4}, {"examine": {"every": 2}}]
 )
-def test_what_changes_the_result_is_another_run(changed):
+def test_a_setting_that_changes_the_result_makes_another_run(changed):
     assert TrainSettings.model_validate(changed).what_is_learned() != TrainSettings().what_is_learned()
 
 

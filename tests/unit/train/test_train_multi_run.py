@@ -85,7 +85,7 @@ class Knot:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_run_took_is_free_when_the_next_begins(tmp_path, monkeypatch, fails):
+def test_memory_of_a_run_is_free_when_the_next_begins(tmp_path, monkeypatch, fails):
     card, left, alive = Card(), [], []
     monkeypatch.setattr(torch, "cuda", card)
     jobs = [make_job(tmp_path / name) for name in ("one", "two")]

@@ -41,7 +41,7 @@ def test_the_type_is_what_the_device_computes_fast_and_safely(facts, chosen):
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16"])
-def test_what_is_asked_for_by_name_is_done(asked):
+def test_a_precision_asked_for_by_name_is_used(asked):
     assert choose_precision(asked, kind="cpu") == asked
     assert choose_precision(asked, kind="cuda", capability=9.0) == asked
 

@@ -77,7 +77,7 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
         thread.join(timeout=30)
 
 
-def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
+def test_a_process_that_never_leaves_is_not_waited_for_for_ever(monkeypatch):
     asked = []
 
     class Deserted:
@@ -128,7 +128,7 @@ def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypa
     assert torchrun.main([*arguments]) == code
 
 
-def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
+def test_a_failing_process_exits_at_once_with_its_own_error(monkeypatch):
     def never(*_):
         raise AssertionError("it waited")
 

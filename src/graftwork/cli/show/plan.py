@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,11 +10,13 @@ from rich.markup import escape
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
 from graftwork.cli.show.training import NAMES, number, show_run_plan
 from graftwork.grading.metrics import name_of, plural
-from graftwork.pipeline.past_residuals import PastResiduals
-from graftwork.pipeline.preflight import Preflight
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.past_residuals import PastResiduals
+    from graftwork.pipeline.preflight import Preflight
 
 BAR = 32
 WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005
@@ -352,7 +355,7 @@ def show_probe(
     print_line(console, f"[dim]kept in {quote(files[0].parent)}[/]")
 
 
-def show_past(console: Console, found: PastResiduals) -> None:
+def show_past(console: Console, found: "PastResiduals") -> None:
     """The figures of each run, then the bias over all runs."""
     if not found.runs:
         print_line(console, "no run of this project has finished yet: `graft train` starts one")
@@ -396,7 +399,7 @@ def _title(figure: str) -> str:
     return f"[dim]{title}: {quote(part)}[/]" if part else title
 
 
-def show_preflight(console: Console, found: Preflight) -> None:
+def show_preflight(console: Console, found: "Preflight") -> None:
     print_line(console, f"{plural(found.cases, 'held-out case')}. {quote(found.power)}".rstrip())
     show_trials(console, found)
     for problem in found.problems:
@@ -412,7 +415,7 @@ def show_preflight(console: Console, found: Preflight) -> None:
         print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and gates.")
 
 
-def show_trials(console: Console, found: Preflight) -> None:
+def show_trials(console: Console, found: "Preflight") -> None:
     """The score of each metric on correct answers and on corrupted ones."""
     if not found.metrics:
         return

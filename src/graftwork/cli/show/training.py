@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, safe, table
-from graftwork.pipeline.runs import Event
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.runs import Event
     from graftwork.pipeline.train_all import ModelResult, TrainedAll
     from graftwork.records.release import ExportedAdapter
 
@@ -207,7 +207,7 @@ def number(value: float) -> str:
 EVENT_COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
 
 
-def to_markup(event: Event) -> str:
+def to_markup(event: "Event") -> str:
     """The time, the kind and the text of an event."""
     when = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     colour = EVENT_COLOURS.get(event.kind, "dim")

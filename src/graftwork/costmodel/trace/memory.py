@@ -191,7 +191,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _adds_in_place(args: tuple[Any, ...]) -> bool:
-    """Whether backward adds to a gradient that nobody else holds: a mode keeps it from seeing that."""
+    """Whether backward adds to a gradient without other references, which a dispatch mode hides from it."""
     if torch.is_grad_enabled() or not all(isinstance(argument, torch.Tensor) for argument in args[:2]):
         return False
     first, second = args[:2]

@@ -198,7 +198,7 @@ class Refusal(NamedTuple):
 
 
 def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
-    """Whether users rated the served reply negative and nobody corrected it."""
+    """Whether users rated the served reply negative and no correction exists."""
     feedback = captured.feedback
     return not captured.corrected and feedback is not None and feedback < settings.negative_below
 
@@ -212,7 +212,7 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
 
 
 SERVED, TAUGHT = 1, 2
-"""A release of the project, or a teacher, wrote the reply, and nobody has confirmed it."""
+"""A release of the project, or a teacher, wrote the reply, and no person has confirmed it."""
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
@@ -273,9 +273,7 @@ def _refuse_session(session: str | None, settings: CaptureSettings) -> Refusal |
 
 def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refusal | None:
     if settings.feedback == "positive" and captured.feedback is None and not captured.corrected:
-        return Refusal(
-            CAPTURES_FILTER, "nobody said whether it is good, and data.captures.feedback is `positive`"
-        )
+        return Refusal(CAPTURES_FILTER, "it has no feedback, and data.captures.feedback is `positive`")
     return None
 
 

@@ -176,7 +176,7 @@ def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
             "warning",
             wording=Wording(
                 title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
-                effect="the model may repeat it, and nobody can take it out of the weights again",
+                effect="the model may repeat it, and it cannot be removed from the weights",
                 fix=fix,
             ),
         )
@@ -407,7 +407,7 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
         places,
         show=lambda row, _place: row.question,
         wording=Wording(
-            title=count_rows(len(places), "hold a served reply that nobody confirmed"),
+            title=count_rows(len(places), "hold an unconfirmed served reply"),
             effect="they may be trained on; none is a reference for a test, or the model would grade itself",
             fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
             "data.captures.feedback: positive leaves them out",

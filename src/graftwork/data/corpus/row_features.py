@@ -187,7 +187,7 @@ def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line
         "trace": pa.array([row.trace for row in rows], pa.uint64()),
         "call": pa.array([row.call for row in rows], pa.uint64()),
         "calls_tools": pa.array([_calls_tools(row) for row in kept], pa.bool_()),
-        # Of the row as it was logged: redaction may take a time for a number of somebody's.
+        # Of the row as it was logged: redaction may take a time for a phone number.
         "day": pa.array([day_of(row.logged) for row in rows], pa.int32()),
         "cost": pa.array([UNKNOWN if row.cost is None else row.cost for row in kept], pa.float64()),
     }

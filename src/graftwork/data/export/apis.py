@@ -92,7 +92,7 @@ def _to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if message.role == "tool":
             if not open_calls:
-                raise UnansweredCall("a tool answers that nobody called")
+                raise UnansweredCall("a tool answers without a call")
             made.append({**plain(message), "tool_call_id": open_calls.pop(0)})
             continue
         if open_calls:

@@ -132,7 +132,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         origin=origin,
         messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
         reply=reply,
-        # A client that disconnected got a part of the reply: nobody has seen whether it was good.
+        # A client that disconnected got only a part of the reply, so its quality is unknown.
         status="disconnected" if capture.disconnected and not was_wrong else None,
         finish_reason=None if was_wrong else capture.finish_reason,
         group=capture.model,

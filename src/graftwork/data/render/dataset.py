@@ -262,7 +262,7 @@ _WORDS = {
 
 
 UNFIT_REFERENCE = (
-    "no reference for a test: a model wrote this reply to a held-out question and nobody confirmed it"
+    "no reference for a test: a model wrote this reply to a held-out question, unconfirmed by a person"
 )
 
 

@@ -135,7 +135,7 @@ class KnownAssignment(NamedTuple):
 
 
 def find_unfit_references(corpus: CorpusColumns, assignment: SplitAssignment) -> Array:
-    """Return the rows in held-out splits whose replies a model wrote and nobody confirmed."""
+    """Return the rows in held-out splits with unconfirmed replies of a model."""
     held_out = (assignment.split != UNASSIGNED) & (assignment.split != TRAIN)
     found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
     return found

@@ -46,7 +46,7 @@ class Surroundings(NamedTuple):
     tried: int = 1
     """Adapters that are judged together."""
     doubts: Mapping[str, str] = {}
-    """Metrics that may not decide anything, each with the reason: a judge that nobody calibrated."""
+    """Metrics that may not decide anything, each with the reason: an uncalibrated judge."""
 
 
 class Pair(NamedTuple):

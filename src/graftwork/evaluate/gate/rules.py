@@ -231,7 +231,7 @@ def _held_at_worst(rule: GateRule, metric: Metric, ungraded: Ungraded, sessions:
     if not ungraded.total:
         return held_figure(rule, metric)
     if rule.metric in FIGURES:
-        # Nobody knows how large a figure can be at worst: nothing is kept by it.
+        # The figure has no known upper bound, so it cannot show that a rule holds.
         return math.nan
     wrong = 0.0 if rule.wants_more else 1.0
     worst = all_wrong(metric, ungraded.cases, wrong=wrong, sessions=sessions) if ungraded.cases else metric

@@ -46,10 +46,10 @@ NEARLY = 0.85
 
 
 def require_metric(name: str) -> None:
-    """A slip of the pen is refused. Any other name may be a check of the project's own.
+    """Refuse a misspelled metric. Any other name may be a check of the project.
 
-    The project knows its checks and refuses what it does not evaluate; here a rule on a figure that nobody
-    measures stays unproven, and lets nothing through.
+    The project refuses checks that it does not evaluate. Here a rule on a figure that is not measured stays
+    unproven and lets nothing through.
     """
     begun = any(known.startswith(name) for known in KNOWN)
     if name not in KNOWN and (begun or get_close_matches(name, KNOWN, n=1, cutoff=NEARLY)):

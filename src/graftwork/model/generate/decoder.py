@@ -355,7 +355,7 @@ class SlotDecoder:
         logits = self._pass(
             self._tokens[:rows, None], positions[:, None], slots, columns, leading=True, adapted=adapted
         )
-        # A slot without a request runs along, and stays where nobody reads.
+        # An empty slot is computed too; its output is never read.
         positions.add_(1).clamp_(max=self._cache.padding)
         return logits
 

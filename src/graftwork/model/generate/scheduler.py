@@ -28,7 +28,7 @@ class SlotScheduler(Generic[R]):
         self._group_of = group_of
         self._group: Hashable = None
         self.limit = slots
-        """Slots that may be used; lowering it stops nobody that runs."""
+        """Slots that may be used; lowering it does not stop running requests."""
 
     @property
     def slots(self) -> int:
@@ -64,7 +64,7 @@ class SlotScheduler(Generic[R]):
         return self._waiting[0] if self._waiting else None
 
     def drop_waiting(self, is_unwanted: Callable[[R], bool]) -> list[R]:
-        """Forget those that nobody waits for any more; which they were."""
+        """Drop and return the requests whose callers have gone."""
         dropped = [request for request in self._waiting if is_unwanted(request)]
         if dropped:
             self._waiting = deque(request for request in self._waiting if request not in dropped)

@@ -1,6 +1,6 @@
 """A dry run: ten real steps on the project's base with made-up rows, in a folder that is removed again.
 
-In: a project and somebody who listens. Out: checks of the steps, of the checkpoint, which is read back
+In: a project and a reporter. Out: checks of the steps, of the checkpoint, which is read back
 byte by byte, and of the base, which must not have changed. It goes the way of every run: data, plan and
 the training process with its heartbeat. The project's own state and database are left alone.
 """

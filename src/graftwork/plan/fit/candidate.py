@@ -19,7 +19,7 @@ family without a step recipe is estimated as a Llama, which was 11 to 18 % off o
 TIME_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.08}
 """Factor, either way. A trace knows memory, not time."""
 CPU_TIME_SPREAD = 2.0
-"""The same on processors that nobody probed: one published run is all that is known of many cores."""
+"""The same on processors without a probe: for many cores there is one published run."""
 SIMPLEST = ("none", "ddp", "zero2", "fsdp2", "zero3")
 PLAINEST = ("none", "optimizer", "weights")
 

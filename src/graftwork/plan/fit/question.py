@@ -177,7 +177,7 @@ def late_chance(
 ) -> float:
     """Chance that some batch passes what fits and the first does not.
 
-    `largest_that_fits` are lengths for equally likely truths: nobody knows the peak to the last byte.
+    `largest_that_fits` are lengths for equally likely truths: the peak is not known to the last byte.
     """
     batches = max(rows_in_run // max(rows_at_once, 1), 1)
     chances = []

@@ -442,7 +442,7 @@ def _row(question: ServeQuestion, form: Form) -> FormRow:
 def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
     """The one asked for; else the most bits that do, else the fastest that fits, else the smallest.
 
-    Without a limit, what nobody would wait for does not do.
+    Without a limit, answers too slow for any user are left out.
     """
     if question.form != "auto":
         for row in rows:

@@ -1,6 +1,6 @@
 """What engines reach of a machine's figures, and what they take for themselves. Constants with sources.
 
-[M] measured by somebody, on the machine named; [D] derived from such measurements or guessed from them. A
+[M] measured, on the machine named; [D] derived from such measurements or guessed from them. A
 share is of the maker's figure (memory bandwidth, dense products). `best` is never over 1: nothing here
 answers faster than the machine's roofline.
 """

@@ -101,7 +101,7 @@ def push_to_mlflow(
                 _send_missing_signatures(client, version.run_id, folder)
             else:
                 run = _send(client, folder, release)
-                # Somebody else may have been faster. And last: what is in the registry has its files.
+                # Another process may have been faster. Last, so that every registered version has its files.
                 version = _find_version(client, name, release) or client.create_model_version(
                     name,
                     source=f"{run.info.artifact_uri}/{ARTIFACTS}",

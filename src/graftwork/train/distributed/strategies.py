@@ -189,7 +189,7 @@ class SingleProcess:
         return value
 
     def finish(self) -> None:
-        """Nobody is there to say goodbye to."""
+        """A single process has no group to leave."""
 
 
 SYNC_TIMEOUT = timedelta(hours=1)

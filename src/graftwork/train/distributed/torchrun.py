@@ -31,7 +31,7 @@ POLL_SECONDS = 0.1
 STORE_TIMEOUT = timedelta(seconds=4)
 """For the store to answer. It may try twice, and is then still within all timeouts."""
 CONNECT_SECONDS = 2.0
-"""The first machine's port is open, or it has left and there is nobody to notify."""
+"""The first machine's port is open, or it has left and cannot be notified."""
 
 
 @contextlib.contextmanager

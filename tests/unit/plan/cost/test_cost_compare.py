@@ -43,7 +43,7 @@ def test_no_place_says_what_would_have_been_possible():
     assert "the soonest is Quick (H100 SXM)" in found.reason
 
 
-def test_what_does_not_fit_stands_last_with_its_reason():
+def test_options_that_do_not_fit_come_last_with_the_reason():
     small = make_candidate("small", usd=0.01, run=make_run(9.0, gpu="T4", fits=False))
     last = table_of(*three_places(), small).rows[-1]
     assert last.place == "small"

@@ -209,7 +209,7 @@ def _start_code(box: dict[str, Any]) -> int:
 def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
     code = FAILED
     try:
-        # A signal to its own group then reaches nobody but itself.
+        # A signal to its own group then reaches only itself.
         os.setsid()
         _shut_in(box)
     except Exception as error:
@@ -291,7 +291,7 @@ def _watch(box: dict[str, Any], child: int) -> NoReturn:
 
 
 def _end_everything(box: dict[str, Any]) -> NoReturn:
-    """On request, or because the parent is gone: then nobody else removes the folder."""
+    """On request, or because the parent is gone and cannot remove the folder."""
     _end_leftovers(box)
     try:
         remove_folder(box["folder"])

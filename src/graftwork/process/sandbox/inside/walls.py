@@ -366,7 +366,7 @@ def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: 
 
 
 def bound_folder(folder: str, *, size: int, files: int) -> None:
-    """A file system that somebody else has mounted there, held to so many files."""
+    """A file system mounted by another process, limited to so many files."""
     flags = MS_REMOUNT | MS_NOSUID | MS_NODEV
     mount("tmpfs", folder, flags=flags, options=f"size={size},nr_inodes={files}")
 
