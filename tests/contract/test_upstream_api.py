@@ -6,7 +6,7 @@ import shutil
 from contextlib import asynccontextmanager
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from serve_harness import DEADLINE, ListSink, open_house
 from tool_template import ASK, FIND, TOOL_TEMPLATE, TOOLS
 from upstream_servers import MODEL, ChatServer, LoraServer
@@ -257,5 +257,36 @@ def test_a_refusal_of_the_server_names_its_field(tool_base):
                 with pytest.raises(BadRequestError, match="Unsupported parameter: tools") as refused:
                     await client.chat.completions.create(**ask(tools=TOOLS, stream=stream))
                 assert refused.value.param == "tools"
+
+    go(main)
+
+
+def test_embeddings_are_passed_to_the_server_and_back(tool_base):
+    async def main():
+        server, sink = ChatServer(), ListSink()
+        async with serving("endpoint", server, tool_base, sink=sink) as (house, client):
+            found = await client.embeddings.create(
+                model="base", input=["a", "bcd"], encoding_format="float", dimensions=2
+            )
+            assert [item.embedding for item in found.data] == [[0.5, 1.0], [0.5, 3.0]]
+            assert (found.model, found.usage.total_tokens) == ("base", 3)
+            packed = await client.embeddings.create(model="base", input="bcd")
+            assert packed.data[0].embedding == [0.5, 3.0]
+            assert server.bodies[-1]["encoding_format"] == "base64"
+            for bad in ("", [], [""], [1, "a"], [[]], {"a": 1}, 7, [True]):
+                with pytest.raises(BadRequestError) as refused:
+                    await client.embeddings.create(model="base", input=bad)
+                assert refused.value.param == "input"
+            await house.close_captures()
+            assert sink.captures == []
+
+    go(main)
+
+
+def test_a_server_without_embeddings_says_so(tool_base):
+    async def main():
+        async with serving("vllm", LoraServer("vllm"), tool_base) as (_, client):
+            with pytest.raises(NotFoundError, match="no /v1/embeddings"):
+                await client.embeddings.create(model="base", input="a")
 
     go(main)

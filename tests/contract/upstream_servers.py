@@ -5,7 +5,9 @@ without its call, an adapter that is not loaded or loaded twice, and a model nam
 """
 
 import asyncio
+import base64
 import json
+import struct
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -278,7 +280,10 @@ class ChatServer:
 
     def embed(self, asked):
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        data = [{"object": "embedding", "index": i, "embedding": [0.5, len(t)]} for i, t in enumerate(texts)]
+        packed = asked.encoding_format == "base64"
+        vectors = [struct.pack("<2f", 0.5, len(text)) for text in texts]
+        values = [base64.b64encode(v).decode() if packed else struct.unpack("<2f", v) for v in vectors]
+        data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(values)]
         usage = {"prompt_tokens": 3, "total_tokens": 3}
         body = {"object": "list", "data": data, "model": asked.model, "usage": usage}
         return Response(200, json.dumps(body).encode(), (("content-type", "application/json"),))

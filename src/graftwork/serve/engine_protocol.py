@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import orjson
 from pydantic import ValidationError
@@ -121,6 +121,8 @@ class GenerateRequest(Record):
     """The JSON Schema that the answer must follow."""
     prompt: str | None = None
     """A text to continue without a template, instead of messages."""
+    embed: dict[str, Any] | None = None
+    """What to embed, instead of messages: fields of a request for embeddings."""
     chat: dict[str, Any] | None = None
     """Messages, tools and formats as the client sent them, if there are tools or formats: for servers that
     take them as they are."""
@@ -147,6 +149,7 @@ class ReplyPiece:
     logprobs: tuple[LogprobData, ...] | None = None
     stop: str | None = None
     """The stop string that ended the reply."""
+    embeddings: tuple[dict[str, Any], ...] = ()
 
     def to_data(self) -> PieceData:
         """The piece without what it does not have."""
@@ -162,6 +165,8 @@ class ReplyPiece:
                 data["tool_calls"] = list(self.tool_calls)
             if self.stop is not None:
                 data["stop"] = self.stop
+            if self.embeddings:
+                data["embeddings"] = list(self.embeddings)
         return data
 
 
@@ -175,6 +180,13 @@ class EngineBackend(Protocol):
         ...
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
+
+
+@runtime_checkable
+class EmbeddingBackend(Protocol):
+    """A backend that computes embeddings, or passes them on."""
+
+    async def embed(self, request: GenerateRequest) -> ReplyPiece: ...
 
 
 ENGINE_MODULES: dict[EngineKind, str] = {
@@ -206,6 +218,12 @@ def make_handler(backend: EngineBackend) -> Handler:
 
 
 async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    if request.embed is not None:
+        if not isinstance(backend, EmbeddingBackend):
+            message = "embeddings are not supported: the engine of this server does not compute them; the "
+            message += "kinds vllm, sglang and endpoint pass them on"
+            raise ApiError(404, message, code="unsupported_endpoint")
+        return json_response((await backend.embed(request)).to_data())
     pieces = backend.generate(request)
     if not request.stream:
         parts = [piece async for piece in pieces]

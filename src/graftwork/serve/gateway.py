@@ -24,6 +24,7 @@ from graftwork.serve.api.call import (
 )
 from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
+from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
@@ -51,6 +52,7 @@ APIS = {
     "/v1/completions": COMPLETIONS,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
+    "/v1/embeddings": EMBEDDINGS,
 }
 _KNOWN = {
     **dict.fromkeys(APIS, "POST"),
@@ -213,9 +215,6 @@ class Gateway:
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
             return await self._take_traces(request)
-        if request.path == "/v1/embeddings":
-            message = "embeddings are not supported: no engine behind this server computes them"
-            raise ApiError(404, message, code="unsupported_endpoint")
         if request.path in _KNOWN:
             allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))

@@ -38,7 +38,7 @@ from graftwork.serve.http_messages import ApiError
 from graftwork.serve.replies import ReplyText
 from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
 from graftwork.serve.upstream_dialects import DIALECTS, Dialect, TokenPrompt, write_format
-from graftwork.serve.upstream_replies import UpstreamReply
+from graftwork.serve.upstream_replies import UpstreamReply, read_embeddings
 from graftwork.serve.upstream_server import UpstreamServer
 
 _POLL_SECONDS = 0.2
@@ -149,6 +149,18 @@ class UpstreamBackend:
                 finally:
                     # The server stops computing when the connection closes.
                     reply.close()
+
+    async def embed(self, request: GenerateRequest) -> ReplyPiece:
+        if request.model not in (BASE, *self._adapters.names):
+            raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
+        with self._adapters.using(None if request.model == BASE else request.model) as adapter:
+            async with self._room.take(1):
+                model = self._dialect.name_model(self._base_name, adapter)
+                reply = await self._client.post("/embeddings", {"model": model, **(request.embed or {})})
+                answer = await reply.read()
+        if reply.status != 200:
+            raise explain_refusal(reply.status, answer)
+        return read_embeddings(answer)
 
     async def _render(self, request: GenerateRequest) -> tuple[TokenPrompt, str]:
         """The prompt, and the beginning of a call in it that the answer goes on with."""

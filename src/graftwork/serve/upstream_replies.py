@@ -43,6 +43,16 @@ def _load(data: bytes) -> dict[str, Any]:
     return event
 
 
+def read_embeddings(body: bytes) -> ReplyPiece:
+    try:
+        found = orjson.loads(body)
+        tokens = (found.get("usage") or {}).get("prompt_tokens") or 0
+        return ReplyPiece("", "stop", prompt_tokens=int(tokens), embeddings=tuple(found["data"]))
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+        message = "the engine's server sent something else than embeddings"
+        raise ApiError(502, message, code="engine_error") from error
+
+
 class UpstreamReply:
     """One answer as it arrives. `token_bytes` reads tokens that the server names by their ids."""
 

@@ -241,6 +241,7 @@ FIELDS = {
         "stop_sequences",
         "metadata",
     ],
+    "/v1/embeddings": ["input", "encoding_format", "dimensions", "user"],
 }
 GOOD = {
     "messages": ASK, "prompt": "x", "input": "x", "max_tokens": 5, "tools": TOOLS, "tool_choice": "auto",

@@ -44,6 +44,8 @@ class GenerationOptions:
     """The JSON Schema that the answer must follow."""
     prompts: tuple[str, ...] = ()
     """Texts to continue, without a chat template; empty for a chat."""
+    embed: dict[str, Any] | None = None
+    """What to embed, instead of a chat: fields of a request for embeddings."""
 
     def encode_for_engine(self) -> dict[str, Any]:
         return {
@@ -54,6 +56,7 @@ class GenerationOptions:
             "strict_tools": self.strict_tools,
             "json_schema": self.schema,
             "prompt": self.prompts[0] if self.prompts else None,
+            "embed": self.embed,
         }
 
 
@@ -159,6 +162,7 @@ class PieceData(TypedDict):
     logprobs: NotRequired[list[LogprobData]]
     stop: NotRequired[str | None]
     """The stop string that ended the reply."""
+    embeddings: NotRequired[list[dict[str, Any]]]
     index: NotRequired[int]
     """Which of several choices it belongs to."""
 
