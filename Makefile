@@ -14,7 +14,7 @@ ARGS ?=
 PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-agents bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -72,6 +72,10 @@ test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its 
 test-anthropic: dev ## the tests of /v1/messages with Anthropic's own client, which stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .anthropic anthropic==2.8.0
 	PYTHONPATH=.anthropic $(BIN)/python -m pytest tests/unit/serve/test_serve_api_formats.py
+
+test-agents: dev ## the tests of an agent of openai-agents on our endpoint; the package stays apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .agents openai-agents==0.24.0
+	PYTHONPATH=.agents $(BIN)/python -m pytest tests/contract/test_agent_frameworks.py
 
 test-trackers: dev ## the tests of MLflow and trackio on the real servers, which they start; they stay apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \

@@ -213,6 +213,8 @@ class ChatServer:
     def __init__(self, key: str = "") -> None:
         self.key = key
         self.bodies: list[dict] = []
+        self.arguments = ('{"place": "Bern"}', "{}")
+        """Of the two calls that it answers a user's turn with, if there are tools."""
         self.refuses = ""
         """A field that this server does not take."""
 
@@ -248,9 +250,10 @@ class ChatServer:
     def answer(self, asked):
         if asked.tools and asked.tool_choice != "none" and asked.messages[-1].role == "user":
             name = asked.tools[0].function.name
+            one, two = self.arguments
             return [
-                {"delta": {"tool_calls": [self.part(0, '{"pla', name), self.part(1, "", name)]}},
-                {"delta": {"tool_calls": [self.part(0, 'ce": "Bern"}'), self.part(1, "{}")]}},
+                {"delta": {"tool_calls": [self.part(0, one[:5], name), self.part(1, "", name)]}},
+                {"delta": {"tool_calls": [self.part(0, one[5:]), self.part(1, two)]}},
             ]
         if asked.response_format is not None and asked.response_format.type != "text":
             return [{"delta": {"content": '{"sure": '}}, {"delta": {"content": "true}"}}]

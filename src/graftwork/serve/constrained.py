@@ -29,7 +29,8 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """JSON as templates write it. The llguidance inside llama.cpp knows no pattern for white space."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are data and no schemas."""
-_KEPT = 64
+_KEPT_CHARACTERS = 256 * 1024
+"""Of grammars that stay compiled. The memory of one grows with its text."""
 _LONGEST_REASON = 200
 _PROBE = "graft_probe"
 _CALL = re.compile(
@@ -61,29 +62,45 @@ class GrammarCompiler:
     def compile_schema(self, schema: dict[str, Any]) -> "GrammarConstraint":
         """Raises ApiError if the schema cannot be enforced."""
         _require_library("response_format")
-        grammar = f"start: %json {json.dumps({**schema, **self._options})}\n"
-        return self._open(grammar, param="response_format")
+        return self._open(f"start: %json {self._dump(schema)}\n", param="response_format")
 
     def compile_tools(
-        self, tools: Sequence[dict[str, Any]], *, choice: str, parallel: bool
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        choice: str,
+        parallel: bool,
+        schema: dict[str, Any] | None = None,
     ) -> "GrammarConstraint":
-        """`choice` is `required`, `=name`, or `auto`: text or calls that follow their schemas."""
+        """`choice` is `required`, `=name`, or `auto`: calls that follow their schemas, or else text.
+
+        With `schema` the text must be JSON that follows it.
+        """
         _require_library("tool_choice" if choice != "auto" else "tools")
         form, functions = self._call_form, choose_functions(tools, choice)
-        body = json.dumps({**write_call_schema(functions, form.key), **self._options})
-        grammar = _write_tool_grammar(form, body, choice=choice, parallel=parallel)
+        parts = {"body": self._dump(write_call_schema(functions, form.key))}
+        if choice == "auto" and schema is not None:
+            parts["answer"] = self._dump(schema)
+        grammar = _write_tool_grammar(form, parts, choice=choice, parallel=parallel)
         return self._open(grammar, param="tools")
 
     async def compile_for(self, request: "GenerateRequest") -> "GrammarConstraint | None":
         """What the answer must follow. Compiling runs in a thread, so that other streams go on."""
-        if request.json_schema is not None:
-            return await asyncio.to_thread(self.compile_schema, request.json_schema)
-        choice = request.tool_choice
-        if request.tools and (choice != "auto" or (request.strict_tools and is_installed())):
+        schema, choice = request.json_schema, request.tool_choice
+        if request.tools and (
+            choice != "auto" or schema is not None or (request.strict_tools and is_installed())
+        ):
             return await asyncio.to_thread(
-                self.compile_tools, request.tools, choice=choice, parallel=request.parallel_tool_calls
+                self.compile_tools,
+                request.tools,
+                choice=choice,
+                parallel=request.parallel_tool_calls,
+                schema=schema,
             )
-        return None
+        return None if schema is None else await asyncio.to_thread(self.compile_schema, schema)
+
+    def _dump(self, schema: dict[str, Any]) -> str:
+        return json.dumps({**schema, **self._options})
 
     @cached_property
     def _call_form(self) -> CallForm:
@@ -100,7 +117,7 @@ class GrammarCompiler:
         if matcher is None:
             matcher = self._compile(grammar, param)
             self._compiled[grammar] = matcher
-            while len(self._compiled) > _KEPT:
+            while len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS:
                 self._compiled.popitem(last=False)
         return GrammarConstraint(matcher.deep_copy(), grammar, self._tokenizer)
 
@@ -193,18 +210,21 @@ def _require_library(param: str) -> None:
         raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def _write_tool_grammar(form: CallForm, body: str, *, choice: str, parallel: bool) -> str:
-    """`body` is the JSON Schema of a call."""
+def _write_tool_grammar(form: CallForm, parts: dict[str, str], *, choice: str, parallel: bool) -> str:
+    """`parts` are JSON Schemas: `body` of a call, `answer` of what may come instead of calls."""
     before, behind = form.before, form.behind
     calls = "call" if not parallel or choice.startswith("=") else 'call ("\\n" call)*'
     lines = [f"start: {calls}"]
-    if choice == "auto":
+    if "answer" in parts:
+        lines = [f"start: answer | {calls}"]
+    elif choice == "auto":
         opening = before.strip() or "{"
         lines = [f"start: TEXT | {calls}", f"TEXT: /(?s:.*)/ & ~/(?s:.*){_escape(opening)}(?s:.*)/"]
-    parts = (
+    around = (
         [_quote(text) for text in (before,) if text] + ["body"] + [_quote(text) for text in (behind,) if text]
     )
-    lines += [f"call: {' '.join(parts)}", f"body: %json {body}"]
+    lines += [f"call: {' '.join(around)}"]
+    lines += [f"{name}: %json {schema}" for name, schema in parts.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from graftwork.serve.constrained import CallForm, choose_functions, write_call_schema
 from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import EngineKind
 
 _ANY_OBJECT = {"type": "object"}
@@ -91,7 +92,10 @@ def write_format(request: GenerateRequest, form: CallForm | None) -> tuple[dict[
 
     A forced call begins in the prompt, so that the rest is JSON of a schema, which both servers enforce.
     """
-    if request.json_schema is not None:
+    if request.json_schema is not None and request.tools and request.tool_choice == "auto":
+        message = "response_format is not supported together with tools by this engine"
+        raise ApiError(400, message, param="response_format", code="unsupported_parameter")
+    if request.json_schema is not None and not request.tools:
         return _json_format(request.json_schema), ""
     if not request.tools or form is None:
         return None, ""

@@ -184,3 +184,41 @@ def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prom
             assert usage == three.usage
 
     run(main)
+
+
+def test_with_tools_and_a_schema_an_answer_is_a_call_or_json_that_follows_it(run, serving, tool_base):
+    async def main():
+        async with serving(tool_base) as (_, client):
+            ask = {"model": "base", "messages": ASK, "tools": TOOLS, "response_format": schema_format(SCHEMA)}
+            free = (await client.chat.completions.create(**ask, max_tokens=200)).choices[0].message
+            if free.tool_calls:
+                assert {call.function.name for call in free.tool_calls} <= {"find", "wait"}
+            else:
+                assert json.loads(free.content)["place"] in PLACE["enum"]
+            choice = {"type": "function", "function": {"name": "wait"}}
+            forced = (await client.chat.completions.create(**ask, tool_choice=choice)).choices[0].message
+            assert [call.function.name for call in forced.tool_calls] == ["wait"]
+
+    run(main)
+
+
+def test_tools_may_refer_to_definitions_of_their_own(run, serving, tool_base):
+    async def main():
+        parameters = {
+            "type": "object",
+            "$defs": {"Place": PLACE},
+            "properties": {"at": {"$ref": "#/$defs/Place"}},
+            "required": ["at"],
+            "additionalProperties": False,
+        }
+        tools = [*TOOLS, {"type": "function", "function": {"name": "go", "parameters": parameters}}]
+        async with serving(tool_base) as (_, client):
+            choice = {"type": "function", "function": {"name": "go"}}
+            ask = {"model": "base", "messages": ASK, "tools": tools}
+            forced = (await client.chat.completions.create(**ask, tool_choice=choice)).choices[0].message
+            assert json.loads(forced.tool_calls[0].function.arguments)["at"] in PLACE["enum"]
+            ask |= {"tool_choice": "required", "parallel_tool_calls": False}
+            several = await client.chat.completions.create(**ask, max_tokens=200)
+            assert several.choices[0].message.tool_calls
+
+    run(main)
