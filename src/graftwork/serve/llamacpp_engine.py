@@ -20,6 +20,7 @@ from graftwork.inference.llamacpp import (
     LlamaServer,
     finish_reason,
     max_positions,
+    serving_threads,
 )
 from graftwork.model.gguf.cache import adapter_file, base_file
 from graftwork.process.worker import run_worker
@@ -89,7 +90,7 @@ class LlamaCppBackend:
 
     def _start(self, adapters: dict[str, Path]) -> LlamaServer:
         options = LlamaOptions(
-            threads=self._job.threads,
+            threads=serving_threads(self._job.threads),
             slots=self._job.batch_size,
             context=self._context,
             exact=self._job.engine.precision == "f32",

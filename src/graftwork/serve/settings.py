@@ -238,7 +238,8 @@ class ServeSettings(Record):
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="Threads of the engine; None takes all that this process may use.",
+        description="Threads of the engine. None takes all cores that this process may use; llamacpp leaves "
+        "one of them to others.",
     )
 
     split: SplitSettings | None = Field(
