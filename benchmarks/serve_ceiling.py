@@ -1,8 +1,8 @@
 """How near the embedded engine comes to the ceiling of its matrix products, with eight requests at once.
 
-Run: python benchmarks/serve_ceiling.py [--rounds 5] [--threads 1] [--save]. The ceiling is a decoding step that
-is nothing but the model's matrix products for a batch of eight. Rounds of both alternate; times are CPU time,
-which other load on the machine changes least, and wall time.
+Run: python benchmarks/serve_ceiling.py [--rounds 5] [--threads 1] [--save]. The ceiling is a decoding step
+that is nothing but the model's matrix products for a batch of eight. Rounds of both alternate; times are CPU
+time, which other load on the machine changes least, and wall time.
 """
 
 import argparse
