@@ -1,8 +1,9 @@
 """What the gateway adds to a request, beside a plain proxy on asyncio streams and json.
 
-Processes: our gateway over its stand-in engine, without captures and with them; and the peer, which
-relays to the same engine and checks, routes, counts and captures nothing. One client asks all of
-them in turn over kept connections, in rounds, so that a busy machine is equally unfair to each.
+Processes: our gateway over its stand-in engine, without captures, with them, and with everything: a key to
+check, captures, two replicas with prefix affinity, and a fallback chain; and the peer, which relays to the
+same engine and checks, routes, counts and captures nothing. One client asks all of them in turn over kept
+connections, in rounds, so that a busy machine is equally unfair to each.
 Run: `python benchmarks/gateway.py [--requests N] [--json]`.
 """
 
@@ -44,12 +45,21 @@ class NoSink:
         del captures
 
 
-def run_gateway(folder: str, *, captures: bool) -> None:
+KEY = "benchmark-key-0123456789"
+ARMED = {
+    "api_key_env": "GRAFT_BENCHMARK_KEY",
+    "engine": {"replicas": 2},
+    "failover": {"fallback": {"champion": [RELEASE, "base"]}},
+}
+
+
+def run_gateway(folder: str, *, captures: bool, armed: bool = False) -> None:
+    os.environ["GRAFT_BENCHMARK_KEY"] = KEY
     job = EngineJob(
         folder=folder, base_folder="none", adapters={RELEASE: "none"}, socket=str(Path(folder) / "e.sock")
     )
     serving = serve(
-        ServeSettings(port=0),
+        ServeSettings.model_validate({"port": 0, **(ARMED if armed else {})}),
         engine_job=job,
         project=ServedProject(
             resolve_aliases=lambda: {"champion": RELEASE}, captures=NoSink() if captures else None
@@ -106,6 +116,7 @@ class Target:
     path: str
     body: bytes
     pid: int | None = None
+    headers: tuple[tuple[str, str], ...] = JSON
     times: list[float] = field(default_factory=list)
     cpu: float = 0.0
 
@@ -113,7 +124,7 @@ class Target:
         before = _cpu_seconds(self.pid)
         for _ in range(count):
             began = time.perf_counter()
-            reply = await self.client.send("POST", self.path, body=self.body, headers=JSON)
+            reply = await self.client.send("POST", self.path, body=self.body, headers=self.headers)
             await reply.read()
             self.times.append(time.perf_counter() - began)
             assert reply.status == 200
@@ -149,11 +160,12 @@ async def measure(targets: list[Target], *, requests: int, rounds: int) -> None:
 def compare(requests: int) -> dict[str, Any]:
     """Start them all, ask them, and say what each adds to the engine's own time."""
     with ExitStack() as stack:
-        folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-")) for _ in range(2)]
+        folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-")) for _ in range(3)]
         plain = stack.enter_context(_started("gateway", folders[0]))
         capturing = stack.enter_context(_started("capturing", folders[1]))
+        armed = stack.enter_context(_started("armed", folders[2]))
         peer = stack.enter_context(_started("peer", folders[0]))
-        targets = run(_ask_all(folders[0], plain, capturing, peer, requests=requests))
+        targets = run(_ask_all(folders[0], [plain, capturing, armed, peer], requests=requests))
     rows = [target.summary() for target in targets]
     base = rows[0]["median_ms"]
     for row in rows:
@@ -180,14 +192,15 @@ def _started(role: str, folder: str) -> Iterator[Child]:
             process.terminate()
 
 
-async def _ask_all(
-    folder: str, plain: Child, capturing: Child, peer: Child, *, requests: int
-) -> list[Target]:
+async def _ask_all(folder: str, children: list[Child], *, requests: int) -> list[Target]:
     chat = "/v1/chat/completions"
+    plain, capturing, armed, peer = children
+    with_key = (*JSON, ("authorization", f"Bearer {KEY}"))
     targets = [
         Target("engine alone", Client(path=str(Path(folder) / "e.sock")), "/generate", DIRECT),
         Target("graftwork, no captures", Client(port=plain.port), chat, CHAT, plain.pid),
         Target("graftwork, captures", Client(port=capturing.port), chat, CHAT, capturing.pid),
+        Target("graftwork, everything", Client(port=armed.port), chat, CHAT, armed.pid, with_key),
         Target("asyncio streams + json", Client(port=peer.port), chat, CHAT, peer.pid),
     ]
     await measure(targets, requests=requests, rounds=20)
@@ -198,13 +211,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--role", choices=("gateway", "capturing", "peer"), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("gateway", "capturing", "armed", "peer"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role == "peer":
         run_peer(arguments.folder)
     elif arguments.role is not None:
-        run_gateway(arguments.folder, captures=arguments.role == "capturing")
+        role = arguments.role
+        run_gateway(arguments.folder, captures=role != "gateway", armed=role == "armed")
     else:
         show(compare(arguments.requests), as_json=arguments.json)
 

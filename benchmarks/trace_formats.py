@@ -1,8 +1,9 @@
 """How fast each format of traces is read, and how much memory a large file of OTLP takes.
 
 The same conversations are written in every format and read in this process, on one core. The rate is in MB of
-the file a second of processor time, next to that of plain chat rows. Memory is the peak of a process that
-reads one file.
+the file a second of processor time, next to that of plain chat rows. Transcripts have calls of tools and the
+fields that the agents write; what repeats a text or is no message counts as read. Memory is the peak of a
+process that reads one file.
 
     python benchmarks/trace_formats.py [--megabytes 8] [--flat-megabytes 64]     # 1024 for a GB
 """
@@ -18,15 +19,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import read_block
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 
-ROUNDS = 3
+ROUNDS = 5
 SPANS_A_LINE = 8
 WORDS = ("station", "river", "bridge", "morning", "ticket", "platform", "window", "letter", "garden")
+
+MOMENT = "2026-11-01T12:00:00.000Z"
+BARE = ("claude_code (bare)", "codex (bare)")
 
 Turns = list[dict[str, str]]
 
@@ -134,6 +139,17 @@ def litellm(number: int, turns: Turns, reply: str) -> dict:
     return {**about, "messages": turns, "response": response(reply), "model": "m", "prompt_tokens": 200}
 
 
+def helicone(number: int, turns: Turns, reply: str) -> dict:
+    about = {"request_id": str(number), "response_status": 200, "delay_ms": 1500, "costUSD": 0.1}
+    counts = {
+        "prompt_tokens": 200,
+        "completion_tokens": 60,
+        "request_model": "m",
+        "scores": {"x": {"value": 1}},
+    }
+    return {**about, "request_body": {"messages": turns}, "response_body": response(reply), **counts}
+
+
 def stored(number: int, turns: Turns, reply: str) -> dict:
     return {"id": str(number), **response(reply), "messages": turns}
 
@@ -144,6 +160,7 @@ ROWS: dict[str, Callable[[int, Turns, str], dict]] = {
     "langsmith": langsmith,
     "mlflow": mlflow,
     "litellm": litellm,
+    "helicone": helicone,
     "openai_stored": stored,
 }
 SPANS = {"otlp (GenAI)": genai, "otlp (OpenInference)": openinference}
@@ -171,27 +188,121 @@ def write_file(path: Path, name: str, *, size: int) -> None:
             out.write(json.dumps(row).encode() + b"\n")
 
 
+def claude_code(dice: random.Random) -> Iterator[dict]:
+    """A session as Claude Code writes it: a prompt, calls of tools with their results, an answer."""
+    parent, number = None, 0
+
+    def line(role: str, message: dict, **more: object) -> dict:
+        nonlocal parent, number
+        number += 1
+        name = f"{number:08x}-9d0c-4a51-8d0e-0f7f9a2c51aa"
+        about = {"parentUuid": parent, "isSidechain": False, "userType": "external", "cwd": "/home/a/shop"}
+        about |= {
+            "sessionId": "6f0c2f0e-9d0c-4a51-8d0e-0f7f9a2c51aa",
+            "version": "2.0.31",
+            "gitBranch": "main",
+        }
+        parent = name
+        return {**about, "type": role, "message": message, "uuid": name, **more, "timestamp": MOMENT}
+
+    def reply(part: dict, reason: str | None) -> dict:
+        usage = {"input_tokens": 4, "cache_creation_input_tokens": 310, "cache_read_input_tokens": 20512}
+        usage |= {"output_tokens": 87, "service_tier": "standard"}
+        message = {"model": "m", "id": f"msg_{number:024x}", "type": "message", "role": "assistant"}
+        message |= {"content": [part], "stop_reason": reason, "stop_sequence": None, "usage": usage}
+        return line("assistant", message, requestId=f"req_{number:024x}")
+
+    while True:
+        parent = None  # as after compaction
+        for _ in range(4):
+            yield line("user", {"role": "user", "content": text(dice, 40)})
+            for _ in range(3):
+                call = {"type": "tool_use", "id": f"toolu_{number:024x}", "name": "Bash"}
+                yield reply({**call, "input": {"command": text(dice, 12)}}, "tool_use")
+                output = text(dice, 150)
+                result = {
+                    "tool_use_id": call["id"],
+                    "type": "tool_result",
+                    "content": output,
+                    "is_error": False,
+                }
+                kept = {"stdout": output, "stderr": "", "interrupted": False, "isImage": False}
+                yield line("user", {"role": "user", "content": [result]}, toolUseResult=kept)
+            yield reply({"type": "text", "text": text(dice, 60)}, "end_turn")
+
+
+def codex(dice: random.Random) -> Iterator[dict]:
+    """The same as Codex writes it."""
+
+    def line(event: str, **payload: object) -> dict:
+        return {"timestamp": MOMENT, "type": event, "payload": payload}
+
+    def message(role: str, content: str) -> dict:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return line("response_item", type="message", role=role, content=[{"type": kind, "text": content}])
+
+    usage = {"input_tokens": 20912, "cached_input_tokens": 20512, "output_tokens": 87, "total_tokens": 20999}
+    while True:
+        yield line("compacted", message=text(dice, 60))
+        for _ in range(4):
+            asked = text(dice, 40)
+            yield message("user", asked)
+            yield line("event_msg", type="user_message", message=asked, kind="plain")
+            for _ in range(3):
+                command = json.dumps({"command": ["bash", "-lc", text(dice, 12)]})
+                yield line(
+                    "response_item", type="function_call", name="shell", arguments=command, call_id="c"
+                )
+                info = {"total_token_usage": usage, "last_token_usage": usage, "model_context_window": 272000}
+                yield line("event_msg", type="token_count", info=info)
+                output = json.dumps({"output": text(dice, 150), "metadata": {"exit_code": 0}})
+                yield line("response_item", type="function_call_output", call_id="c", output=output)
+            answer = text(dice, 60)
+            yield line("event_msg", type="agent_message", message=answer)
+            yield message("assistant", answer)
+
+
+TRANSCRIPTS = {"claude_code": claude_code, "codex": codex}
+
+
 def write_transcript(path: Path, name: str, *, size: int) -> None:
-    """One session of short turns, cut into files as agents write them."""
+    with path.open("wb") as out:
+        for row in TRANSCRIPTS[name](random.Random(0)):
+            if out.tell() >= size:
+                return
+            out.write(json.dumps(row).encode() + b"\n")
+
+
+def write_bare_transcript(path: Path, name: str, *, size: int) -> None:
+    """Short turns of text alone, with no more than links: the most rows a megabyte."""
     dice = random.Random(0)
     with path.open("wb") as out:
         number, parent = 0, None
         while out.tell() < size:
             number += 1
-            said = text(dice, 60 if number % 2 == 0 else 40)
+            content = text(dice, 60 if number % 2 == 0 else 40)
             role = "assistant" if number % 2 == 0 else "user"
             if number % 20 == 1:
                 parent = None  # as after compaction
             row: dict = {"type": role, "uuid": str(number), "parentUuid": parent, "sessionId": "s"}
-            row["message"] = {"role": role, "content": [{"type": "text", "text": said}], "id": str(number)}
-            if name == "codex":
+            row["message"] = {"role": role, "content": [{"type": "text", "text": content}], "id": str(number)}
+            if name.startswith("codex"):
                 kind = "output_text" if role == "assistant" else "input_text"
-                payload = {"type": "message", "role": role, "content": [{"type": kind, "text": said}]}
+                payload = {"type": "message", "role": role, "content": [{"type": kind, "text": content}]}
                 row = {"type": "response_item", "payload": payload}
                 if number % 20 == 1:
-                    row = {"type": "compacted", "payload": {"message": said}}
+                    row = {"type": "compacted", "payload": {"message": content}}
             parent = str(number)
             out.write(json.dumps(row).encode() + b"\n")
+
+
+def write(path: Path, name: str, *, size: int) -> None:
+    if name in TRANSCRIPTS:
+        write_transcript(path, name, size=size)
+    elif name in BARE:
+        write_bare_transcript(path, name, size=size)
+    else:
+        write_file(path, name, size=size)
 
 
 def read_rows(path: Path) -> int:
@@ -202,14 +313,27 @@ def read_rows(path: Path) -> int:
     return found
 
 
-def measure(path: Path) -> tuple[float, int]:
-    """Megabytes a second, and rows."""
-    taken, rows = [], 0
+class Rate(NamedTuple):
+    """Megabytes a second, that as a share of plain chat rows, and rows."""
+
+    megabytes: float
+    share: float
+    rows: int
+
+
+def measure(path: Path, chat: Path) -> Rate:
+    """Read both files in turn, so that a busy machine slows both."""
+    read_rows(path), read_rows(chat)
+    rows, rates, shares = 0, [], []
     for _ in range(ROUNDS):
         began = time.process_time()
         rows = read_rows(path)
-        taken.append(time.process_time() - began)
-    return path.stat().st_size / 1e6 / statistics.median(taken), rows
+        between = time.process_time()
+        read_rows(chat)
+        plain = chat.stat().st_size / (time.process_time() - between)
+        rates.append(path.stat().st_size / (between - began))
+        shares.append(rates[-1] / plain)
+    return Rate(statistics.median(rates) / 1e6, statistics.median(shares), rows)
 
 
 def peak_of(path: Path) -> tuple[int, float]:
@@ -225,20 +349,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--flat-megabytes", type=int, default=64)
+    parser.add_argument("--formats", nargs="*", help="only these")
     parser.add_argument("--read", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read is not None:
         print(read_rows(options.read), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
     with tempfile.TemporaryDirectory() as folder:
-        rates: dict[str, float] = {}
-        for name in (*ROWS, *SPANS, "claude_code", "codex"):
-            path = Path(folder) / "log.jsonl"
-            write = write_transcript if name in ("claude_code", "codex") else write_file
+        chat_path, path = Path(folder) / "chat.jsonl", Path(folder) / "log.jsonl"
+        write(chat_path, "chat", size=options.megabytes * 1_000_000)
+        for name in options.formats or (*ROWS, *SPANS, *TRANSCRIPTS, *BARE):
             write(path, name, size=options.megabytes * 1_000_000)
-            rates[name], rows = measure(path)
-            share = rates[name] / rates["chat"]
-            print(f"{name:<22} {rates[name]:7.1f} MB/s  {share:5.2f} × chat  {rows:,} rows", flush=True)
+            rate = measure(path, chat_path)
+            print(
+                f"{name:<22} {rate.megabytes:7.1f} MB/s  {rate.share:5.2f} × chat  {rate.rows:,} rows",
+                flush=True,
+            )
+        if not options.flat_megabytes:
+            return
         for megabytes in (max(options.flat_megabytes // 8, 1), options.flat_megabytes):
             path = Path(folder) / "large.jsonl"
             write_file(path, "otlp (GenAI)", size=megabytes * 1_000_000)

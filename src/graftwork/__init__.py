@@ -15,6 +15,9 @@ from graftwork.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graftwork.api.audits import audit_files as audit_files
+    from graftwork.api.models import list_models as list_models
+    from graftwork.api.models import pull_model as pull_model
+    from graftwork.api.models import remove_model as remove_model
     from graftwork.api.plans import plan_fit as plan_fit
     from graftwork.api.project import Project as Project
     from graftwork.api.project import init_project as init_project
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "graftwork.api.audits": ("audit_files",),
+    "graftwork.api.models": ("list_models", "pull_model", "remove_model"),
     "graftwork.api.plans": ("plan_fit",),
     "graftwork.api.project": ("Project", "init_project", "open_project"),
     "graftwork.pipeline.evaluation": ("Evaluated",),

@@ -13,20 +13,20 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 ORDER = {
     "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, run_time, "
     "plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time < card_tuning, "
-    "distributed, probed_rates < plain_memory",
+    "distributed, probed_rates < plain_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "matching < answers < interface < custom, code, tool_calls < metrics < rules < checks < grade",
-    "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection",
+    "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
-    "prompts < score < report < judge < gate < ask, ab, preflight, exchange",
+    "prompts, escalation < score < report < judge < gate < ask, ab, preflight, exchange",
     "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
     "train": "run_folder, settings < checkpoints, distributed, objectives, trackers < loss < cpu, "
-    "engine, side_by_side < callbacks, gpu < engine_choice, loop < run_setup < worker < "
+    "engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop < run_setup < worker < "
     "multi_run",
-    "api": "audits, plans < project",
+    "api": "audits, models, plans < project",
     "cli": "output < show < progress < command < data, data_repair, data_review, evaluate, model, plan_cost, "
     "plan_fit, project, release_exchange, run, serve, train < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "

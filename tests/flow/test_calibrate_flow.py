@@ -8,9 +8,12 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.pipeline.calibration import doubts_about_judge
+from graftwork.pipeline.calibration_run import gather_labels
+from graftwork.records.correction import ReviewDecision, ReviewItem
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Capture, Feedback
+from graftwork.records.interaction import Capture, Feedback, Message
 from graftwork.store.captures import FeedbackStore
+from graftwork.store.reviews import ReviewStore
 
 
 @pytest.fixture
@@ -107,6 +110,42 @@ def test_a_judge_that_agrees_with_people_counts_in_the_gate_and_is_asked_once(
     change_settings(small_project, evaluate={"judge": settings | {"rubric": "Another one."}})
     with open_project(small_project, reporter=listener).open() as work:
         assert "judge_score" in doubts_about_judge(work)
+
+
+def test_reviews_of_rows_and_each_person_who_disagrees_are_labels(
+    small_project, change_settings, judge, listener
+):
+    url, _ = judge
+    settings = {"url": url, "model": "stand-in", "modes": ["pointwise", "pairwise"], "min_labels": 2}
+    change_settings(small_project, evaluate={"judge": settings})
+    project = open_project(small_project, reporter=listener)
+    turns = (Message(role="user", content="Where is the frog?"),)
+    with project.open() as work:
+        work.captures.add([capture(1, "By the pond.")])
+        store = FeedbackStore(work.database, project=work.settings.project)
+        for who, score, day in (("ada", 1.0, 1), ("bob", 1.0, 2), ("bob", 0.0, 3)):
+            store.add(Feedback(capture="c1", at=f"2026-11-0{day}", score=score, who=who))
+        reviews = ReviewStore(work.database, project=work.settings.project)
+        for key, action, edited in (
+            ("a", "accept", None),
+            ("b", "edit", "In the pond."),
+            ("c", "skip", None),
+        ):
+            item = ReviewItem(key=key, kind="row", messages=turns, reply=f"Away {key}.", reasons={})
+            reviews.add(ReviewDecision(item=item, action=action, who="ada", at="2026-11-04", reply=edited))
+        before = gather_labels(work)
+    answers = {(label.case.messages[-1].content, label.text, label.good) for label in before[0]}
+    assert {found for found in answers if "frog" in found[0] or "plant 1?" in found[0]} == {
+        ("Where is plant 1?", "By the pond.", True),
+        ("Where is plant 1?", "By the pond.", False),  # the last that bob said
+        ("Where is the frog?", "Away a.", True),
+        ("Where is the frog?", "Away b.", False),
+        ("Where is the frog?", "In the pond.", True),
+    }
+    assert ("In the pond.", "Away b.") in [(pair.preferred, pair.other) for pair in before[1]]
+    found = {made.mode: made for made in project.calibrate().modes}
+    assert found["pointwise"].labels == len(before[0])
+    assert found["pairwise"].labels == len(before[1])
 
 
 def test_without_a_judge_there_is_nothing_to_calibrate(small_project, listener):

@@ -110,6 +110,21 @@ def test_a_rule_against_the_prompted_base_has_it_asked_with_the_adapter(logged, 
     assert verdict.rules[0].n
 
 
+def test_an_adapter_without_the_long_prompt_is_guarded_against_the_base_that_has_it(
+    logged, change_settings, listener
+):
+    rules = [{"metric": "latency_seconds", "against": "logged_prompt", "margin": 1000.0}]
+    short = {"logged_system_prompt": "replace", "system_prompt": "Be brief."}
+    change_settings(logged, data=short, gate={"rules": rules}, train={"epochs": 1})
+    project = open_project(logged, reporter=listener)
+    verdict = project.gate(update=True)
+    assert (verdict.rules[0].against, verdict.rules[0].outcome) == ("base+logged_prompt", "pass")
+    report = project.evaluate().report
+    tokens = {name: of(report, name).metrics["tokens_per_task"].value for name in ("adapter", "base")}
+    # The adapter answers what the base is asked with a prompt of twenty words more.
+    assert of(report, "base+logged_prompt").metrics["tokens_per_task"].value > max(tokens.values()) + 10
+
+
 def test_the_prompted_base_itself_is_held_against_the_base():
     settings = GateSettings.model_validate(
         {

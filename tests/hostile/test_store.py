@@ -3,7 +3,6 @@
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 import threading
 import traceback
@@ -255,20 +254,6 @@ def test_a_file_that_may_not_grow_keeps_what_it_has_and_takes_more_when_it_may(t
     assert captures.add([capture("after")]) == 1
     assert captures.count() == kept + 1
     database.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A real file system of two MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "graft-test", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small disk")
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let a small disk be mounted")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(small_disk):

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
+    from graftwork.records.correction import Corrections, JudgeLabel, ReviewItem
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
+    from graftwork.records.escalation import EscalationForecast
     from graftwork.records.repair import RepairOutcome, RepairPlan
+    from graftwork.records.router import TrainedRouter
+    from graftwork.serve.reload import ReloadResult
     from graftwork.serve.settings import EngineSettings, ServeSettings
 
 R = TypeVar("R", bound=Record)
@@ -94,6 +98,27 @@ class Project:
             job = RepairJob(settings or self.settings.data.repair, out or default_out(work))
             return repair_project(work, job)
 
+    def corrections(self) -> "Corrections":
+        """List corrected answers of captures, and those that contradict each other."""
+        from graftwork.pipeline.corrections import list_corrections
+
+        with self.open() as work:
+            return list_corrections(work)
+
+    def judge_labels(self) -> "tuple[JudgeLabel, ...]":
+        """List what people think of answers: feedback, corrections and reviews."""
+        from graftwork.pipeline.corrections import list_judge_labels
+
+        with self.open() as work:
+            return tuple(list_judge_labels(work))
+
+    def review_items(self) -> "tuple[ReviewItem, ...]":
+        """List the rows that people should look at, the most helpful first."""
+        from graftwork.pipeline.review import list_items
+
+        with self.open() as work:
+            return tuple(list_items(work))
+
     def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
         from graftwork.pipeline.steps.data import PreparedData
@@ -129,6 +154,13 @@ class Project:
         with self.open() as work:
             return train_all(work)
 
+    def train_router(self, *, target: float = 0.95) -> "TrainedRouter":
+        """Train the classifier that chooses the model for a prompt; `target` is its accuracy where sure."""
+        from graftwork.pipeline.router import train_router
+
+        with self.open() as work:
+            return train_router(work, target=target)
+
     def evaluate(
         self,
         subjects: Sequence[str] = (),
@@ -161,6 +193,20 @@ class Project:
             audit = run_pipeline(work, upto="audit").get("audit", Audit)
             prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
             return savings_of(work, audit, prepared.dataset)
+
+    def predict_escalation(
+        self,
+        *,
+        large: str = "log",
+        small: str = "adapter",
+        checks: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> "EscalationForecast":
+        """What happens if the small model answers first, and the large one where a check fails."""
+        from graftwork.pipeline.escalation import predict_escalation
+
+        with self.open() as work:
+            return predict_escalation(work, large=large, small=small, checks=checks, limit=limit)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
@@ -257,13 +303,28 @@ class Project:
             return measure_drift(work)
 
     def serve(
-        self, settings: "ServeSettings | None" = None, *, on_ready: Callable[[str], None] = lambda _url: None
+        self,
+        settings: "ServeSettings | None" = None,
+        *,
+        on_ready: Callable[[str], None] = lambda _url: None,
+        revise: "Callable[[ServeSettings], ServeSettings] | None" = None,
     ) -> None:
-        """Serve the releases at an OpenAI-compatible endpoint until a signal arrives."""
+        """Serve the releases at an OpenAI-compatible endpoint until a signal arrives.
+
+        `revise` makes the settings of a reload from those in graft.yaml.
+        """
         from graftwork.pipeline.serving import serve_here
 
+        if settings is None and revise is None:
+            revise = lambda found: found  # noqa: E731
         with self.open() as work:
-            serve_here(work, settings or self.settings.serve, on_ready=on_ready)
+            serve_here(work, settings or self.settings.serve, on_ready=on_ready, revise=revise)
+
+    def reload_endpoint(self) -> "ReloadResult":
+        """Let the running endpoint take over settings and aliases. Says what needs a restart."""
+        from graftwork.pipeline.reload import reload_endpoint
+
+        return reload_endpoint(self.folder.serving)
 
     @contextmanager
     def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:

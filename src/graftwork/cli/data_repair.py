@@ -9,6 +9,8 @@ from graftwork.cli.command import Folder, print_record, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
+ENGINE_PREFIX = "engine:"
+
 if TYPE_CHECKING:
     from graftwork.data.settings import RepairSettings
 
@@ -21,7 +23,9 @@ def repair(
     teacher: Annotated[
         str | None,
         typer.Option(
-            "--teacher", help="URL#MODEL[,key=VARIABLE][,concurrency=N]. Default: data.repair.teacher."
+            "--teacher",
+            help="URL#MODEL[,key=VARIABLE][,concurrency=N], or engine:embedded#BASE or engine:llamacpp#BASE. "
+            "Default: data.repair.teacher.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -95,17 +99,20 @@ def _revise(
     given = {name: value for name, value in options.items() if value is not None}
     values = settings.model_dump(mode="json")
     asked = values["teacher"]
-    if teacher is not None:
+    if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:
+        engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
+        asked = {**(asked or {}), "url": None, "key_variable": None, "engine": engine, "model": base}
+    elif teacher is not None:
         endpoint = parse_subject(teacher).endpoint
         if endpoint is None:
             raise UserMistake(
                 f"{teacher!r} is no teacher",
-                why="a teacher is the address of an endpoint and a model",
-                fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
+                why="a teacher is the address of an endpoint and a model, or an engine and a base",
+                fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
                 where="--teacher",
             )
         named = endpoint.model_dump(mode="json", include={"url", "model", "key_variable", "concurrency"})
-        asked = {**(asked or {}), **named}
+        asked = {**(asked or {}), **named, "engine": None}
     if given and asked is None:
         # A dry run with prices needs no teacher yet.
         asked = {"url": "http://not-named-yet", "model": "not-named-yet"}

@@ -148,6 +148,37 @@ def savings(project: Folder = None, model: Model = None, json: Json = False) -> 
         show_savings(stdout, saved)
 
 
+@app.command("escalation")
+def escalation(
+    large: Annotated[
+        str, typer.Option("--large", help="The large model: log, or URL#MODEL of an endpoint.")
+    ] = "log",
+    small: Annotated[str, typer.Option("--small", help="The small model, as in --subject.")] = "adapter",
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--check",
+            help="A metric or check that must hold, else the large model answers. Repeat for several. "
+            "Default: every metric that needs no reference.",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of cases.")] = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Predict what happens if the small model answers first and the large one where a check fails.
+
+    Shows the share of requests that escalate, the quality and the cost of the pair against each model
+    alone, on the held-out cases, with intervals.
+
+    Example:  graft eval escalation --check json_valid --check citations_exist
+    """
+    with reporting(project, model) as found:
+        predicted = found.predict_escalation(large=large, small=small, checks=check or (), limit=limit)
+    print_record(predicted, as_json=json)
+
+
 @app.command("calibrate")
 def calibrate(
     limit: Annotated[

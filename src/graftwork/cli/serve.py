@@ -10,6 +10,8 @@ from graftwork.cli.output import Json
 if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings
 
+app = typer.Typer(invoke_without_command=True)
+
 Challenger = Annotated[
     str | None,
     typer.Option(help="Alias of a release that gets a random share of the champion's sessions."),
@@ -28,7 +30,9 @@ Engine = Annotated[
 ]
 
 
+@app.callback()
 def serve(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 for any free port.")] = None,
     engine: Engine = None,
@@ -47,20 +51,24 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     Example:  graft serve --engine llamacpp
     """
+    if context.invoked_subcommand is not None:
+        return
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.serving import describe_experiment
 
     opened = open_project(project)
-    before = opened.settings.serve
-    changes: dict[str, Any] = _given(host=host, port=port)
     experiment_options = _given(challenger=challenger, share=share, experiment=experiment)
-    if experiment_options:
-        kept = before.split.model_dump() if before.split is not None else {}
-        changes["split"] = {**kept, **experiment_options}
-    settings = _revise(before, changes)
-    if engine is not None:
-        settings = revise_engine(settings, engine)
+
+    def apply_options(before: "ServeSettings") -> "ServeSettings":
+        changes: dict[str, Any] = _given(host=host, port=port)
+        if experiment_options:
+            kept = before.split.model_dump() if before.split is not None else {}
+            changes["split"] = {**kept, **experiment_options}
+        revised = _revise(before, changes)
+        return revised if engine is None else revise_engine(revised, engine)
+
+    settings = apply_options(opened.settings.serve)
 
     def ready(url: str) -> None:
         with opened.open() as work:
@@ -74,7 +82,27 @@ def serve(
                 stdout.print(split, highlight=False, markup=False, soft_wrap=True)
         stdout.file.flush()
 
-    opened.serve(settings, on_ready=ready)
+    opened.serve(settings, on_ready=ready, revise=apply_options)
+
+
+@app.command("reload")
+def reload(project: Folder = None, json: Json = False) -> None:
+    """Apply changed settings and aliases to the running endpoint. No request is dropped.
+
+    Settings that need a restart are listed and keep their old value.
+
+    Example:  graft serve reload
+    """
+    from graftwork.api.project import open_project
+    from graftwork.cli.output import print_json, stdout
+
+    result = open_project(project).reload_endpoint()
+    if json:
+        print_json({"changed": list(result.changed), "restart": list(result.restart)})
+        return
+    stdout.print(f"changed: {', '.join(result.changed) or 'nothing'}", highlight=False)
+    if result.restart:
+        stdout.print(f"changed after a restart: {', '.join(result.restart)}", highlight=False)
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`graft train` and `graft train export`: train adapters, and write them in other formats."""
+"""`graft train`, `train router` and `train export`: train adapters and routers, and export adapters."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -111,6 +111,29 @@ def _train_on_machines(
         stderr.print(note, highlight=False, soft_wrap=True)
     for command in instructions.commands:
         stdout.print(command, highlight=False, soft_wrap=True)
+
+
+@app.command("router")
+def router(
+    target: Annotated[
+        float,
+        typer.Option(
+            "--target",
+            min=0.5,
+            max=1.0,
+            help="How often it must be right where it is sure. Other questions go to the main model.",
+        ),
+    ] = 0.95,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Train the router of a family: a small classifier that chooses the model for a prompt.
+
+    Example:  graft train router -C examples/seven_models
+    """
+    with reporting(project) as found:
+        trained = found.train_router(target=target)
+    print_record(trained, as_json=json)
 
 
 class AdapterFormat(StrEnum):

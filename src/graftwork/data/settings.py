@@ -117,11 +117,26 @@ class CaptureSettings(Record):
         return self
 
 
+TEACHER_ENGINE = r"^(embedded|llamacpp(/[a-z0-9_]+)?)$"
+
+
 class TeacherSettings(Record):
     """A model that answers rows again. The key is never written anywhere."""
 
-    url: EndpointUrl = Field(description="An OpenAI-compatible endpoint, up to /v1: https://host/v1.")
-    model: str = Field(min_length=1, description="The model to ask there.")
+    url: EndpointUrl | None = Field(
+        None, description="An OpenAI-compatible endpoint, up to /v1: https://host/v1. This or `engine`."
+    )
+    engine: str | None = Field(
+        None,
+        pattern=TEACHER_ENGINE,
+        description="An engine on this machine instead: embedded, or llamacpp with a precision if wanted "
+        "(llamacpp/q4_1).",
+    )
+    model: str = Field(
+        min_length=1,
+        description="The model to ask there; for an engine a base: a folder, a name on the Hub, or "
+        "smollm2-135m-instruct.",
+    )
     key_variable: VariableName | None = Field(
         None, description="The environment variable that holds the key; no key is sent without it."
     )
@@ -143,10 +158,15 @@ class TeacherSettings(Record):
     )
 
     @model_validator(mode="after")
-    def _cost_has_prices(self) -> Self:
-        if self.max_cost is not None and (self.price_in is None or self.price_out is None):
-            raise ValueError("max_cost needs price_in and price_out: the cost is not known otherwise")
+    def _has_one_address(self) -> Self:
+        if (self.url is None) == (self.engine is None):
+            raise ValueError("a teacher has either a url or an engine")
         return self
+
+    @property
+    def address(self) -> str:
+        """Where the model is asked."""
+        return self.url if self.url is not None else f"engine:{self.engine}"
 
 
 RepairableFault = Literal["truncated", "failed_status", "claims_success_but_fails", "placeholder", "empty"]

@@ -1,14 +1,12 @@
 """A judge compared with people's labels, before its verdict may decide anything.
 
-In: an open project: rewards and pairs of its rows, feedback and corrections of its captures. Out: one
+In: an open project: rewards and pairs of its rows, feedback, corrections and reviews. Out: one
 JudgeCalibration for each mode of the judge, kept by what decides the judge's replies. Labels go to the judge
 without the reference wherever that would be the labelled answer itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from graftwork.evaluate.cases import choose_cases, clusters_of
 from graftwork.evaluate.judge.calibration import (
@@ -27,14 +25,16 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.grading.metrics import Review
 from graftwork.pipeline.calibration import calibration_file, judge_identity
+from graftwork.pipeline.corrections import list_judge_labels
 from graftwork.pipeline.evaluation import JUDGED_FOLDER
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record
+from graftwork.records.correction import JudgeLabel
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Capture, Message, Origin
+from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
 GOOD_FROM = 0.5
@@ -111,12 +111,13 @@ def _calibrate_mode(
 
 
 def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
-    """Rewards, preference pairs, feedback and corrections, each labelled answer under an id of its own."""
+    """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
     scale = _scale(work)
     answers: list[LabelledAnswer] = []
     pairs: list[LabelledPair] = []
+    known: set[tuple[str, str, str]] = set()
     cases = choose_cases(rows) if rows else ()
     clusters = clusters_of(cases)
     for case in cases:
@@ -126,43 +127,37 @@ def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[Labelle
             answers.append(LabelledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
         if case.rejected is not None and case.rejected.strip() != case.reference.strip():
             pairs.append(LabelledPair(_blind(case), case.reference, case.rejected, cluster))
-    for capture in work.captures.export():
-        for labelled in _of_capture(capture):
-            (answers if isinstance(labelled, LabelledAnswer) else pairs).append(labelled)  # type: ignore[arg-type]
+            known.add(_name_pair(case.messages, case.reference, case.rejected))
+    for number, label in enumerate(_last_labels(list_judge_labels(work))):
+        case = _case_of(label, number)
+        cluster = label.session or label.item
+        answers.append(LabelledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
+        # An edited row is a pair of the log too, where data.logs names the log of reviews.
+        if label.instead_of and _name_pair(label.messages, label.answer, label.instead_of) not in known:
+            pairs.append(LabelledPair(case, label.answer, label.instead_of, cluster))
     return answers, pairs
 
 
-def _of_capture(capture: Capture) -> Iterator[LabelledAnswer | LabelledPair]:
-    case = _case_of(capture)
-    if case is None:
-        return
-    cluster = capture.session or capture.id
-    corrected = capture.correction is not None and capture.correction.strip() != capture.reply.strip()
-    if corrected and capture.correction is not None:
-        # A person wrote another answer: that one is good, and the served one is not.
-        better = case.model_copy(update={"id": f"{case.id}.corrected"})
-        yield LabelledAnswer(case, capture.reply, False, cluster)
-        yield LabelledAnswer(better, capture.correction, True, cluster)
-        yield LabelledPair(case, capture.correction, capture.reply, cluster)
-    elif capture.correction is not None or capture.feedback is not None:
-        good = capture.correction is not None or (capture.feedback or 0.0) >= GOOD_FROM
-        yield LabelledAnswer(case, capture.reply, good, cluster)
+def _last_labels(labels: Iterable[JudgeLabel]) -> list[JudgeLabel]:
+    """What each person thought last of each item. People may disagree: each of them is a label."""
+    last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
+    for label in labels:
+        held = last.setdefault((label.item, label.reviewer), [])
+        if held and label.at != held[-1].at:
+            held.clear()
+        held.append(label)
+    return [label for held in last.values() for label in held]
 
 
-def _case_of(capture: Capture) -> Case | None:
-    try:
-        messages = tuple(
-            Message(role=turn["role"], content=turn["content"])
-            for turn in capture.request.get("messages", ())
-        )
-    except (ValidationError, KeyError, TypeError):
-        return None
-    if not messages:
-        return None
-    origin = Origin(file="captures", line=1)
-    return Case(
-        id=f"capture {capture.id}", origin=origin, messages=messages, reference="", group=capture.model
-    )
+def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
+    question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
+    return question, preferred.strip(), other.strip()
+
+
+def _case_of(label: JudgeLabel, number: int) -> Case:
+    origin = Origin(file="labels", line=number + 1)
+    name = f"{label.item} {number}"
+    return Case(id=name, origin=origin, messages=label.messages, reference="", group=label.group)
 
 
 def _blind(case: Case) -> Case:

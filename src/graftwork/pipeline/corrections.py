@@ -15,6 +15,7 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.correction import Correction, CorrectionConflict, Corrections, JudgeLabel
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback, Message
 from graftwork.store.captures import FeedbackStore
+from graftwork.store.reviews import ReviewStore
 from graftwork.text.similarity import fold
 
 
@@ -51,21 +52,49 @@ def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionCo
 
 
 def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
-    """Yield what people think of answers: a correction makes the served answer bad and its own text good."""
+    """Yield what people think of answers: a correction makes the served answer bad and its own text good.
+
+    Reviews of captures are feedback; those of rows of the log come last.
+    """
     for feedback, capture, messages in _read(work):
         about: dict[str, Any] = {
             "messages": messages,
             "at": feedback.at,
             "reviewer": feedback.who,
             "capture": capture.id,
+            "session": capture.session,
+            "group": capture.model,
+            "item": f"capture {capture.id}",
         }
         if feedback.correction is None:
             yield JudgeLabel(answer=capture.reply, score=feedback.score, **about)
-        elif fold(feedback.correction) == fold(capture.reply):
-            yield JudgeLabel(answer=capture.reply, score=1.0, source="correction", **about)
         else:
-            yield JudgeLabel(answer=capture.reply, score=0.0, source="correction", **about)
-            yield JudgeLabel(answer=feedback.correction, score=1.0, source="correction", **about)
+            yield from _label_both(capture.reply, feedback.correction, source="correction", **about)
+    for entry in ReviewStore(work.database, project=work.settings.project).standing():
+        review, item = entry.review, entry.review.item
+        if item.kind != "row" or review.action in ("skip", "undo") or not item.reply.strip():
+            continue
+        about = {
+            "messages": item.messages,
+            "at": review.at,
+            "reviewer": review.who,
+            "group": item.group,
+            "item": item.key,
+        }
+        if review.action == "edit" and review.reply is not None:
+            yield from _label_both(item.reply, review.reply, source="review", **about)
+        else:
+            yield JudgeLabel(
+                answer=item.reply, score=float(review.action == "accept"), source="review", **about
+            )
+
+
+def _label_both(served: str, corrected: str, **about: Any) -> Iterator[JudgeLabel]:
+    if fold(corrected) == fold(served):
+        yield JudgeLabel(answer=served, score=1.0, **about)
+        return
+    yield JudgeLabel(answer=served, score=0.0, **about)
+    yield JudgeLabel(answer=corrected, score=1.0, instead_of=served, **about)
 
 
 def _read(work: OpenProject) -> Iterator[tuple[Feedback, Capture, tuple[Message, ...]]]:

@@ -17,20 +17,22 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.costmodel.run_time import compiling_pays
+from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.estimate import describe_plain
-from graftwork.plan.fit.candidate import memory_level
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.own_step import LARGE_PARAMETERS
 from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
+from graftwork.process.memory import machine_memory
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
-from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
+from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, StreamedStep, Tuning, Workload
 from graftwork.records.units import ELEMENT_BYTES
-from graftwork.train.engine_choice import why_eager
+from graftwork.train.engine_choice import streams_layers, why_eager
 from graftwork.train.settings import TrainSettings
 
 
@@ -88,12 +90,72 @@ def plan_passes(
     return found
 
 
-def _machine(device: DeviceFacts, *, cards: int) -> Machine:
+def plan_streamed(
+    work: OpenProject,
+    device: DeviceFacts,
+    shape: ModelShape,
+    load: Workload,
+    dtype: str,
+    *,
+    rates: StepRates | None,
+) -> StreamedStep | None:
+    """How the layers are streamed from host memory; None where the run does not ask for that."""
+    settings = work.settings.train
+    if not streams_layers(settings):
+        return None
+    card = device.kind == "cuda"
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1)
+    host = machine_memory().get("limit", device.memory_gib)
+    whole = load.adapted_layers == shape.layers
+    run = PlainRun(
+        shape=shape,
+        architecture=base_config(work).get("model_type", "llama"),
+        trainable=trained_by(shape, load),
+        half=cast(Precision, dtype),
+        rates=rates or default_rates(),
+        machine=_machine(device, cards=1, ram_gib=host) if card else Machine(ram_gib=host),
+    )
+    rows = StreamedWork(
+        lengths=load.lengths,
+        batch_rows=min(load.batch_rows, len(load.lengths)),
+        trained_share=min(load.trained_tokens / sum(load.lengths), 1.0),
+        adapted_layers=None if whole else load.adapted_layers,
+    )
+    spread = RESERVED_SPREAD[memory_level(run.architecture)]
+    step = choose_streamed(run, rows, limit_gib=limit, host_gib=host, spread=spread if card else 0.0)
+    if not card:
+        # One memory holds both.
+        step = step.model_copy(
+            update={"host_gib": 0.0, "peak_gib": step.peak_gib + step.host_gib, "seconds_a_token": None}
+        )
+    lacking = max(step.peak_gib * (1 + spread) - limit, step.host_gib - host)
+    if lacking > 0:
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB of the device and {host:.0f} GiB of the host",
+            why=f"{step.peak_gib:.1f} and {step.host_gib:.0f} GiB are needed: {describe_streamed(step)}",
+            fix="set `train.method: lora`, lower `data.max_tokens` or `train.batch_rows`, train fewer layers "
+            "(`train.upper_layers`), or give it more host memory",
+        )
+    return step
+
+
+def as_plain(step: StreamedStep) -> PlainStep:
+    """A streamed step as the plan's figures see it."""
+    return PlainStep(
+        micro_rows=step.micro_rows,
+        checkpointed=True,
+        peak_gib=step.peak_gib,
+        parts_gib=step.parts_gib,
+        seconds_a_token=step.seconds_a_token,
+    )
+
+
+def _machine(device: DeviceFacts, *, cards: int, ram_gib: float | None = None) -> Machine:
     """This machine's cards as the catalog knows them; without their links where it does not."""
     gpu = None
     with suppress(UserMistake):
         gpu = find_gpu(device.name)
-    return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
+    return Machine(gpu=gpu, gpus=cards, ram_gib=ram_gib or device.memory_gib)
 
 
 def base_config(work: OpenProject) -> dict[str, Any]:

@@ -6,7 +6,8 @@ same rows however often it is run.
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +22,20 @@ from graftwork.data.repair.acceptance import AcceptanceRules
 from graftwork.data.repair.run import plan_repair, run_repair
 from graftwork.data.repair.targets import RepairTargets, find_targets
 from graftwork.data.repair.teacher import AnswerJournal, Teacher, TeacherClient, open_client
-from graftwork.data.settings import DataSettings, RepairSettings
+from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
+from graftwork.inference.embedded import EMBEDDED
+from graftwork.inference.engine import EngineSource
+from graftwork.inference.engine_child import EngineChild
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.model.base import find_base
 from graftwork.pipeline.evaluation import open_grading
+from graftwork.pipeline.evaluation_subjects import find_device
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.steps.data import audit_context_here
+from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
@@ -54,28 +62,30 @@ def default_out(work: OpenProject) -> Path:
 
 def plan_project_repair(work: OpenProject, job: RepairJob) -> RepairPlan:
     """List the rows to repair, with tokens and cost. Nothing is asked."""
+    settings, basis = with_prices(job.settings)
     targets = _find_targets(work, job)
-    return plan_repair(targets, job.settings, AnswerJournal(work.project.state / FOLDER))
+    plan = plan_repair(targets, settings, AnswerJournal(work.project.state / FOLDER))
+    return plan.model_copy(update={"price": basis})
 
 
 def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     """Let the teacher answer, and write the accepted rows. The same command resumes a killed run."""
-    teacher_settings = job.settings.teacher
+    teacher_settings = with_prices(job.settings)[0].teacher
     if teacher_settings is None:
         raise UserMistake(
             "no teacher is named",
             why="the rows need a model that answers them",
-            fix="give --teacher URL#MODEL,key=VARIABLE, or set data.repair.teacher",
+            fix="give --teacher URL#MODEL,key=VARIABLE or engine:llamacpp#BASE, or set data.repair.teacher",
             where="data.repair.teacher",
         )
     folder = work.project.state / FOLDER
     data = _settings(work, job)
-    with hold_lock(folder):
+    with hold_lock(folder), _open_teacher(work, teacher_settings, job.client) as client:
         targets = _find_targets(work, job)
         stopping = threading.Event()
         teacher = Teacher(
             teacher_settings,
-            client=job.client or open_client(teacher_settings),
+            client=client,
             journal=AnswerJournal(folder),
             wait=stopping.wait,
             first_pause=job.first_pause,
@@ -94,6 +104,58 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     return outcome.model_copy(
         update={"in_logs": is_in_logs(work, job.out), "usable_after": int(usable.sum())}
     )
+
+
+def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
+    """The settings with the teacher's prices, and where these are from: stated, or from the catalog."""
+    teacher = settings.teacher
+    if teacher is None:
+        return settings, ""
+    per_million = "a million tokens in and ${:g} out"
+    if teacher.price_in is not None and teacher.price_out is not None:
+        return settings, f"${teacher.price_in:g} {per_million.format(teacher.price_out)}, as stated"
+    if teacher.engine is not None:
+        priced = teacher.model_copy(update={"price_in": 0.0, "price_out": 0.0})
+        return settings.model_copy(update={"teacher": priced}), "$0: the engine runs on this machine"
+    found = find_token_price(teacher.model, index_prices(list_token_prices()))
+    if found is None:
+        if teacher.max_cost is not None:
+            raise UserMistake(
+                "max_cost needs prices",
+                why=f"`graft plan catalog api_prices` has no price of {teacher.model}",
+                fix="state price_in and price_out, or add the model to an api_prices.csv of your own",
+                where="data.repair.teacher.max_cost",
+            )
+        return settings, ""
+    prices = {"price_in": found.usd_per_million_input, "price_out": found.usd_per_million_output}
+    stated = {name: value for name in prices if (value := getattr(teacher, name)) is not None}
+    used = teacher.model_copy(update={**prices, **stated})
+    basis = f"${used.price_in:g} {per_million.format(used.price_out)} ({found.source}, {found.dated})"
+    return settings.model_copy(update={"teacher": used}), basis
+
+
+@contextmanager
+def _open_teacher(
+    work: OpenProject, settings: TeacherSettings, client: TeacherClient | None
+) -> Iterator[TeacherClient]:
+    if client is not None or settings.engine is None:
+        yield client or open_client(settings)
+        return
+    name, _, precision = settings.engine.partition("/")
+    base = find_base(settings.model, project_folder=work.project.root, weights=True)
+    on_llamacpp = name == LLAMACPP
+    source = EngineSource(
+        base_folder=Path(base.folder),
+        device="cpu" if on_llamacpp else find_device(),
+        precision=precision or (DEFAULT_PRECISION if on_llamacpp else "bfloat16"),
+        threads=work.settings.train.threads,
+        fingerprint=base.revision,
+    )
+    child = EngineChild(
+        name if on_llamacpp else EMBEDDED, source, folder=work.project.state / FOLDER / "engine"
+    )
+    with closing(child):
+        yield child
 
 
 def is_in_logs(work: OpenProject, path: Path) -> bool:

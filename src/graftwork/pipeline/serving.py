@@ -15,16 +15,19 @@ from typing import Any, Literal
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
+from graftwork.files.router import read_router, router_path
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
+from graftwork.project.load import load_settings
 from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
 from graftwork.registry.names import split_alias
 from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.family import Family
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
@@ -74,8 +77,10 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
         if release.id in own:
             _require_base(work, release, template)
             require_engine_gate(work, release, settings)
-        if not _fits_base(work, release, template):
+        if release.base_fingerprint != work.base.revision:
             work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
+        elif release.template_fingerprint != template:
+            work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
         elif _may_serve(work, release, settings):
             live.append(release)
     lease.add(*(release.id for release in live))
@@ -88,14 +93,41 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     )
 
 
+def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
+    """The family of the settings with its learned router; None where requests name their model."""
+    if settings.family is None:
+        return None
+    project = work.project.settings
+    aliases = {name: full_alias(work, model=name) for name in project.all_models}
+    router, path = None, router_path(work.project.state)
+    if settings.family.router and path.exists():
+        router, card = read_router(path)
+        if unknown := sorted(set(card.labels) - set(project.all_models)):
+            raise UserMistake(
+                f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
+                why="it was trained before they were renamed or removed",
+                fix="graft train router",
+                where=str(path),
+            )
+    elif settings.family.router:
+        work.reporter.info(
+            f"no router yet: requests that no rule matches go to {project.main_model}; graft train router"
+        )
+    return Family(settings.family, main=project.main_model, aliases=aliases, router=router)
+
+
 def serve_here(
     work: OpenProject,
     settings: ServeSettings,
     *,
     on_ready: Callable[[str], None],
     stop: asyncio.Event | None = None,
+    revise: Callable[[ServeSettings], ServeSettings] | None = None,
 ) -> None:
-    """Serve until a signal comes, or `stop` is set."""
+    """Serve until a signal comes, or `stop` is set.
+
+    `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
+    """
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
@@ -112,11 +144,17 @@ def serve_here(
                     captures=sink,
                     feedback=sink,
                     read_traces=read_traces,
+                    read_settings=None if revise is None else lambda: revise(_read_settings(work)),
+                    family=open_family(work, settings),
                 ),
                 on_ready=on_ready,
                 stop=stop,
             )
         )
+
+
+def _read_settings(work: OpenProject) -> ServeSettings:
+    return load_settings(work.project.file).serve
 
 
 @contextmanager
@@ -168,8 +206,9 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
 class _AdapterFinder:
     """The folders of releases that aliases move to: leased first, then checked byte by byte.
 
-    None for a release that needs another base, now and always. What cannot be leased, read or verified is an
-    error: the store may be free and the release repaired later, so the caller tries again.
+    None for a release that needs another base, now and always. A release that was trained with another chat
+    template is refused by name. What cannot be leased, read or verified is an error too: the store may be
+    free and the release repaired later, so the caller tries again.
     """
 
     def __init__(
@@ -182,16 +221,13 @@ class _AdapterFinder:
         if release_id in self._elsewhere:
             return None
         release = self._work.releases.get(release_id)
-        if not _fits_base(self._work, release, self._template):
+        if release.base_fingerprint != self._work.base.revision:
             self._elsewhere.add(release_id)
             return None
+        _require_template(release, self._template)
         require_engine_gate(self._work, release, self._settings)
         self._lease.add(release_id)
         return str(open_store(self._work).get(release_id))
-
-
-def _fits_base(work: OpenProject, release: Release, template: str | None) -> bool:
-    return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
 def _may_serve(work: OpenProject, release: Release, settings: ServeSettings) -> bool:
@@ -214,6 +250,10 @@ def _require_base(work: OpenProject, release: Release, template: str) -> None:
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="set `base` in graft.yaml to that model, or release a new adapter",
         )
+    _require_template(release, template)
+
+
+def _require_template(release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
         raise UserMistake(
             f"release {release.id[:12]} was trained with another chat template",

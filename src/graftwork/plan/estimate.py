@@ -19,6 +19,7 @@ from graftwork.costmodel.run_time import (
     recording_seconds,
     start_seconds,
 )
+from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
@@ -32,6 +33,7 @@ from graftwork.records.plan import (
     ModelShape,
     PlainStep,
     Plan,
+    StreamedStep,
     Tuning,
     Workload,
 )
@@ -132,6 +134,8 @@ class PlanInputs:
     tuning: Tuning | None = None
     plain: PlainStep | None = None
     """How the plain step is taken where all rows of a step at once would be too many; on cards always."""
+    streamed: StreamedStep | None = None
+    """How layers are streamed from host memory; `plain` then has its figures."""
     rates: StepRates | None = None
     """Of this very card: of a probe, or of the catalog."""
 
@@ -183,6 +187,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         fits=fits,
         tuning=tuning,
         plain=plain,
+        streamed=inputs.streamed,
         train=inputs.train,
         parts=_parts(parts, spent, computed, tuning=tuning),
         notes=_notes(inputs, parts, memory, minutes),
@@ -290,6 +295,8 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     longest = inputs.settings.time_limit_minutes
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     how = "" if plain is None else f"{describe_plain(plain)}; "
+    if inputs.streamed is not None:
+        how = f"{describe_streamed(inputs.streamed)}, {inputs.streamed.host_gib:.0f} GiB of the host; "
     notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
     if memory.high > limit:
         notes.append(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import copy
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -179,6 +180,15 @@ class ProjectSettings(Record):
                 # Well-formed nonsense keeps every rule of form: a deploy needs a better answer too.
                 return gate.model_copy(update={"primary": choose_primary(evaluate)})
         return gate
+
+    @model_validator(mode="after")
+    def _routes_lead_to_models(self) -> Self:
+        for number, rule in enumerate(self.serve.family.rules if self.serve.family else (), 1):
+            if rule.to not in self.all_models:
+                near = get_close_matches(rule.to, self.all_models, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.all_models)}"
+                raise ValueError(f"serve.family.rules[{number}].to: there is no model {rule.to}; {hint}")
+        return self
 
     @model_validator(mode="after")
     def _each_model_can_be_trained(self) -> Self:

@@ -44,6 +44,12 @@ class JudgeLabel(Record):
     reviewer: str | None = None
     capture: str = ""
     source: Literal["score", "correction", "review"] = "score"
+    instead_of: str | None = None
+    """The answer that the person replaced by this one."""
+    session: str | None = None
+    group: str | None = None
+    item: str = ""
+    """The capture or the row that the person looked at."""
 
 
 ReviewAction = Literal["accept", "reject", "edit", "skip", "undo"]

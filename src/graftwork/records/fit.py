@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from graftwork.records.base import Figure, Record
 from graftwork.records.hardware import Machine
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape, StreamedStep, Tuning
 
 Method = Literal["lora", "qlora", "dora", "full"]
 Algorithm = Literal["sft", "grpo"]
@@ -127,6 +127,8 @@ class Strategy(Record):
     optimizer: Optimizer = "adamw_fused"
     packing: bool = True
     tuning: Tuning | None = None
+    streamed: StreamedStep | None = None
+    """How layers are streamed from host memory, where they are."""
     train: dict[str, Any] = {}
     """The `train:` section of graft.yaml that does this."""
 

@@ -98,6 +98,26 @@ class PlainStep(Record):
     """Of all processes together, by the rates that it was chosen by; without what they send each other."""
 
 
+class StreamedStep(Record):
+    """How full fine-tuning streams a model from host memory. What is learned depends on `dtype` only."""
+
+    micro_rows: int
+    """Rows that go through a block at once; all rows of a step do before the next block is fetched."""
+    dtype: Literal["float32", "bfloat16"]
+    """Of weights, gradients and activations on the device; the weights on the host are in float32."""
+    host_inputs: int = 0
+    """Blocks, from the bottom, whose inputs wait in host memory for the backward pass."""
+    head_tokens: int | None = None
+    """Positions whose logits exist at once; None: all of a pass."""
+    update: Literal["host", "card"] = "host"
+    """Where Adam runs: on the processor, or on the card with its states streamed through."""
+    limit_gib: float
+    peak_gib: float
+    host_gib: float
+    parts_gib: dict[str, float] = {}
+    seconds_a_token: float | None = None
+
+
 class Workload(Record):
     """What is to be trained, as numbers: the rows that were chosen and the adapter's shape."""
 
@@ -145,6 +165,8 @@ class Plan(Record):
     """How a card's memory is spent; None where the plain step or a processor's is used."""
     plain: PlainStep | None = None
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
+    streamed: StreamedStep | None = None
+    """How the model is streamed from host memory; None where it is on the device."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
     base_note: str = ""

@@ -61,6 +61,8 @@ class RepairPlan(Record):
     small_groups: dict[str, int] = {}
     """Roles with few usable rows: `--augment role=NAME` adds some."""
     spent: TeacherSpending = TeacherSpending()
+    price: str = ""
+    """The prices that the cost is computed with, and where they are from; empty without prices."""
     limits: tuple[str, ...] = ()
     """Budgets that would not suffice for every request."""
 

@@ -7,12 +7,13 @@ LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the serve
 `EngineBackend`.
 """
 
+import asyncio
 import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import orjson
 from pydantic import ValidationError
@@ -20,13 +21,35 @@ from pydantic import ValidationError
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
-from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
+from graftwork.serve.failover.breaker import BreakerState
+from graftwork.serve.http_messages import (
+    Answer,
+    ApiError,
+    Handler,
+    Request,
+    StreamResponse,
+    json_response,
+    name_failure,
+)
 from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
 
-EngineState = Literal["starting", "ready", "frozen", "down", "stopped"]
+EngineState = Literal["starting", "ready", "frozen", "unreachable", "down", "stopped"]
+"""`frozen`: its process does not answer. `unreachable`: the server behind it does not."""
+
+
+class ReplicaStatus(TypedDict):
+    name: str
+    state: EngineState
+    reason: str
+    restarts: int
+    pid: int | None
+    circuit: BreakerState
+    outstanding: int
+    requests: int
+    failures: int
 
 
 class EngineStatus(TypedDict):
@@ -34,6 +57,11 @@ class EngineStatus(TypedDict):
     reason: str
     restarts: int
     pid: int | None
+    replicas: NotRequired[list[ReplicaStatus]]
+    retries: NotRequired[int]
+    retries_refused: NotRequired[int]
+    """Retries that the budget did not allow."""
+    hedges: NotRequired[int]
 
 
 class ReplyStream(Protocol):
@@ -98,6 +126,10 @@ class EngineJob(Record):
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    probe_seconds: float = 2.0
+    """How often the server behind the engine is asked whether it answers."""
+    restart_seconds: float = 20.0
+    """Silence after which a server that was started here is started again."""
     engine: EngineSettings = EngineSettings()
 
 
@@ -126,6 +158,8 @@ class GenerateRequest(Record):
     chat: dict[str, Any] | None = None
     """Messages, tools and formats as the client sent them, if there are tools or formats: for servers that
     take them as they are."""
+    timeout_seconds: float | None = None
+    """How long the client still waits: for the whole answer, or for the first piece of a streamed one."""
 
 
 class LoadAdapter(Record):
@@ -218,6 +252,19 @@ def make_handler(backend: EngineBackend) -> Handler:
 
 
 async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    try:
+        async with asyncio.timeout(request.timeout_seconds) as limit:
+            return await _answer(backend, request)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
+        raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
+    except OSError as error:
+        message = f"the engine's server does not answer: {name_failure(error)}"
+        raise ApiError(503, message, code="engine_down") from error
+
+
+async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:
     if request.embed is not None:
         if not isinstance(backend, EmbeddingBackend):
             message = "embeddings are not supported: the engine of this server does not compute them; the "

@@ -7,34 +7,35 @@ writer. Every answer names its release. Loads no weights and no torch; answers 5
 import asyncio
 import hmac
 import time
-import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from graftwork.serve.api.call import (
-    NO_TOKENS,
-    AnswerHead,
     ApiFormat,
     ChatCall,
     ChatLimits,
     PieceData,
-    TokenUsage,
-    describe_reply,
 )
 from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
 from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
-from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
-from graftwork.serve.choices import complete_choices, count_usage, stream_choices
+from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink
+from graftwork.serve.choices import complete_choices, stream_choices
+from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.exchange import RunningExchange, begin_exchange
+from graftwork.serve.failover.chain import NoReplica, failure_code
+from graftwork.serve.failover_metrics import FallbackCounts, render_failover
+from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
     ApiError,
-    Headers,
     Request,
     Response,
     StreamResponse,
@@ -43,7 +44,7 @@ from graftwork.serve.http_messages import (
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
-from graftwork.serve.routing import RETRY, ArmAssignment, Routes, choose_release
+from graftwork.serve.routing import RETRY, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
@@ -62,89 +63,6 @@ _KNOWN = {
     "/metrics": "GET",
     "/health": "GET",
 }
-
-
-@dataclass(slots=True)
-class RunningExchange:
-    """What is known of one exchange while it runs."""
-
-    call: ChatCall
-    api: ApiFormat
-    head: AnswerHead
-    capture_id: str
-    session: str | None
-    started: float
-    at: float
-    assignment: ArmAssignment | None = None
-    asked: bool = False
-    """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
-    texts: list[str] = field(default_factory=list)
-    endings: list[PieceData] = field(default_factory=list)
-    """The last pieces of the choices that ended."""
-    first_token_at: float | None = None
-    finish_reason: str | None = None
-    usage: TokenUsage = NO_TOKENS
-    disconnected: bool = False
-
-    def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
-
-    def note(self, piece: PieceData) -> None:
-        """Keep what the capture and the metrics need. Of several choices the first one is captured."""
-        if self.first_token_at is None and piece["text"]:
-            self.first_token_at = time.perf_counter()
-        is_first = piece.get("index", 0) == 0
-        if is_first:
-            self.texts.append(piece["text"])
-        if piece.get("finish_reason") is not None:
-            self.endings.append(piece)
-            self.usage = count_usage(self.call, self.endings)
-            if is_first:
-                self.finish_reason = piece["finish_reason"]
-                if calls := piece.get("tool_calls"):
-                    self.texts = [describe_reply("".join(self.texts), calls)]
-
-    @property
-    def ended(self) -> bool:
-        return len(self.endings) == self.call.choices
-
-    def to_exchange(self, elapsed: float) -> ServedExchange:
-        first = self.first_token_at
-        return ServedExchange(
-            id=self.capture_id,
-            at=self.at,
-            session=self.session,
-            model=self.call.model,
-            release=self.head.release,
-            request=self.call.body,
-            reply="".join(self.texts),
-            finish_reason=self.finish_reason,
-            prompt_tokens=self.usage.prompt,
-            reply_tokens=self.usage.reply,
-            first_token_ms=None if first is None else (first - self.started) * 1000,
-            total_ms=elapsed * 1000,
-            disconnected=self.disconnected,
-            assignment=self.assignment,
-        )
-
-
-def begin_exchange(call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None) -> RunningExchange:
-    unique = uuid.uuid4().hex
-    now = time.time()
-    # A request without a session id is a session of its own.
-    release, assignment = choose_release(routes, call.model, session=session or unique)
-    head = AnswerHead(unique=unique, created=int(now), model=call.model, release=release)
-    return RunningExchange(
-        call=call,
-        api=api,
-        head=head,
-        capture_id=unique,
-        session=session,
-        started=time.perf_counter(),
-        at=now,
-        assignment=assignment,
-    )
 
 
 class Gateway:
@@ -166,12 +84,7 @@ class Gateway:
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
         # Without a key, a web page could reach this server through a host name of its own: check the name.
         self._check_host = api_key is None and is_loopback(settings.host)
-        self._limits = ChatLimits(
-            settings.default_model,
-            settings.max_new_tokens,
-            settings.max_new_tokens_limit,
-            settings.max_schema_bytes,
-        )
+        self._limits = _read_limits(settings)
         self.metrics = Metrics()
         self._feedback = None
         if feedback is not None and captures is not None:
@@ -180,8 +93,18 @@ class Gateway:
         if read_traces is not None and captures is not None and settings.traces:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
+        self.fallbacks: Fallbacks | None = None
+        self._fallback_counts: FallbackCounts = Counter()
+        self.draining = False
+        self._idle = asyncio.Event()
         self._streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
+
+    def revise(self, settings: ServeSettings) -> None:
+        """Use other settings from the next request on."""
+        self._settings, self._limits = settings, _read_limits(settings)
+        if self.fallbacks is not None:
+            self.fallbacks.chains = dict(settings.failover.fallback)
 
     def open_server(self) -> Server:
         """A server that checks the head of each request before it reads the body."""
@@ -246,8 +169,11 @@ class Gateway:
         ready = engine["state"] == "ready" and routes.loaded
         starting = engine["state"] == "ready" and not routes.loaded
         health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
+        if self.draining:
+            ready, health["status"] = False, "stopping"
         if self._is_authorized(request):
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
+            health["refused"] = routes.refused
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._settings.split is not None:
                 health["split"] = self._describe_split(routes)
@@ -288,20 +214,27 @@ class Gateway:
             "graft_engine_restarts_total": float(engine["restarts"]),
             **{f"graft_captures_{k}_total": float(v) for k, v in self._count_captures().items()},
         }
-        return self.metrics.render(gauges).encode()
+        return (self.metrics.render(gauges) + render_failover(engine, self._fallback_counts)).encode()
 
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
         label, running = "unknown", None
         try:
-            call = self._admit(request, api)
+            call = with_deadline(self._admit(request, api), request)
             session = request.headers.get("x-session-id") or call.user or None
-            running = begin_exchange(call, api=api, routes=self._routes(), session=session)
+            call, route = self._choose_member(call, request)
+            running = begin_exchange(
+                call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
+            )
+            running.route = route
             label = running.head.release
+            if running.fallback:
+                self._count_fallback(running)
             if running.assignment is not None:
                 self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
             answer = await self._answer(running)
+            label = running.head.release
         except ApiError as error:
             self.metrics.count_request(label, error.status)
             if running is not None and error.status >= 500:
@@ -317,37 +250,85 @@ class Gateway:
         self.metrics.count_request(label, 200)
         return answer
 
+    def _choose_member(self, call: ChatCall, request: Request) -> tuple[ChatCall, str]:
+        """The call for the family's member, and why it was chosen; other calls as they are."""
+        routes = self._routes()
+        if routes.family is None or call.model != routes.family.name:
+            return call, ""
+        chosen = routes.family.choose(call, request.headers, loaded=routes.aliases)
+        self.metrics.routed[chosen.model, chosen.by] += 1
+        return replace(call, model=chosen.alias), f"{chosen.model} ({chosen.why})"
+
     async def _answer(self, running: RunningExchange) -> Answer:
-        if self._engine.state != "ready":
-            raise self._engine_down()
         self.metrics.in_flight += 1
-        streaming, call, model = False, running.call, running.head.release
-        running.asked = True
+        streaming = False
         try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
-                if not call.stream:
-                    return self._answer_whole(await self._complete(call, model), running)
-                stream = await self._stream(call, model)
+            async with asyncio.timeout(self._seconds_left(running)):
+                result = await self._ask(running)
+            if isinstance(result, list):
+                return self._answer_whole(result, running)
+            running.replica = getattr(result, "replica", None)
             headers = (*_EVENT_STREAM, *running.headers(captured=self._is_captured(running)))
             streaming = True  # from here on, `_events` decrements the counter
-            return StreamResponse(200, self._events(stream, running), headers)
+            return StreamResponse(200, self._events(result, running), headers)
         except TimeoutError as error:
-            raise self._too_slow() from error
+            raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
         finally:
             if not streaming:
-                self.metrics.in_flight -= 1
+                self._end_one()
 
-    async def _complete(self, call: ChatCall, model: str) -> list[PieceData]:
-        if call.options is None:
-            return [await self._engine.complete(call, model=model)]
-        return await complete_choices(self._engine, call, model=model)
+    async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
+        """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
+        first: Exception | None = None
+        while True:
+            engine = running.engine or self._engine
+            try:
+                if engine.state != "ready":
+                    raise NoReplica("the engine is not ready")
+                running.asked = True
+                return await _ask_engine(engine, running)
+            except (OSError, ApiError) as error:
+                first = first or error
+                why = failure_code(error)
+                if why is None or not self._fall_back(running, why):
+                    raise first from None
 
-    async def _stream(self, call: ChatCall, model: str) -> ReplyStream:
-        if call.options is None:
-            return await self._engine.stream(call, model=model)
-        return await stream_choices(self._engine, call, model=model)
+    def _fall_back(self, running: RunningExchange, why: str) -> bool:
+        """Whether somebody else can be asked; if so, the exchange is theirs."""
+        if self.fallbacks is None:
+            return False
+        target = self.fallbacks.find_next(
+            running.call.model, self._routes(), passed=running.passed, failed=running.head.release
+        )
+        if target is None:
+            return False
+        self._note_failure(running)
+        running.answer_by(target, why)
+        self._count_fallback(running)
+        return True
+
+    def _count_fallback(self, running: RunningExchange) -> None:
+        self._fallback_counts[running.call.model, running.head.release, running.why] += 1
+
+    def _seconds_left(self, running: RunningExchange) -> float:
+        longest = self._settings.request_timeout_seconds
+        if running.deadline is None:
+            return longest
+        return min(longest, max(running.deadline - time.monotonic(), 0.0))
+
+    def _end_one(self) -> None:
+        self.metrics.in_flight -= 1
+        if self.draining and not self.metrics.in_flight:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests from now on; return when the running ones have ended, or after `seconds`."""
+        self.draining = True
+        if self.metrics.in_flight:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), seconds)
 
     def _is_captured(self, running: RunningExchange) -> bool:
         return self._captures is not None and running.api.is_captured
@@ -375,11 +356,14 @@ class Gateway:
     def _admit(self, request: Request, api: ApiFormat) -> ChatCall:
         """The request as a checked call, unless too many are in flight."""
         _require_json(request)
+        if self.draining:
+            raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
         if self.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
         return api.parse(request.body, self._limits)
 
     def _answer_whole(self, choices: list[PieceData], running: RunningExchange) -> Response:
+        running.replica = choices[0].get("replica")
         for place, piece in enumerate(choices):
             running.note(piece if place == 0 else {**piece, "index": place})
         body = running.api.encode(running.head, running.call, choices, running.usage)
@@ -397,7 +381,7 @@ class Gateway:
         try:
             yield encoder.opening()
             try:
-                while (pieces := await self._next_pieces(stream)) is not None:
+                while (pieces := await self._next_pieces(stream, running)) is not None:
                     for piece in pieces:
                         running.note(piece)
                     yield b"".join([encoder.piece(piece) for piece in pieces])
@@ -415,16 +399,16 @@ class Gateway:
             raise
         finally:
             stream.close()
-            self.metrics.in_flight -= 1
+            self._end_one()
             self._finish(running)
             self._streaming.discard(running.capture_id)
 
-    async def _next_pieces(self, stream: ReplyStream) -> list[PieceData] | None:
+    async def _next_pieces(self, stream: ReplyStream, running: RunningExchange) -> list[PieceData] | None:
         try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
+            async with asyncio.timeout(self._seconds_left(running)):
                 return await stream.next_pieces()
         except TimeoutError as error:
-            raise self._too_slow() from error
+            raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
 
@@ -433,7 +417,9 @@ class Gateway:
         message = f"the engine is not ready: {why}; try again soon"
         return ApiError(503, message, code="engine_down", headers=RETRY)
 
-    def _too_slow(self) -> ApiError:
+    def _too_slow(self, running: RunningExchange) -> ApiError:
+        if running.deadline is not None and time.monotonic() >= running.deadline:
+            return ApiError(504, f"no answer within the time that {TIMEOUT_HEADER} allows", code="timeout")
         seconds = self._settings.request_timeout_seconds
         return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
 
@@ -450,6 +436,26 @@ class Gateway:
             self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
         if self._captures is not None and running.api.is_captured:
             self._captures.offer(running.to_exchange(elapsed))
+
+
+def _read_limits(settings: ServeSettings) -> ChatLimits:
+    return ChatLimits(
+        settings.default_model,
+        settings.max_new_tokens,
+        settings.max_new_tokens_limit,
+        settings.max_schema_bytes,
+    )
+
+
+async def _ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
+    call, model = running.call, running.model
+    if call.stream:
+        if call.options is None:
+            return await engine.stream(call, model=model)
+        return await stream_choices(engine, call, model=model)
+    if call.options is None:
+        return [await engine.complete(call, model=model)]
+    return await complete_choices(engine, call, model=model)
 
 
 def _require_json(request: Request) -> None:

@@ -25,6 +25,7 @@ class Client:
         self._port = port
         self._keep = keep
         self._idle: list[Link] = []
+        self._busy: set[Link] = set()
 
     async def send(
         self, method: str, target: str, *, body: bytes = b"", headers: Headers = ()
@@ -58,6 +59,12 @@ class Client:
             link.close()
         self._idle.clear()
 
+    def abort(self) -> None:
+        """Close all connections: replies that are waited for raise OSError."""
+        self.close()
+        for link in list(self._busy):
+            link.abort()
+
     async def _connect(self) -> "Link":
         loop = asyncio.get_running_loop()
         if self._path is not None:
@@ -67,15 +74,21 @@ class Client:
         return link
 
     async def _exchange(self, link: "Link", data: bytes) -> "ClientReply":
+        self._busy.add(link)
         try:
             link.start(data)
             await link.head_ready()
         except BaseException:
-            link.close()
+            self.drop(link)
             raise
         return ClientReply(self, link)
 
+    def drop(self, link: "Link") -> None:
+        self._busy.discard(link)
+        link.close()
+
     def give_back(self, link: "Link") -> None:
+        self._busy.discard(link)
         if link.usable and len(self._idle) < self._keep:
             self._idle.append(link)
         else:
@@ -125,7 +138,7 @@ class ClientReply:
 
     def close(self) -> None:
         if self._link is not None:
-            self._link.close()
+            self._client.drop(self._link)
             self._link = None
 
 
@@ -137,7 +150,7 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._served = 0
-        self._closed = False
+        self._closed = self._aborted = False
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -190,6 +203,10 @@ class Link(asyncio.Protocol):
         self._closed = True
         self._transport.close()
 
+    def abort(self) -> None:
+        self._closed = self._aborted = True
+        self._transport.abort()
+
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
@@ -210,7 +227,8 @@ class Link(asyncio.Protocol):
         self._closed = True
         self._parser = None  # it holds our methods: without this, the pair would wait for the cycle collector
         if self._busy and not self._done and self._error is None:
-            kind = StaleConnection if self._served and not self._head_done else ConnectionResetError
+            is_stale = self._served and not self._head_done and not self._aborted
+            kind = StaleConnection if is_stale else ConnectionResetError
             self._error = kind(f"the server closed the connection before its answer was whole ({error})")
         self._wake()
 

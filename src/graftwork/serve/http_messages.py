@@ -1,5 +1,6 @@
 """HTTP requests and answers as values, shared by server, gateway and engine. Knows nothing of sockets."""
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -76,6 +77,11 @@ def encode_error(error: ApiError) -> bytes:
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     inner = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return orjson.dumps({"error": inner})
+
+
+def name_failure(error: OSError) -> str:
+    """What went wrong, without the address that asyncio writes into its errors."""
+    return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
 def error_response(error: ApiError) -> Response:

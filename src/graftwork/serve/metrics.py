@@ -14,6 +14,8 @@ class Metrics:
     """Requests by experiment and arm."""
     assigned_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Those of them that got no answer."""
+    routed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests to the family by member and by what chose it."""
     disconnects: int = 0
     in_flight: int = 0
     _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
@@ -49,6 +51,10 @@ class Metrics:
             for (experiment, arm), count in sorted(arms.items()):
                 labels = f'experiment="{experiment}",arm="{arm}"'
                 lines.append(f"graft_split_{name}_total{{{labels}}} {count}")
+        if self.routed:
+            lines.append("# TYPE graft_routed_total counter")
+        for (model, by), count in sorted(self.routed.items()):
+            lines.append(f'graft_routed_total{{model="{model}",by="{by}"}} {count}')
         own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
         for name, value in {**own, **gauges}.items():
             kind = "counter" if name.endswith("_total") else "gauge"

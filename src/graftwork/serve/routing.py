@@ -12,13 +12,14 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm
 from graftwork.serve.engine_protocol import BASE, ServingEngine
+from graftwork.serve.family import Family
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import SplitSettings
 
@@ -121,6 +122,10 @@ class Routes:
     experiment: Experiment | None = None
     experiment_off: str = ""
     """Why no experiment runs although one is configured."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Releases that aliases point at and that cannot be loaded, with the reason."""
+    family: Family | None = None
+    """Routes requests for its name; None where requests name their model."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 
@@ -137,7 +142,9 @@ class Routes:
             message = f"{name!r} is a prefix of {len(found)} releases; give a longer one"
             raise ApiError(400, message, param="model", code="ambiguous_model")
         if name in self.pending:
-            message = f"the alias {name!r} points to {self.pending[name]}, which is not loaded"
+            release = self.pending[name]
+            why = f": {self.refused[release]}" if release in self.refused else ""
+            message = f"the alias {name!r} points to {release}, which is not loaded{why}"
             raise ApiError(503, message, param="model", code="model_not_loaded", headers=RETRY)
         self.require_loaded()
         message = f"there is no model {name!r}; available: {', '.join(self.names())}"
@@ -151,7 +158,13 @@ class Routes:
 
     def names(self) -> dict[str, str]:
         """Every name that can be requested, with the model that answers it."""
-        return {**self.aliases, BASE: BASE, **{release: release for release in sorted(self.releases)}}
+        family = {} if self.family is None else {self.family.name: "family"}
+        return {
+            **family,
+            **self.aliases,
+            BASE: BASE,
+            **{release: release for release in sorted(self.releases)},
+        }
 
 
 class ChosenRelease(NamedTuple):
@@ -186,12 +199,14 @@ def update_routes(
         pending=pending,
         experiment=found if isinstance(found, Experiment) else None,
         experiment_off=found.why if isinstance(found, ExperimentOff) else "",
+        family=old.family,
     )
 
 
 class _Retry(NamedTuple):
     pause: float
     at: float
+    why: str
 
 
 class AliasWatcher:
@@ -204,6 +219,7 @@ class AliasWatcher:
         resolve_aliases: ResolveAliases,
         find_adapter: FindAdapter,
         split: SplitSettings | None = None,
+        family: Family | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -212,9 +228,19 @@ class AliasWatcher:
         self._find = find_adapter
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
-        self.routes = Routes(loaded=False)
+        self._seconds = 1.0
+        self._refreshing = asyncio.Lock()
+        self.routes = Routes(loaded=False, family=family)
+
+    def revise(self, split: SplitSettings | None, *, seconds: float) -> None:
+        """Use another experiment and interval from the next refresh on."""
+        self._split, self._seconds = split, seconds
 
     async def refresh(self) -> None:
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)
         missing = set(aliases.values()) - set(self._engine.models)
         # A release that no alias points at any more starts over when one points at it again.
@@ -225,13 +251,15 @@ class AliasWatcher:
                 await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
         releases = frozenset(self._engine.models) - {BASE}
         new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
+        new = replace(new, refused={release: retry.why for release, retry in self._retries.items()})
         if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
             _log_experiment(new)
         self.routes = new
 
     async def follow(self, seconds: float) -> None:
+        self._seconds = seconds
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(self._seconds)
             try:
                 await self.refresh()
             except Exception:
@@ -251,7 +279,7 @@ class AliasWatcher:
             pause = FIRST_PAUSE
             if before is not None and not isinstance(error, Busy):
                 pause = min(2 * before.pause, LONGEST_PAUSE)
-            self._retries[release] = _Retry(pause, at=self._clock() + pause)
+            self._retries[release] = _Retry(pause, at=self._clock() + pause, why=str(error))
             why = f" ({error.why})" if isinstance(error, GraftError) and error.why else ""
             log.warning("aliases: %s is not loaded: %s%s; next try in %g s", release, error, why, pause)
 

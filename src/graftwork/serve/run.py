@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,18 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graftwork.files.disk import make_folder
+from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
-from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.engines import EngineSet
+from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.otlp import TracedCalls
+from graftwork.serve.reloader import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
 from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
 from graftwork.serve.settings import ServeSettings, find_api_key
-from graftwork.serve.supervisor import EngineSupervisor
 
 T = TypeVar("T")
+
+_FLUSH_SECONDS = 2.0
+"""How long clients may take to read the end of answers that are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,9 @@ class ServedProject:
     captures: CaptureSink | None = None
     feedback: FeedbackSink | None = None
     read_traces: Callable[[dict[str, Any]], TracedCalls] | None = None
+    read_settings: ReadSettings | None = None
+    """What a reload applies; None reads the aliases only."""
+    family: Family | None = None
 
 
 async def serve(
@@ -47,19 +57,18 @@ async def serve(
     """Serve until `stop` is set, or SIGTERM or SIGINT arrives. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
-    make_folder(Path(engine_job.folder))
-    engine = EngineSupervisor(
-        _apply_limits(engine_job, settings), module=engine_module or ENGINE_MODULES[settings.engine.kind]
-    )
+    engines = EngineSet(engine_job, settings, module=engine_module)
+    folder = gateway_folder(Path(engine_job.folder))
     watcher = AliasWatcher(
-        engine,
+        engines.pool,
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
+        family=project.family,
     )
     captures = _open_captures(project.captures, settings)
     gateway = Gateway(
-        engine,
+        engines.pool,
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
@@ -67,19 +76,33 @@ async def serve(
         feedback=project.feedback,
         read_traces=project.read_traces,
     )
+    gateway.fallbacks = Fallbacks(
+        settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
+    )
+    reloader = SettingsReloader(
+        settings,
+        read=project.read_settings,
+        gateway=gateway,
+        engines=engines,
+        watcher=watcher,
+        folder=folder,
+    )
     server = gateway.open_server()
-    with _stopping_on_signals(stop):
+    with hold_lock(folder), _handling_signals(stop, reloader.asked):
         try:
             port = await _listen(server, settings)
-            if not await _unless_stopped(engine.start(), stop):
+            if not await _unless_stopped(engines.start(), stop):
                 return
             await watcher.refresh()
             on_ready(_url(settings.host, port))
+            reloading = asyncio.create_task(reloader.follow())
             await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
+            reloading.cancel()
         finally:
             # In this order: finish the answers, stop the engine, then flush the captures.
-            await server.close(drain_seconds=settings.drain_seconds)
-            await engine.stop()
+            await gateway.drain(reloader.settings.drain_seconds)
+            await server.close(drain_seconds=_FLUSH_SECONDS)
+            await engines.stop()
             if captures is not None:
                 await asyncio.to_thread(captures.close)
 
@@ -92,18 +115,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _apply_limits(job: EngineJob, settings: ServeSettings) -> EngineJob:
-    return job.model_copy(
-        update={
-            "batch_size": settings.batch_size,
-            "batch_wait_ms": settings.batch_wait_ms,
-            "queue_limit": settings.queue_limit,
-            "threads": settings.threads,
-            "engine": settings.engine,
-        }
-    )
 
 
 def _open_captures(sink: CaptureSink | None, settings: ServeSettings) -> CaptureWriter | None:
@@ -145,17 +156,20 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 @contextmanager
-def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
+def _handling_signals(stop: asyncio.Event, reload: asyncio.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    events = {signal.SIGTERM: stop, signal.SIGINT: stop, RELOAD_SIGNAL: reload}
+    if not sys.stdin.isatty():
+        events[signal.SIGHUP] = reload  # at a terminal it means that the terminal is closed
+    for number, event in events.items():
+        loop.add_signal_handler(number, event.set)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in events:
             loop.remove_signal_handler(number)
 
 

@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
+from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
 
@@ -48,6 +49,56 @@ class SplitSettings(Record):
         return self
 
 
+class RouteRule(Record):
+    """Requests that go to one model. Every condition that is set must hold."""
+
+    to: str = Field(description="A model under `models:`.")
+
+    role: tuple[str, ...] = Field(
+        default=(),
+        description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
+    )
+
+    headers: dict[str, str] = Field(default={}, description="Headers of the request with their values.")
+
+    schema_names: tuple[str, ...] = Field(
+        default=(), description="Names of the JSON Schema in `response_format`."
+    )
+
+    keywords: tuple[str, ...] = Field(
+        default=(), description="Words of which the user's last turn must contain one, in any case."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> Self:
+        if not (self.role or self.headers or self.schema_names or self.keywords):
+            raise ValueError(
+                f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
+                "keywords; requests that no rule matches go to the router, then to the main model"
+            )
+        if any(not keyword.strip() for keyword in self.keywords):
+            raise ValueError(f"the rule for {self.to} has an empty keyword")
+        return self
+
+
+class FamilySettings(Record):
+    """The project's models behind one name."""
+
+    name: str = Field(
+        default="auto",
+        min_length=1,
+        description="Requests for this model are routed. Other names are served as they are.",
+    )
+
+    rules: tuple[RouteRule, ...] = Field(default=(), description="Tried in this order, before the router.")
+
+    router: bool = Field(
+        default=True,
+        description="Use the learned router (`graft train router`) where no rule matches. Where it is "
+        "unsure, the main model answers.",
+    )
+
+
 EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 
 
@@ -79,6 +130,12 @@ class EngineSettings(Record):
         "here.",
     )
 
+    replicas: Annotated[int, Field(ge=1, le=64)] | tuple[ReplicaSettings, ...] = Field(
+        default=1,
+        description="How many processes of the engine answer, or, instead of `url`, the servers that do: "
+        "`[{url: …, weight: 2}, {url: …}]`.",
+    )
+
     model: str | None = Field(
         default=None,
         description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
@@ -103,9 +160,26 @@ class EngineSettings(Record):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if self.kind == "endpoint" and (self.url is None or self.model is None):
+        listed = not isinstance(self.replicas, int)
+        if listed and (self.url is not None or not self.replicas):
+            raise ValueError("give either `url` or a list of `replicas`")
+        if listed and self.kind in ("embedded", "llamacpp"):
+            raise ValueError(f"{self.kind} runs here: `replicas` is a number of processes")
+        if self.url is not None and self.replicas != 1:
+            raise ValueError("one `url` is one replica: give `replicas` as a list of servers")
+        if self.kind == "endpoint" and ((self.url is None and not listed) or self.model is None):
             raise ValueError("an endpoint needs `url` and `model`")
         return self
+
+    def split_replicas(self) -> "list[tuple[EngineSettings, float]]":
+        """The settings of each replica, and its weight."""
+        if isinstance(self.replicas, int):
+            single = self.model_copy(update={"replicas": 1})
+            return [(single, 1.0)] * self.replicas
+        return [
+            (self.model_copy(update={"url": replica.url, "replicas": 1}), replica.weight)
+            for replica in self.replicas
+        ]
 
 
 class ServeSettings(Record):
@@ -137,6 +211,11 @@ class ServeSettings(Record):
         default=True,
         description="Serve a release with another engine than the embedded one only if the gate has passed "
         "for the release on that engine: `graft gate --engine llamacpp`.",
+    )
+
+    failover: FailoverSettings = Field(
+        default=FailoverSettings(),
+        description="What happens when an engine fails: retries, fallbacks, circuit breakers, health probes.",
     )
 
     capture: bool = Field(
@@ -240,6 +319,12 @@ class ServeSettings(Record):
         ge=1,
         description="Threads of the engine. None takes all cores that this process may use; llamacpp leaves "
         "one of them to others.",
+    )
+
+    family: FamilySettings | None = Field(
+        default=None,
+        description="One name for all models of the project: rules and a learned router choose the member. "
+        "None: requests name their model.",
     )
 
     split: SplitSettings | None = Field(

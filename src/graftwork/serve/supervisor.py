@@ -102,7 +102,7 @@ class EngineSupervisor:
         self._folder = Path(job.folder)
         self._pauses = (first_pause, longest_pause)
         self._probe = probe
-        self._on_change = on_change
+        self.on_change = on_change
         # Not in the folder of the job: the path of a unix socket is limited to about 100 characters.
         self._socket_folder = tempfile.TemporaryDirectory(prefix="graft-")
         socket = job.socket or str(Path(self._socket_folder.name) / "engine.sock")
@@ -134,7 +134,24 @@ class EngineSupervisor:
         """Start the engine and wait until it answers. If it ends before, raise the error that it reported."""
         await self._launch()
         await self._await_ready()
+        self.keep_trying()
+
+    def keep_trying(self) -> None:
+        """Restart it from now on, whether its first start has succeeded or failed."""
         self._watch = asyncio.get_running_loop().create_task(self._keep_running())
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        return self.job.adapters
+
+    def expect_adapter(self, name: str, folder: str) -> None:
+        """Load the adapter at the next start."""
+        self.job = self.job.model_copy(update={"adapters": {**self.job.adapters, name: folder}})
+
+    def abort_running(self) -> None:
+        """Break the connections of all requests that wait for the engine."""
+        if self.client is not None:
+            self.client.abort()
 
     async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
         """Load the adapter now, and after every restart."""
@@ -228,7 +245,7 @@ class EngineSupervisor:
         while True:
             await asyncio.sleep(self._probe.every)
             try:
-                await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
+                _, body = await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
             except OSError:
                 silent = clock() - answered
                 if silent >= self._probe.killed_after:
@@ -240,16 +257,23 @@ class EngineSupervisor:
                     self._set_state("frozen", f"it has not answered for {silent:.0f} s")
             else:
                 answered = clock()
-                if self.state == "frozen":
-                    self.client = EngineClient(path=self.job.socket)
-                    self._set_state("ready", "")
+                self._note_health(orjson.loads(body).get("unreachable", ""))
+
+    def _note_health(self, unreachable: str) -> None:
+        """The engine answered a probe. `unreachable` says why the server behind it does not."""
+        if unreachable and self.state == "ready":
+            log.warning("engine: %s", unreachable)
+            self._set_state("unreachable", unreachable)
+        elif not unreachable and self.state in ("frozen", "unreachable"):
+            self.client = EngineClient(path=self.job.socket)
+            self._set_state("ready", "")
 
     def _set_state(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
+        self.on_change(state)
         if state != "ready" and self.client is not None:
             self.client.close()
             self.client = None
-        self._on_change(state)
 
     def _explain_end(self, code: int) -> GraftError:
         """The error that the engine reported, or else its last line of output."""

@@ -32,10 +32,14 @@ class UpstreamClient(Client):
         _, link = await loop.create_connection(Link, self._name, self._at, ssl=self._tls)
         return link
 
-    async def post(self, target: str, body: dict[str, Any], *, from_root: bool = False) -> ClientReply:
+    async def post(
+        self, target: str, body: dict[str, Any], *, from_root: bool = False, headers: Headers = ()
+    ) -> ClientReply:
         """`from_root` leaves out the path of the URL."""
         path = target if from_root else f"{self._path_prefix}{target}"
-        return await self.send("POST", path, body=orjson.dumps(body), headers=(JSON_TYPE, *self._key))
+        return await self.send(
+            "POST", path, body=orjson.dumps(body), headers=(JSON_TYPE, *self._key, *headers)
+        )
 
     async def get(self, target: str, *, from_root: bool = False) -> ClientReply:
         path = target if from_root else f"{self._path_prefix}{target}"

@@ -19,6 +19,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.serve.constrained import require_call_form
+from graftwork.serve.deadline import timeout_headers
 from graftwork.serve.engine_process import (
     AdapterSet,
     PromptRenderer,
@@ -38,6 +39,7 @@ from graftwork.serve.http_messages import ApiError
 from graftwork.serve.replies import ReplyText
 from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
 from graftwork.serve.upstream_dialects import DIALECTS, Dialect, TokenPrompt, write_format
+from graftwork.serve.upstream_health import UpstreamHealth
 from graftwork.serve.upstream_replies import UpstreamReply, read_embeddings
 from graftwork.serve.upstream_server import UpstreamServer
 
@@ -60,6 +62,7 @@ class UpstreamBackend:
         self._loading = asyncio.Lock()
         self._room = RequestRoom(requests=_UNLIMITED, tokens=_UNLIMITED, queue_limit=job.queue_limit)
         self._base_name = job.engine.model or ""
+        self._health = UpstreamHealth(client, job, server)
 
     async def start(self) -> None:
         """Wait for the server, find the name of its base and load the adapters of the job."""
@@ -67,6 +70,7 @@ class UpstreamBackend:
             self._base_name = await self._find_base()
         for name, folder in self._job.adapters.items():
             await self.load_adapter(LoadAdapter(name=name, folder=folder, keep=tuple(self._job.adapters)))
+        self._health.start()
 
     async def _find_base(self) -> str:
         until = asyncio.get_running_loop().time() + _START_SECONDS
@@ -96,6 +100,7 @@ class UpstreamBackend:
             "waiting": self._room.waiting,
             "answered": self._room.answered,
             "template_fingerprint": self._prompts.fingerprint,
+            "unreachable": self._health.reason,
         }
 
     async def load_adapter(self, request: LoadAdapter) -> None:
@@ -177,19 +182,21 @@ class UpstreamBackend:
     ) -> ClientReply:
         model = self._dialect.name_model(self._base_name, adapter)
         body = self._dialect.encode(request, model=model, prompt=prompt)
-        reply = await self._client.post(self._dialect.path(request), body)
+        allowed = timeout_headers(request.timeout_seconds)
+        reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
         if reply.status in (400, 404) and adapter is not None:
             refusal = explain_refusal(reply.status, await reply.read())
             if adapter not in refusal.message:
                 raise refusal
             # The server was restarted and has forgotten its adapters.
             await self._load(adapter, self._folders[adapter])
-            reply = await self._client.post(self._dialect.path(request), body)
+            reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
         if reply.status != 200:
             raise explain_refusal(reply.status, await reply.read())
         return reply
 
     async def close(self) -> None:
+        self._health.stop()
         self._client.close()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)

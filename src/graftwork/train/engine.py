@@ -150,6 +150,9 @@ class StepOptions:
 
 
 class TrainingEngine:
+    state_is_live = False
+    """`state` gives the tensors that training changes, not copies: no update until they are written."""
+
     def __init__(
         self,
         model: Any,
@@ -238,7 +241,7 @@ class TrainingEngine:
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
         """The mean cross entropy per trained token over `rows`; None without rows."""
         with eval_mode(self.model):
-            if not rows or self.strategy.size == 1:
+            if not rows or (self.strategy.size == 1 and not self.strategy.shards):
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
             return self._shared_loss(rows, batch_rows)
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.streamed import describe_streamed
 from graftwork.files.disk import read_or_empty
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.fit import Precision
-from graftwork.records.plan import PlainStep, Tuning
+from graftwork.records.plan import PlainStep, Plan, StreamedStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 
@@ -53,6 +54,8 @@ def make_engine(
     job, settings = inputs.job, inputs.settings
     if job.plan.tuning is not None and not shares_steps:
         return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
+    if job.plan.streamed is not None:
+        return _streamed_engine(inputs, job.plan.streamed, progress=progress, report=report)
     planned = job.plan.plain
     return TrainingEngine(
         inputs.model,
@@ -95,6 +98,40 @@ def _gpu_engine(
     done = "compiled and measured" if engine.tuning.compiled else "measured"
     report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
     return engine
+
+
+def _streamed_engine(
+    inputs: EngineInputs,
+    step: StreamedStep,
+    *,
+    progress: Callable[..., None],
+    report: Callable[[str], None],
+) -> "TrainingEngine":
+    from graftwork.train.streamed.engine import StreamedEngine
+
+    # What an earlier attempt had to change takes precedence over the plan.
+    rows = inputs.job.plan.train.get("micro_rows") or step.micro_rows
+    begun = time.perf_counter()
+    engine = StreamedEngine(
+        inputs.model,
+        inputs.parameters,
+        settings=inputs.settings,
+        step=step.model_copy(update={"micro_rows": rows}),
+        device=inputs.job.plan.device.kind,
+        progress=progress,
+    )
+    report(f"{describe_streamed(engine.step)}; set up in {time.perf_counter() - begun:.0f} s")
+    return engine
+
+
+def streams_layers(settings: TrainSettings) -> bool:
+    """Whether the layers of a run are streamed from host memory: full fine-tuning with offload, alone."""
+    return settings.method == "full" and settings.offload and settings.strategy == "single"
+
+
+def starts_on_host(plan: Plan, settings: TrainSettings) -> bool:
+    """Whether the weights are read into host memory, from where the engine takes them to the device."""
+    return settings.strategy in ("fsdp", "zero3") or plan.tuning is not None or plan.streamed is not None
 
 
 def _faster_logits(inputs: EngineInputs, report: Callable[[str], None]) -> "Logits | None":

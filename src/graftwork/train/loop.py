@@ -145,6 +145,8 @@ class TrainingLoop:
         rate = self._rate(number)
         verdicts = [callback.accept_gradient(number, measured, rows) for callback in self._callbacks]
         if not self._strategy.any_process(not all(verdicts)):
+            if self._engine.state_is_live:
+                self._store.wait()
             self._engine.apply(rate)
         else:
             self._engine.forget()

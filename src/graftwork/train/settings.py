@@ -164,7 +164,9 @@ class TrainSettings(Record):
     strategy: Strategy = Field("single", description="Distributed strategy.")
     processes: int = Field(1, ge=1, description="Number of processes (devices) per machine.")
     offload: bool = Field(
-        False, description="Offload optimizer and weights to host memory (fsdp, zero2, zero3)."
+        False,
+        description="Offload optimizer and weights to host memory (fsdp, zero2, zero3). With `method: full` "
+        "on one device, stream the layers from there.",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads. Default: all.")
     seed: int = Field(17, ge=0, description="Seed of the row order and the initial weights.")
@@ -174,10 +176,17 @@ class TrainSettings(Record):
 
     @model_validator(mode="after")
     def _answers_need_a_whole_model(self) -> Self:
-        if self.examine.every and self.examine.metric != LOSS and self.strategy in ("fsdp", "zero3"):
+        if not self.examine.every or self.examine.metric == LOSS:
+            return self
+        if self.strategy in ("fsdp", "zero3"):
             raise ValueError(
                 f"examine by {self.examine.metric} needs the whole model on one device, and the strategy "
                 f"{self.strategy} cuts it up; examine by {LOSS} instead"
+            )
+        if self.method == "full" and self.offload and self.strategy == "single":
+            raise ValueError(
+                f"examine by {self.examine.metric} needs the whole model on one device, and `offload` leaves "
+                f"it in host memory; examine by {LOSS} instead"
             )
         return self
 

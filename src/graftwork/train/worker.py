@@ -28,6 +28,7 @@ from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_st
 from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
+from graftwork.train.engine_choice import starts_on_host
 from graftwork.train.objectives.epochs import EpochOrder, choose_training_rows
 from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
 from graftwork.train.run_setup import (
@@ -56,9 +57,9 @@ def load_for(job: TrainJob) -> Any:
 
     settings = job_settings(job)
     method = settings.method
-    # What is sharded or quantized is read into host memory first: no device has to hold all of it.
+    # What is sharded, streamed or quantized is read into host memory: no device has to hold all of it.
     tuning = job.plan.tuning
-    on_host = settings.strategy in ("fsdp", "zero3") or tuning is not None
+    on_host = starts_on_host(job.plan, settings)
     model = load_base(
         Path(job.base_folder),
         # Full fine-tuning makes updates too small for 16 bits.
@@ -181,7 +182,8 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
     run.heart.beat("loss before training", 0, 1)
-    bare = strategy.size == 1 and job.plan.tuning is None
+    # A model that an engine still has to place cannot be called before that.
+    bare = strategy.size == 1 and not starts_on_host(job.plan, settings)
     loss_before = None
     if bare:
         device = job.plan.device.kind
@@ -330,7 +332,12 @@ def _make_deterministic(job: TrainJob, settings: TrainSettings) -> None:
 
     from graftwork.model.threads import guard_spinning, use_threads
 
-    torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
+    on_card = job.plan.device.kind != "cpu"
+    streamed = job.plan.streamed is not None
+    if on_card and streamed:
+        # Streaming leaves the card time for the slower, reproducible kernels.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(not on_card or streamed, warn_only=on_card)
     # Nothing here reads memory that it did not write, so filling it first is wasted work.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     guard_spinning(use_threads(settings.threads or threads_per_process()))

@@ -1,25 +1,30 @@
 """`graft serve`: what is asked on the command line goes over what graft.yaml says, or is refused by name."""
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from graftwork.cli.serve import serve
+from graftwork.cli.serve import app
 from graftwork.pipeline import serving
 from graftwork.records.errors import UserMistake
+from graftwork.serve.settings import ServeSettings
 
-app = typer.Typer()
-app.command("serve")(serve)
+
+def section_of(folder):
+    return yaml.safe_load((folder / "graft.yaml").read_text())["serve"]
 
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """Run the command with options; the settings that the endpoint was to be started with."""
     seen = []
-    monkeypatch.setattr(
-        serving, "serve_here", lambda work, settings, *, on_ready: (seen.append(settings), on_ready("u"))
-    )
+
+    def serve_here(_work, settings, *, on_ready, revise):
+        seen.append(settings)
+        assert revise(ServeSettings.model_validate(section_of(tmp_path))) == settings
+        on_ready("u")
+
+    monkeypatch.setattr(serving, "serve_here", serve_here)
 
     def ask(*options, section=None):
         settings = {"project": "p", "data": {"logs": ["x.jsonl"]}, "serve": section or {}}
@@ -36,6 +41,14 @@ def test_serve_without_challenger_assigns_no_sessions(asked):
     settings, out = asked("--port", "0")
     assert (settings.split, settings.port) == (None, 0)
     assert "experiment" not in out
+
+
+def test_a_reload_without_an_endpoint_says_how_to_start_one(tmp_path):
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": {"logs": ["x.jsonl"]}}))
+    done = CliRunner().invoke(app, ["reload", "-C", str(tmp_path)])
+    assert isinstance(done.exception, UserMistake)
+    assert "no endpoint of this project runs" in done.exception.what
+    assert "graft serve" in done.exception.fix
 
 
 def test_serve_takes_challenger_share_and_experiment_as_options(asked):

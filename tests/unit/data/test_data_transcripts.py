@@ -211,3 +211,33 @@ def test_the_format_can_be_forced(tmp_path):
     name = write(tmp_path, CODEX)
     found = list(read_file(name, root=tmp_path, settings=DataSettings(format="claude_code")))
     assert all(isinstance(row, ReadFault) for row in found)
+
+
+@pytest.mark.parametrize("rows", [CLAUDE, CODEX])
+def test_rows_of_a_transcript_do_not_depend_on_how_it_is_cut_into_blocks(tmp_path, rows):
+    name = write(tmp_path, rows * 3)
+
+    def read_with(size):
+        blocks = list(cut_blocks(name, root=tmp_path, size=size))
+        return len(blocks), [row for block in blocks for row in read_block(block, settings=DataSettings())]
+
+    (many, small), (one, whole) = read_with(600), read_with(4 << 20)
+    assert (many > 3, one) == (True, 1)
+    assert small == whole, "hashes included"
+
+
+def test_rows_of_one_conversation_share_their_messages(tmp_path):
+    first, second, *_ = read_all(tmp_path, CLAUDE)
+    assert first.messages[0] is second.messages[0]
+
+
+@pytest.mark.parametrize("kind", ["claude_code", "codex"])
+def test_a_line_that_is_nested_too_deeply_is_a_fault_of_that_line(tmp_path, kind):
+    deep = json.loads("[" * 400 + "]" * 400)
+    is_claude = kind == "claude_code"
+    bad = line("user", "u9", "a7", deep) if is_claude else item("message", role="user", content=deep)
+    rows = [*(CLAUDE if is_claude else CODEX), bad]
+    found = list(read_file(write(tmp_path, rows), root=tmp_path))
+    [fault] = [row for row in found if isinstance(row, ReadFault)]
+    assert (fault.origin.line, "nested too deeply" in fault.message) == (len(rows), True)
+    assert len(found) > 3

@@ -249,7 +249,7 @@ def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
 
 
 def test_fit_without_advice_gives_the_same_figures():
-    asked = question(TINY, method="full", memory_limit_gib=6.0)
+    asked = question(TINY, method="full", memory_limit_gib=6.0, offload="none")
     with_advice, without = fit(asked), fit(asked, advise=False)
     assert with_advice.remedies
     assert not without.remedies

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
 from graftwork.serve.settings import ServeSettings
 
@@ -58,11 +60,16 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make(work, tmp_path):
-    def make_one(name: str, *, model: str = "ufm", base: str = BASE_PRINT) -> str:
+    def make_one(
+        name: str, *, model: str = "ufm", base: str = BASE_PRINT, template: str = TEMPLATE_PRINT
+    ) -> str:
         adapter = write_adapter(tmp_path / "runs" / name, weights=name.encode())
         changes = {
             "base_fingerprint": base,
-            "dataset": dataset().model_copy(update={"model": model, "base_fingerprint": base}),
+            "template_fingerprint": template,
+            "dataset": dataset().model_copy(
+                update={"model": model, "base_fingerprint": base, "template_fingerprint": template}
+            ),
             "plan": plan().model_copy(update={"base_fingerprint": base}),
             "outcome": outcome(adapter),
         }
@@ -88,6 +95,20 @@ def test_the_main_models_own_release_must_have_its_base(work, make):
     with open_store(work).lease() as held, pytest.raises(UserMistake, match="another base") as reported:
         serving.engine_job(work, held, ServeSettings())
     assert reported.value.fix
+
+
+def test_a_release_of_another_chat_template_is_refused_by_name_and_the_old_one_stays(work, make, book):
+    old = make("old")
+    asyncio.run(book.refresh())
+    new = make("new", template=OTHER)
+    asyncio.run(book.refresh())
+    assert book.routes.aliases == {"champion": old}
+    assert new not in book.routes.releases
+    assert book.routes.refused == {new: f"release {new[:12]} was trained with another chat template"}
+    with pytest.raises(ApiError, match="another chat template"):
+        replace(book.routes, aliases={}).resolve("champion")
+    with open_store(work).lease() as held, pytest.raises(UserMistake, match="another chat template"):
+        serving.engine_job(work, held, ServeSettings())
 
 
 def test_a_served_release_is_kept_after_a_rollback_until_the_server_ends(work, make):

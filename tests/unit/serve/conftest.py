@@ -12,7 +12,7 @@ def run():
     """Run a coroutine function to its end, with a deadline."""
 
     def go(main):
-        return asyncio.run(asyncio.wait_for(main(), 30))
+        return asyncio.run(asyncio.wait_for(main(), 120))
 
     return go
 

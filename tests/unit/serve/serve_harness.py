@@ -18,7 +18,7 @@ from graftwork.serve.supervisor import EngineClient
 
 RELEASE = "a1b2c3d4e5f60718"
 OTHER = "a1b2c3d4ffffffff"
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 class ListSink:

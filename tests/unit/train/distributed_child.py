@@ -1,4 +1,5 @@
-"""Run by torchrun on two processes: each strategy trains the same few steps; the first writes the results."""
+"""Run by torchrun on two processes, or started as the only one of a group: each strategy trains the same few
+steps; the first process writes the results."""
 
 import json
 import os
@@ -80,7 +81,8 @@ def meet(strategy):
     AcceleratorState._reset_state(reset_partial_state=True)
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
-    settings = TrainSettings(strategy=strategy, processes=2, max_gradient_norm=0.5)
+    processes = int(os.environ["WORLD_SIZE"])
+    settings = TrainSettings(strategy=strategy, processes=processes, offload=True, max_gradient_norm=0.5)
     return make_strategy(settings, device="cpu", dtype="float32")
 
 
@@ -120,5 +122,17 @@ def main(base, folder):
     engine.strategy.finish()
 
 
+def main_alone(base, folder):
+    """The strategies that shard, in a group of one."""
+    found = {}
+    for strategy in STRATEGIES[1:]:
+        engine = make_engine(base, processes=meet(strategy), strategy=strategy, shape=FULL)
+        before = engine.mean_loss(make_rows(5), batch_rows=2)
+        found[strategy] = {"before": before, "full": train(engine, rate=FULL_RATE)}
+    (folder / "found_alone.json").write_text(json.dumps(found))
+    engine.strategy.finish()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    torch.set_num_threads(1)
+    (main if os.environ["WORLD_SIZE"] != "1" else main_alone)(sys.argv[1], Path(sys.argv[2]))

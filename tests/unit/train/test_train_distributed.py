@@ -1,6 +1,8 @@
 """Several processes give the losses of one, and any other number of processes can resume the run."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,9 +27,11 @@ def folder(tmp_path_factory):
 def alone(tiny_base, folder):
     """The same steps by one process."""
     engine = make_engine(tiny_base)
+    before = engine.mean_loss(make_rows(5), batch_rows=2)
     figures = train(engine, save_as=folder / "single.safetensors")
     full = train(make_engine(tiny_base, shape=FULL), rate=FULL_RATE)
-    return {"figures": figures, "mean_loss": engine.mean_loss(make_rows(5), batch_rows=2), "full": full}
+    after = engine.mean_loss(make_rows(5), batch_rows=2)
+    return {"figures": figures, "before": before, "mean_loss": after, "full": full}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,26 @@ def together(tiny_base, folder, alone):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def group_of_one(tiny_base, folder):
+    """The strategies that shard, with one process: what `processes: 1` starts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    child = Path(__file__).with_name("distributed_child.py")
+    done = subprocess.run(
+        [sys.executable, str(child), str(tiny_base), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, **alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "found_alone.json").read_text())
 
 
 @pytest.fixture(params=ALL)
@@ -74,6 +98,16 @@ def test_whole_weights_are_trained_by_two_as_by_one(together, alone, strategy):
 
 def test_blocks_that_compute_again_give_two_processes_the_losses_of_one(together, alone, strategy):
     close(together[strategy]["checkpointed"], alone["figures"])
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2", "zero3"])
+def test_a_group_of_one_gives_the_losses_of_one_process(group_of_one, alone, sharding):
+    if sharding not in STRATEGIES:
+        pytest.skip("deepspeed is not installed")
+    # A sharded model is called through its wrapper also where nobody shares it: outside of it, the weights
+    # are shards, which are on the host if they are offloaded.
+    assert group_of_one[sharding]["before"] == pytest.approx(alone["before"], rel=NOISE)
+    close([loss for loss, _ in group_of_one[sharding]["full"]], [loss for loss, _ in alone["full"]])
 
 
 def test_a_gradient_over_all_parts_is_shortened(together, alone, strategy):

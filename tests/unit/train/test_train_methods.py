@@ -14,9 +14,10 @@ from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.plan import DeviceFacts, Plan
+from graftwork.records.plan import DeviceFacts, Plan, StreamedStep
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train import worker
+from graftwork.train.engine_choice import starts_on_host, streams_layers
 from graftwork.train.loss import mean_loss
 from graftwork.train.settings import TrainSettings
 
@@ -29,7 +30,9 @@ METHODS = {
     "qlora": {"method": "qlora"},
     "full": {"method": "full", "learning_rate": 5e-3},
     "full, upper": {"method": "full", "learning_rate": 5e-3, "upper_layers": 1},
+    "full, streamed": {"method": "full", "learning_rate": 5e-3, "offload": True},
 }
+STREAMED = StreamedStep(micro_rows=2, dtype="float32", limit_gib=1, peak_gib=1, host_gib=1)
 
 
 class Killed(BaseException):
@@ -67,6 +70,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         tokens_per_second=FIGURE,
         minutes=FIGURE,
         fits=True,
+        streamed=STREAMED if streams_layers(settings) else None,
         train={"settings": settings.what_is_learned(), "adapter": shape.model_dump(mode="json")},
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,6 +82,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         plan=plan,
         run=settings.run.model_dump(mode="json"),
         keeping=settings.keeping(),
+        crew=settings.distribution(),
         start_adapter=str(start) if start else None,
     )
 
@@ -124,7 +129,7 @@ def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_bas
     assert (plain / weights).read_bytes() == (named / weights).read_bytes()
 
 
-@pytest.mark.parametrize("method", ["dora", "qlora", "full"])
+@pytest.mark.parametrize("method", ["dora", "qlora", "full", "full, streamed"])
 def test_a_killed_run_comes_to_the_same_bytes(tiny_base, tmp_path, method, monkeypatch):
     whole = train(make_job(tiny_base, tmp_path / "whole", method=method))
     from graftwork.train.engine import TrainingEngine
@@ -219,3 +224,25 @@ def test_a_killed_run_of_a_card_goes_on_to_the_same_adapter(tiny_base, tmp_path,
     resumed = train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash
+
+
+def test_a_model_that_an_engine_places_on_the_device_is_not_called_before_that(
+    tiny_base, tmp_path, monkeypatch
+):
+    """Its weights are in host memory, its rows would be on the device."""
+    from graftwork.train import loss
+
+    def called(*_arguments, **_named):
+        raise AssertionError("the loss before training was computed on a model that is not on the device")
+
+    job = make_job(tiny_base, tmp_path / "run", method="full, streamed")
+    assert starts_on_host(job.plan, worker.job_settings(job))
+    monkeypatch.setattr(loss, "mean_loss", called)
+    assert train(job).validation_loss_before is not None
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_sharded_weights_start_in_host_memory(tiny_base, tmp_path, strategy):
+    job = make_job(tiny_base, tmp_path / "run", method="full", strategy=strategy, offload=True)
+    assert starts_on_host(job.plan, worker.job_settings(job))
+    assert not streams_layers(worker.job_settings(job))

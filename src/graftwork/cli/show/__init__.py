@@ -12,6 +12,8 @@ MODULES = {
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
     "evaluation": ("Report", "Evaluated", "Verdict"),
     "releases": ("Release", "TryOut"),
+    "router": ("TrainedRouter",),
+    "escalation": ("EscalationForecast",),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 

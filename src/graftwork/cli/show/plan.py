@@ -146,6 +146,8 @@ def say_strategy(strategy: Strategy) -> str:
         if strategy.checkpointed_layers
         else "nothing checkpointed",
     ]
+    if strategy.streamed is not None:
+        parts[-1] = "layers streamed"
     if strategy.offload != "none":
         parts.append(
             f"{strategy.offload} on the host"

@@ -50,8 +50,11 @@ def show_plan(console: Console, plan: RepairPlan) -> None:
     )
     if plan.cost is not None and plan.cost_at_most is not None:
         print_line(console, f"estimated cost: [bold]${plan.cost:.2f}[/], at most ${plan.cost_at_most:.2f}")
+        print_line(console, f"[dim]at {quote(plan.price)}[/]")
     else:
-        print_line(console, "cost: not known; give --price-in and --price-out")
+        print_line(
+            console, "cost: not known; give --price-in and --price-out, or name a teacher with a price"
+        )
     for limit in plan.limits:
         print_line(console, f"[yellow]budget too small:[/] {quote(limit)}")
     for role, count in plan.small_groups.items():

@@ -71,7 +71,9 @@ MOST_LINES = 1 << 16
 """The most lines of one block. Features of a row take hundreds of bytes, and the shortest rows have two."""
 _LEAST_WEIGHT, _WEIGHT_OF_FLAW = 64, 512
 """The least weight of a row and of a fault, for the same reason."""
-Kind = Literal["lines", "records"]
+Transcript = Literal["claude_code", "codex"]
+Kind = Literal["lines", "records", Transcript]
+_TRANSCRIPTS: dict[Kind, Transcript] = {"claude_code": "claude_code", "codex": "codex"}
 
 
 class LogBlock(NamedTuple):
@@ -88,6 +90,8 @@ class LogBlock(NamedTuple):
     data: bytes
     offsets: tuple[int, ...] | None
     faults: tuple[ReadFault, ...] = ()
+    transcript: Transcript | None = None
+    """Set where lines continue a conversation that earlier lines of the block began."""
 
 
 class Entry(NamedTuple):
@@ -115,7 +119,8 @@ def make_block(
         faults.append(ReadFault(origin=origin, code=flaw.code, message=flaw.message))
     digest.update(b"\n")
     digest.update(data)
-    return LogBlock(file, 0, digest.hexdigest(), first_line, data, offsets, tuple(faults))
+    transcript = _TRANSCRIPTS.get(kind)
+    return LogBlock(file, 0, digest.hexdigest(), first_line, data, offsets, tuple(faults), transcript)
 
 
 def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[LogBlock]:

@@ -229,7 +229,7 @@ _REPLY_TOKENS = (
 _COSTS = ("cost_usd", "total_cost", "cost")
 _USAGE_KEYS = frozenset(
     (
-        *("usage", "prompt_tokens_details", "input_tokens_details", "input_token_details", "cached_tokens"),
+        *("prompt_tokens_details", "input_tokens_details", "input_token_details", "cached_tokens"),
         *("cache_read_input_tokens", *_PROMPT_TOKENS[:-1], *_REPLY_TOKENS[:-1], *_COSTS),
     )
 )
@@ -238,10 +238,11 @@ _USAGE_KEYS = frozenset(
 def take_usage(row: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens and the cost of a call, from the row or from its `usage`."""
     found: dict[str, Any] = {}
-    if _USAGE_KEYS.isdisjoint(row):
-        return found
     usage = row.get("usage")
-    for source in (usage, row) if isinstance(usage, dict) else (row,):
+    sources = [usage] if isinstance(usage, dict) and usage else []
+    if not _USAGE_KEYS.isdisjoint(row):
+        sources.append(row)
+    for source in sources:
         # Only inside of `usage` are `input` and `output` counts.
         last = None if source is usage else -1
         counts = {
@@ -258,6 +259,8 @@ def take_usage(row: dict[str, Any]) -> dict[str, Any]:
 
 def take_tokens(value: Any) -> int | None:
     """Return a number of tokens: a count that is not negative."""
+    if value is None or (type(value) is int and 0 <= value <= _LARGEST_COUNT):
+        return value  # as nearly all are
     count = take_count(value)
     return count if count is not None and count >= 0 else None
 

@@ -22,7 +22,7 @@ from graftwork.data.ingest.containers import (
     split_parquet,
     split_table,
 )
-from graftwork.data.ingest.transcripts import find_transcript, split_transcript
+from graftwork.data.ingest.transcripts import cut_transcript, find_transcript
 from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserMistake
 
@@ -206,8 +206,7 @@ def _cut_stream(
         rows = split_table(stream, delimiter=delimiter, longest=longest)
         yield from gather_blocks(rows, file=file, size=size)
     elif transcript := find_transcript(stream.head):
-        rows = split_transcript(stream, transcript, longest=longest)
-        yield from gather_blocks(rows, file=file, size=size)
+        yield from cut_transcript(stream, transcript, file=file, size=size, longest=longest)
     elif _looks_like_array(stream.head):
         yield from gather_blocks(split_array(stream, longest=longest), file=file, size=size)
     elif _looks_like_objects(stream.head):

@@ -14,7 +14,6 @@ from graftwork.data.ingest import gateway_formats as gateways
 from graftwork.data.ingest import log_formats as logs
 from graftwork.data.ingest import observation_formats as observations
 from graftwork.data.ingest import trace_formats as traces
-from graftwork.data.ingest import transcripts
 from graftwork.data.ingest.blocks import RowResult
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.turns import drop_reasoning
@@ -57,6 +56,11 @@ def _single(
     return _BuiltInFormat(expects, frozenset(keys.split()), fits, lambda row, origin: [read(row, origin)])
 
 
+def _whole_file(expects: str) -> _BuiltInFormat:
+    """A format that is recognized by the beginning of a file: no row by itself has it."""
+    return _BuiltInFormat(expects, frozenset(), lambda _row: False, lambda _row, _origin: [])
+
+
 # Tried in this order: a format comes before those that its rows would also fit.
 FORMATS: dict[FormatName, _BuiltInFormat] = {
     "repaired": _single(
@@ -95,15 +99,8 @@ FORMATS: dict[FormatName, _BuiltInFormat] = {
         gateways.fits_stored,
         gateways.read_stored,
     ),
-    "claude_code": _BuiltInFormat(
-        "a Claude Code transcript",
-        frozenset(("transcript",)),
-        transcripts.fits_claude_code,
-        transcripts.read_claude_code,
-    ),
-    "codex": _BuiltInFormat(
-        "a Codex transcript", frozenset(("transcript",)), transcripts.fits_codex, transcripts.read_codex
-    ),
+    "claude_code": _whole_file("a file that is a Claude Code transcript"),
+    "codex": _whole_file("a file that is a Codex transcript"),
     "langfuse": _BuiltInFormat(
         "a Langfuse observation or score",
         frozenset(("trace_id", "traceId", "session_id", "sessionId")),
@@ -164,7 +161,11 @@ def find_format(row: dict[str, Any]) -> FormatName | None:
 
 def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
     """Read a row: its interactions, and what of it is no interaction."""
-    found = _read(row, origin, settings)
+    return apply_reasoning(_read(row, origin, settings), settings)
+
+
+def apply_reasoning(found: Sequence[RowResult], settings: DataSettings) -> Sequence[RowResult]:
+    """Leave the reasoning out where the settings say so."""
     if settings.reasoning == "keep":
         return found
     return [_without_reasoning(result) if isinstance(result, Interaction) else result for result in found]

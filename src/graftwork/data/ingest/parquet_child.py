@@ -135,7 +135,7 @@ def _decode_group(file: "pq.ParquetFile", group: int, *, first: int, longest: in
 def _take_rows(batch: "pa.RecordBatch") -> "Iterator[dict[str, Any] | bytes]":
     """Yield the rows of a batch; for a value that Python cannot hold, a kind of frame."""
     try:
-        rows: list[dict[str, Any] | bytes] = batch.to_pylist()
+        rows: list[dict[str, Any] | bytes] = batch.to_pylist(maps_as_pydicts="lossy")
     except (ValueError, OverflowError, MemoryError):
         rows = []
     if len(rows) == batch.num_rows:
@@ -143,7 +143,7 @@ def _take_rows(batch: "pa.RecordBatch") -> "Iterator[dict[str, Any] | bytes]":
         return
     for place in range(batch.num_rows):
         try:
-            row: dict[str, Any] | bytes = batch.slice(place, 1).to_pylist()[0]
+            row: dict[str, Any] | bytes = batch.slice(place, 1).to_pylist(maps_as_pydicts="lossy")[0]
         except (ValueError, OverflowError):
             row = BAD_TEXT
         except MemoryError:
@@ -159,7 +159,7 @@ def _to_frame(row: "dict[str, Any] | bytes", *, number: int, longest: int) -> Fr
             name: open_cell(name, value) if isinstance(value, str) and value else value
             for name, value in row.items()
         }
-        data = orjson.dumps(opened, default=_write_value)
+        data = orjson.dumps(opened, default=_write_value, option=orjson.OPT_NON_STR_KEYS)
     except MemoryError:
         return LARGE_ROW, number, b""
     except TypeError:

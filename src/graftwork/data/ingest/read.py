@@ -7,7 +7,7 @@ origin and never stops the good ones. Does not judge the content.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault, RowResult, SkippedPart, TraceScore
 from graftwork.data.ingest.fields import BadRow, explain, name_type
 from graftwork.data.ingest.files import cut_blocks, find_sources
-from graftwork.data.ingest.formats import find_format, read_row
+from graftwork.data.ingest.formats import apply_reasoning, find_format, read_row
+from graftwork.data.ingest.transcript_rows import TranscriptReader
 from graftwork.data.settings import DataSettings, FormatName
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
@@ -93,7 +94,11 @@ def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000
     formats: list[FormatName | None] = []
     for name in find_sources(paths, root=root):
         for block in cut_blocks(name, root=root):
-            formats += [find_format(row) for line in block.data.split(b"\n") if (row := _parse_object(line))]
+            if block.transcript:
+                formats.append(block.transcript)
+            else:
+                lines = block.data.split(b"\n")
+                formats += [find_format(row) for line in lines if (row := _parse_object(line))]
             for found in read_block(block, settings=_DEFAULTS):
                 if isinstance(found.result, ReadFault):
                     faults.append(found.result)
@@ -124,15 +129,20 @@ def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
     # After the last line end there is nothing, or a row that is still being written.
     is_open = bool(lines[-1].strip())
     offsets = range(len(lines)) if block.offsets is None else block.offsets
+    transcript = TranscriptReader(block.transcript) if block.transcript else None
     for offset, data in zip(offsets, lines, strict=False):
         raw = data.strip()
-        if not raw:
+        if not raw or (transcript and transcript.continue_conversation(raw)):
             continue
         line = block.first_line + offset
         while faults and faults[-1].origin.line < line:
             yield _to_row(faults.pop())
         input_hash = hash_line(raw)
-        for result in _read_row(raw, Origin(file=block.file, line=line), settings):
+        origin = Origin(file=block.file, line=line)
+        results = (
+            _read_reply(raw, origin, transcript, settings) if transcript else _read_row(raw, origin, settings)
+        )
+        for result in results:
             is_last = is_open and data is lines[-1]
             yield ReadRow(line, input_hash, _may_be_unfinished(result) if is_last else result)
     while faults:
@@ -154,9 +164,29 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> Sequence[Ro
             return [_explain_bad_json(raw, origin, error)]
     if not isinstance(row, dict):
         return [_fault(origin, "schema", f"the row must be an object, and is {name_type(row)}")]
-    try:
+
+    def read() -> Sequence[RowResult]:
         _refuse_repeated_keys(raw, row)
         return read_row(row, origin, settings=settings)
+
+    return _catch_faults(read, origin)
+
+
+def _read_reply(
+    raw: bytes, origin: Origin, transcript: TranscriptReader, settings: DataSettings
+) -> Sequence[RowResult]:
+    results = _catch_faults(lambda: apply_reasoning(transcript.read(raw, origin), settings), origin)
+    if settings.format in (None, transcript.kind):
+        return results
+    return [
+        _fault(origin, "schema", f"the file is a transcript of the format {transcript.kind}") for _ in results
+    ]
+
+
+def _catch_faults(read: Callable[[], Sequence[RowResult]], origin: Origin) -> Sequence[RowResult]:
+    """Turn what makes a row unreadable into a fault."""
+    try:
+        return read()
     except (BadRow, ValidationError) as error:
         # Keys come from the user and may contain secrets.
         return [_fault(origin, "schema", redact(explain(error)).text)]

@@ -1,63 +1,49 @@
 """Transcripts of coding agents: Claude Code and Codex write one file per session, one event per line.
 
-In: the lines of a file. Out: one record per reply of the model with the conversation before it, on the line
-where the reply begins. Claude Code links its lines into a tree, so edited prompts, side agents and compacted
-sessions are separate branches; Codex replaces its history when it compacts. What is no exchange is counted.
+In: the lines of a file. Out: blocks of replies, each on the line where it begins, with the conversation
+before it. Claude Code links its lines into a tree, so edited prompts, side agents and compacted sessions are
+separate branches; Codex replaces its history when it compacts. What is no exchange is counted.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from graftwork.data.ingest.api_bodies import FINISH_REASONS
 from graftwork.data.ingest.blocks import (
     ByteStream,
     Entry,
     Flaw,
-    RowResult,
-    SkippedPart,
+    LogBlock,
+    Transcript,
+    make_block,
     name_size,
     split_lines,
 )
-from graftwork.data.ingest.fields import (
-    BadRow,
-    first_of,
-    take_fact,
-    take_list,
-    take_object,
-    take_usage,
-    write_json,
-)
-from graftwork.data.ingest.turns import (
-    LogTurn,
-    require_user,
-    take_message,
-    take_turns,
-    to_messages,
-    write_reply,
-)
-from graftwork.records.interaction import Interaction, Origin
+from graftwork.data.ingest.fields import first_of, take_fact
 from graftwork.text.shape import has_too_many_values
 
 LONGEST_CONTEXT = 256 << 10
-"""Bytes of the conversation before a reply. Sessions of agents grow to megabytes, and every reply repeats
-what was before it."""
+"""Bytes of a reply and of the conversation before it. Sessions of agents grow to megabytes, and every reply
+is a row with all that was before it."""
 MOST_BYTES = 256 << 20
 """A whole session is in memory while it is read."""
 TOO_MUCH_BEFORE = "too_much_context"
 OTHER_LINE = "other_line"
 API_ERROR = "api_error"
-NOT_TEXT = "not_text"
 _TYPES = ("user", "assistant", "system", "summary", "queue-operation", "file-history-snapshot", "ai-title")
 _CODEX_TYPES = ("session_meta", "response_item", "turn_context", "compacted")
 _LOOKED_AT = 20
-_FINISHED = {**FINISH_REASONS, "tool_use": "tool_calls", "stop_sequence": "stop"}
+CONTINUES = b'{"keep":'
+"""How a line of a block begins that continues the conversation."""
+_LIGHTEST = 512
+"""The least weight of a reply or a fault in a block."""
 
 
-def find_transcript(head: bytes) -> str | None:
+def find_transcript(head: bytes) -> Transcript | None:
     """Recognize a transcript by its first lines: the name of its format, or None."""
     for line in head.splitlines()[:_LOOKED_AT]:
         try:
@@ -77,30 +63,120 @@ def find_transcript(head: bytes) -> str | None:
     return None
 
 
-def split_transcript(stream: ByteStream, kind: str, *, longest: int) -> Iterator[Entry | Flaw]:
-    """Yield one record per reply, then one that counts what was left out."""
+class _Step:
+    """A message of a conversation, linked to the one before it: branches share their beginning."""
+
+    __slots__ = ("before", "data", "depth", "digest", "size")
+
+    def __init__(self, before: "_Step | None", data: bytes) -> None:
+        self.before = before
+        self.data = data
+        self.depth: int = 1 if before is None else before.depth + 1
+        self.size: int = len(data) + 1 + (0 if before is None else before.size)
+        self.digest: bytes = hashlib.sha256((b"" if before is None else before.digest) + data).digest()
+
+
+class _Reply(NamedTuple):
+    """`parts` is JSON without brackets, `about` a JSON object: what the log states about the reply."""
+
+    line: int
+    before: _Step | None
+    parts: bytes
+    about: bytes
+
+
+_Item = _Reply | str | Flaw
+
+
+def cut_transcript(
+    stream: ByteStream, kind: Transcript, *, file: str, size: int, longest: int
+) -> Iterator[LogBlock]:
+    """Yield blocks of replies.
+
+    Written out, every reply repeats the conversation before it. So a block states, before each reply, only
+    what its conversation has beyond that of the reply before, and is read from its first line on.
+    """
     lines = _parse_lines(stream, longest=longest)
     replies = _split_claude_code(lines) if kind == "claude_code" else _split_codex(lines)
+    block = _OpenBlock(file, kind)
     left_out: Counter[str] = Counter()
     last = 1
     for item in replies:
-        if isinstance(item, Flaw):
-            yield item
-        elif isinstance(item, str):
+        if isinstance(item, str):
             left_out[item] += 1
-        else:
-            line, row = item
-            last = max(last, line)
-            data = orjson.dumps({"transcript": kind, **row})
-            if len(data) > min(LONGEST_CONTEXT, longest):
+            continue
+        data, cost = b"", _LIGHTEST
+        if isinstance(item, _Reply):
+            last = max(last, item.line)
+            data = _write_reply(item)
+            # What the row takes when it is written out.
+            cost = max(cost, len(data) + (0 if item.before is None else item.before.size))
+            if cost > min(LONGEST_CONTEXT, longest):
                 left_out[TOO_MUCH_BEFORE] += 1
-            else:
-                yield Entry(line, data)
+                continue
+        if block.weight and block.weight + cost > size:
+            yield block.close()
+            block = _OpenBlock(file, kind)
+        block.weight += cost
+        if isinstance(item, Flaw):
+            block.flaws.append(item)
+        else:
+            block.add(item, data)
     if left_out:
-        yield Entry(last, orjson.dumps({"transcript": kind, "left_out": dict(sorted(left_out.items()))}))
+        block.add_line(last, orjson.dumps({"left_out": dict(sorted(left_out.items()))}))
+    if block.lines or block.flaws:
+        yield block.close()
 
 
-_Item = tuple[int, dict[str, Any]] | str | Flaw
+def _write_reply(reply: _Reply) -> bytes:
+    """Write a reply with the hash of what was before it, so that its line identifies the row."""
+    before = b"" if reply.before is None else reply.before.digest.hex().encode()
+    return b'{"before":"%b","parts":[%b],"about":%b}' % (before, reply.parts, reply.about)
+
+
+class _OpenBlock:
+    """The lines of a block: replies, and before them what they have in their conversation beyond the last."""
+
+    def __init__(self, file: str, kind: Transcript) -> None:
+        self.weight = 0
+        self.lines: list[int] = []
+        self.flaws: list[Flaw] = []
+        self._file, self._kind = file, kind
+        self._data = bytearray()
+        self._steps: list[_Step] = []
+
+    def add(self, reply: _Reply, data: bytes) -> None:
+        new: list[_Step] = []
+        step = reply.before
+        while step is not None and not self._holds(step):
+            new.append(step)
+            step = step.before
+        keep = 0 if step is None else step.depth
+        if new or keep != len(self._steps):
+            new.reverse()
+            self._steps[keep:] = new
+            messages = b",".join(step.data for step in new)
+            self.add_line(reply.line, b'%b%d,"messages":[%b]}' % (CONTINUES, keep, messages))
+        self.add_line(reply.line, data)
+
+    def _holds(self, step: _Step) -> bool:
+        return step.depth <= len(self._steps) and self._steps[step.depth - 1] is step
+
+    def add_line(self, line: int, data: bytes) -> None:
+        self._data += data
+        self._data += b"\n"
+        self.lines.append(line)
+
+    def close(self) -> LogBlock:
+        first = min([*self.lines, *(flaw.line for flaw in self.flaws)])
+        return make_block(
+            self._file,
+            kind=self._kind,
+            first_line=first,
+            data=bytes(self._data),
+            offsets=tuple(line - first for line in self.lines),
+            flaws=self.flaws,
+        )
 
 
 def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dict[str, Any]] | Flaw]:
@@ -118,11 +194,8 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
             continue
         if stream.damage and not record.data.endswith(b"\n"):
             continue
-        row = None
-        if not has_too_many_values(record.data):
-            with suppress(orjson.JSONDecodeError):
-                row = orjson.loads(record.data)
-        if isinstance(row, dict):
+        row = _parse(record)
+        if row is not None:
             yield line, row
         else:
             open_end = "" if record.data.endswith(b"\n") else "; the file may still be being written"
@@ -131,105 +204,163 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
 
 
+def _parse(record: Entry) -> dict[str, Any] | None:
+    if has_too_many_values(record.data):
+        return None
+    with suppress(orjson.JSONDecodeError):
+        row = orjson.loads(record.data)
+        return row if isinstance(row, dict) else None
+    return None
+
+
+class _Event(NamedTuple):
+    """A line of Claude Code. `parts` is the content of its message: JSON without brackets, None without one.
+
+    A session may be large: what is kept of a line is text and bytes, which take less than parsed JSON.
+    """
+
+    line: int
+    uuid: str
+    parent: str
+    role: bytes
+    parts: bytes | None
+    message: str
+    """The id that parts of one message share."""
+    is_reply: bool
+    is_error: bool
+    about: bytes
+    reason: str | None
+    usage: bytes | None
+
+
 def _split_claude_code(lines: Iterator[tuple[int, dict[str, Any]] | Flaw]) -> Iterator[_Item]:
-    rows: list[tuple[int, dict[str, Any]]] = []
+    events: list[_Event] = []
     for item in lines:
         if isinstance(item, Flaw):
             yield item
-        elif item[1].get("type") in ("user", "assistant") and isinstance(item[1].get("message"), dict):
-            rows.append(item)
-        elif isinstance(item[1].get("uuid"), str):
-            rows.append(item)  # a link of the tree without a message
-            yield OTHER_LINE
-        else:
-            yield OTHER_LINE
-    tree = _Tree(rows)
-    for place, (line, row) in enumerate(rows):
-        if row.get("type") != "assistant" or not isinstance(row.get("message"), dict):
             continue
-        if row.get("isApiErrorMessage"):
+        line, row = item
+        is_turn = row.get("type") in ("user", "assistant") and isinstance(row.get("message"), dict)
+        if not is_turn:
+            yield OTHER_LINE
+        if is_turn or isinstance(row.get("uuid"), str):  # a link of the tree, perhaps without a message
+            try:
+                events.append(_to_event(line, row))
+            except TypeError:
+                yield _too_deep(line)
+    tree = _Tree(events)
+    for place, event in enumerate(events):
+        if not event.is_reply:
+            continue
+        if event.is_error:
             yield API_ERROR
-            continue
-        parent = tree.parent_of(row)
-        if parent is not None and parent < place and _same_message(rows[parent][1], row):
-            continue  # a later part of a reply that began before
-        before = tree.walk_up(parent, below=place)
-        if before is None:
-            yield TOO_MUCH_BEFORE
-            continue
-        yield (
-            line,
-            {
-                "session": _text(row.get("sessionId")),
-                "side": bool(row.get("isSidechain")),
-                "agent": take_fact(row.get("agentId")),
-                "messages": [rows[number][1]["message"] for number in before],
-                "reply": tree.join_parts(place),
-                "at": _text(row.get("timestamp")),
-            },
-        )
+        elif not tree.continues_reply(place):
+            yield tree.join_parts(place)
+
+
+def _to_event(line: int, row: dict[str, Any]) -> _Event:
+    found = row.get("message")
+    message = found if isinstance(found, dict) else {}
+    is_reply = row.get("type") == "assistant" and isinstance(found, dict)
+    about = {}
+    if is_reply:
+        about = {
+            "session": _text(row.get("sessionId")),
+            "side": bool(row.get("isSidechain")),
+            "agent": take_fact(row.get("agentId")),
+            "at": _text(row.get("timestamp")),
+            "model": take_fact(message.get("model")),
+        }
+    usage = message.get("usage") if is_reply else None
+    return _Event(
+        line,
+        row["uuid"] if isinstance(row.get("uuid"), str) else "",
+        _text(row.get("parentUuid")),
+        orjson.dumps(message.get("role")),
+        orjson.dumps(content_parts(message))[1:-1] if isinstance(found, dict) else None,
+        _text(message.get("id")),
+        is_reply,
+        bool(row.get("isApiErrorMessage")),
+        orjson.dumps(about)[1:-1],
+        take_fact(message.get("stop_reason")),
+        orjson.dumps(usage) if usage else None,
+    )
+
+
+def _too_deep(line: int) -> Flaw:
+    return Flaw(line, "parse_error", "the row is nested too deeply")
 
 
 class _Tree:
-    """The lines of a session by their ids, their parents and the replies that they are parts of."""
+    """The lines of a session by their ids, their parents and the replies that they are parts of.
 
-    def __init__(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
-        self._rows = rows
-        self._by_id: dict[str, int] = {}
+    Links to later lines are not followed, so there are no loops.
+    """
+
+    def __init__(self, events: list[_Event]) -> None:
+        self._events = events
         self._parts: dict[str, list[int]] = {}
-        self._sizes = [len(orjson.dumps(row.get("message"))) for _, row in rows]
-        for place, (_, row) in enumerate(rows):
-            if isinstance(row.get("uuid"), str):
-                self._by_id[row["uuid"]] = place
-            message = row.get("message")
-            if row.get("type") == "assistant" and isinstance(message, dict):
-                name = message.get("id")
-                if isinstance(name, str):
-                    self._parts.setdefault(name, []).append(place)
+        self._parents: list[int | None] = []
+        self._above: list[int | None] = []
+        """The nearest line above this one that has a message."""
+        self._steps: dict[int, _Step] = {}
+        by_id = {event.uuid: place for place, event in enumerate(events) if event.uuid}
+        for place, event in enumerate(events):
+            parent = by_id.get(event.parent)
+            parent = None if parent is None or parent >= place else parent
+            self._parents.append(parent)
+            if parent is None:
+                self._above.append(None)
+            else:
+                known = events[parent]
+                has_message = known.parts is not None and not known.is_error
+                self._above.append(parent if has_message else self._above[parent])
+            if event.is_reply and event.message:
+                self._parts.setdefault(event.message, []).append(place)
 
-    def parent_of(self, row: dict[str, Any]) -> int | None:
-        return self._by_id.get(_text(row.get("parentUuid")))
+    def continues_reply(self, place: int) -> bool:
+        """Whether this is a later part of a reply that began before."""
+        parent = self._parents[place]
+        return parent is not None and self._events[parent].is_reply and self._is_same(parent, place)
 
-    def walk_up(self, place: int | None, *, below: int) -> list[int] | None:
-        """Return the messages from the root of the branch to here; None if they are too long.
+    def _is_same(self, one: int, other: int) -> bool:
+        name = self._events[one].message
+        return bool(name) and name == self._events[other].message
 
-        Links to later lines are not followed, so there are no loops.
-        """
-        chain: list[int] = []
-        size = 0
-        while place is not None and place < below:
-            row = self._rows[place][1]
-            if isinstance(row.get("message"), dict) and not row.get("isApiErrorMessage"):
-                chain.append(place)
-                size += self._sizes[place]
-                if size > LONGEST_CONTEXT:
-                    return None
-            below = place
-            place = self.parent_of(row)
-        return chain[::-1]
+    def _before(self, place: int) -> _Step | None:
+        """Return the conversation before a reply."""
+        end = above = self._above[place]
+        waiting: list[int] = []
+        while above is not None and above not in self._steps:
+            waiting.append(above)
+            above = self._above[above]
+        for number in reversed(waiting):
+            self._steps[number] = self._make_step(number)
+        return None if end is None else self._steps[end]
 
-    def join_parts(self, place: int) -> dict[str, Any]:
-        """Return a reply whose parts are on several lines as one message."""
-        first = self._rows[place][1]["message"]
-        parts: list[Any] = []
-        reason = usage = None
-        name = first.get("id")
-        for number in self._parts[name] if isinstance(name, str) else [place]:
-            message = self._rows[number][1]["message"]
-            parts += _parts(message)
-            reason = message.get("stop_reason") or reason
-            usage = message.get("usage") or usage
-        return {"content": parts, "model": first.get("model"), "stop_reason": reason, "usage": usage}
+    def _make_step(self, place: int) -> _Step:
+        """Make the last step of a conversation that ends with this line."""
+        places = [place]
+        above = self._above[place]
+        while above is not None and self._is_same(above, place):
+            places.append(above)  # the parts of one reply are on several lines
+            above = self._above[above]
+        parts = b",".join(data for number in reversed(places) if (data := self._events[number].parts))
+        data = b'{"role":%b,"content":[%b]}' % (self._events[places[-1]].role, parts)
+        return _Step(None if above is None else self._steps[above], data)
 
-
-def _same_message(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    first, second = one.get("message"), other.get("message")
-    if one.get("type") != "assistant" or not isinstance(first, dict) or not isinstance(second, dict):
-        return False
-    return isinstance(first.get("id"), str) and first["id"] == second.get("id")
+    def join_parts(self, place: int) -> _Reply:
+        """Return a reply whose parts are on several lines as one."""
+        first = self._events[place]
+        listed = [self._events[number] for number in self._parts.get(first.message, [place])]
+        reason = next((event.reason for event in reversed(listed) if event.reason), None)
+        usage = next((event.usage for event in reversed(listed) if event.usage), b"null")
+        parts = b",".join(event.parts for event in listed if event.parts)
+        about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage)
+        return _Reply(first.line, self._before(place), parts, about)
 
 
-def _parts(message: dict[str, Any]) -> list[Any]:
+def content_parts(message: dict[str, Any]) -> list[Any]:
     content = message.get("content")
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
@@ -252,60 +383,95 @@ class _CodexSession:
     def __init__(self) -> None:
         self._session = self._system = self._at = ""
         self._model: str | None = None
-        self._history: list[dict[str, Any]] = []
-        self._reply: list[dict[str, Any]] = []
+        self._history: _Step | None = None
+        self._reply: list[bytes] = []
         self._usage: Any = None
-        self._began = self._size = 0
+        self._began = 0
 
     def read(self, line: int, row: dict[str, Any], payload: dict[str, Any]) -> Iterator[_Item]:
         kind = row.get("type")
         if kind == "session_meta":
             self._session = _text(first_of(payload, "id", "session_id")) or self._session
             given = first_of(payload, "base_instructions", "instructions")
-            self._system = _text(given.get("text") if isinstance(given, dict) else given) or self._system
+            self._set_system(_text(given.get("text") if isinstance(given, dict) else given))
         elif kind == "turn_context":
             self._model = take_fact(payload.get("model")) or self._model
         elif kind == "compacted":
             yield from self.end_reply()
-            self._compact(payload)
+            yield from self._compact(line, payload)
         elif kind == "event_msg" and payload.get("type") == "token_count":
             info = payload.get("info")
             self._usage = info.get("last_token_usage") if isinstance(info, dict) else self._usage
         elif kind != "response_item":
             yield OTHER_LINE
+        elif (data := _write(payload)) is None:
+            yield _too_deep(line)
         elif _is_from_model(payload):
             if not self._reply:
                 self._began, self._at = line, _text(row.get("timestamp"))
-            self._reply.append(payload)
+            self._reply.append(data)
         else:
             yield from self.end_reply()
-            self._add(payload)
+            self._add([data])
 
     def end_reply(self) -> Iterator[_Item]:
-        if self._reply and self._size > LONGEST_CONTEXT:
-            yield TOO_MUCH_BEFORE
-        elif self._reply:
-            system = [{"role": "system", "content": self._system}] if self._system else []
-            answer = {"items": self._reply, "model": self._model, "usage": self._usage}
-            context = [*system, *self._history]
-            yield (
-                self._began,
-                {"session": self._session, "messages": context, "reply": answer, "at": self._at},
-            )
-        for item in self._reply:
-            self._add(item)
+        if self._reply:
+            about = {"session": self._session, "at": self._at, "model": self._model, "usage": self._usage}
+            data = _write(about) or _write({**about, "usage": None}) or b"{}"
+            yield _Reply(self._began, self._history, b",".join(self._reply), data)
+            self._add(self._reply)
         self._reply, self._usage = [], None
 
-    def _add(self, item: dict[str, Any]) -> None:
-        self._history.append(item)
-        self._size += len(orjson.dumps(item))
+    def _add(self, items: list[bytes]) -> None:
+        self._history = _Step(self._history, b"[%b]" % b",".join(items))
 
-    def _compact(self, payload: dict[str, Any]) -> None:
+    def _set_system(self, text: str) -> None:
+        """Put the instructions before the history, in place of earlier ones."""
+        if not text or text == self._system:
+            return
+        steps = []
+        step = self._history
+        while step is not None:
+            steps.append(step.data)
+            step = step.before
+        if self._system:
+            steps.pop()
+        self._system = text
+        self._restart()
+        for data in reversed(steps):
+            self._history = _Step(self._history, data)
+
+    def _restart(self) -> None:
+        self._history = None
+        if self._system:
+            self._add([orjson.dumps({"role": "system", "content": self._system})])
+
+    def _compact(self, line: int, payload: dict[str, Any]) -> Iterator[_Item]:
         kept = payload.get("replacement_history")
         items = [item for item in kept if isinstance(item, dict)] if isinstance(kept, list) else []
-        self._history, self._size = [], 0
+        self._restart()
+        together: list[bytes] = []
+        was_from_model = False
         for item in items or [{"role": "user", "content": _text(payload.get("message"))}]:
-            self._add(item)
+            data = _write(item)
+            if data is None:
+                yield _too_deep(line)
+                continue
+            if together and not (was_from_model and _is_from_model(item)):
+                self._add(together)
+                together = []
+            together.append(data)
+            was_from_model = _is_from_model(item)
+        if together:
+            self._add(together)
+
+
+def _write(value: Any) -> bytes | None:
+    """Write JSON; None if it is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return None
 
 
 _FROM_MODEL = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
@@ -319,161 +485,3 @@ def _is_from_model(item: dict[str, Any]) -> bool:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) and "\0" not in value else ""
-
-
-def fits_claude_code(row: dict[str, Any]) -> bool:
-    return row.get("transcript") == "claude_code"
-
-
-def fits_codex(row: dict[str, Any]) -> bool:
-    return row.get("transcript") == "codex"
-
-
-def read_claude_code(row: dict[str, Any], origin: Origin) -> list[RowResult]:
-    """Read a reply and the branch before it."""
-    if "left_out" in row:
-        return _count_left_out(row, origin)
-    reply = take_object(row.get("reply"), "reply")
-    messages: list[dict[str, Any]] = []
-    for item in take_list(row.get("messages"), "messages"):
-        message = take_object(item, "messages")
-        previous = messages[-1] if messages else None
-        # The parts of one reply are on several lines.
-        if previous is not None and message.get("id") is not None and previous.get("id") == message["id"]:
-            messages[-1] = {**previous, "content": [*_parts(previous), *_parts(message)]}
-        else:
-            messages.append(message)
-    if any(_has_other_parts(message) for message in (*messages, reply)):
-        return [SkippedPart(origin=origin, rule=NOT_TEXT, count=1)]
-    turns = take_turns(messages, "messages") if messages else []
-    [answer] = take_message({"role": "assistant", "content": reply.get("content")}, "reply")
-    reason = take_fact(reply.get("stop_reason"))
-    return _make(row, origin, turns, answer, reply, _FINISHED.get(reason or "", reason))
-
-
-def read_codex(row: dict[str, Any], origin: Origin) -> list[RowResult]:
-    if "left_out" in row:
-        return _count_left_out(row, origin)
-    reply = take_object(row.get("reply"), "reply")
-    listed = take_list(row.get("messages"), "messages")
-    items = take_list(reply.get("items"), "reply.items")
-    if any(_has_other_parts(take_object(item, "messages")) for item in (*listed, *items)):
-        return [SkippedPart(origin=origin, rule=NOT_TEXT, count=1)]
-    turns: list[LogTurn] = []
-    for place, item in enumerate(listed):
-        turns += _take_item(take_object(item, "messages"), f"messages[{place}]")
-    parts: list[Any] = []
-    for place, item in enumerate(items):
-        parts += _to_parts(take_object(item, "reply"), f"reply.items[{place}]")
-    [answer] = take_message({"role": "assistant", "content": parts}, "reply")
-    return _make(row, origin, _join_calls(turns), answer, reply, None)
-
-
-def _make(
-    row: dict[str, Any],
-    origin: Origin,
-    turns: list[LogTurn],
-    answer: LogTurn,
-    reply: dict[str, Any],
-    reason: str | None,
-) -> list[RowResult]:
-    text = write_reply(answer)
-    if not text.strip():
-        return [SkippedPart(origin=origin, rule="no_reply", count=1)]
-    if not any(turn.role == "user" for turn in turns):
-        return [SkippedPart(origin=origin, rule="no_content", count=1)]
-    require_user(turns, "messages")
-    session = take_fact(row.get("session")) or str(origin)
-    at = row.get("at")
-    return [
-        Interaction(
-            id=f"{session}:{origin.line}",
-            origin=origin,
-            messages=to_messages(turns),
-            reply=text,
-            finish_reason=reason,
-            group=take_fact(row.get("agent")) or ("side_agent" if row.get("side") else None),
-            session=session,
-            trace=session,
-            model=take_fact(reply.get("model")),
-            extra={"timestamp": at} if isinstance(at, str) and 0 < len(at) <= 40 else {},
-            **_take_usage(reply.get("usage")),
-        )
-    ]
-
-
-def _take_usage(usage: Any) -> dict[str, Any]:
-    found = take_usage({"usage": usage})
-    if isinstance(usage, dict) and "cached_input_tokens" in usage:
-        found |= take_usage({"usage": {"cached_tokens": usage["cached_input_tokens"]}})
-    return found
-
-
-def _count_left_out(row: dict[str, Any], origin: Origin) -> list[RowResult]:
-    counts = take_object(row["left_out"], "left_out")
-    return [
-        SkippedPart(origin=origin, rule=str(rule), count=count)
-        for rule, count in counts.items()
-        if isinstance(count, int)
-    ]
-
-
-_TEXT_PARTS = (
-    *("text", "input_text", "output_text", "reasoning_text", "summary_text"),
-    *("thinking", "redacted_thinking", "reasoning", "tool_use"),
-)
-
-
-def _has_other_parts(message: dict[str, Any]) -> bool:
-    """Whether a message holds pictures or files, also in the result of a tool."""
-    waiting = [message.get("content")]
-    while waiting:
-        content = waiting.pop()
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else "text"
-            if kind == "tool_result":
-                waiting.append(part.get("content"))
-            elif kind not in _TEXT_PARTS:
-                return True
-    return False
-
-
-def _take_item(item: dict[str, Any], key: str) -> list[LogTurn]:
-    kind = item.get("type", "message")
-    if kind == "message":
-        return take_message(item, key)
-    if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-        output = item.get("output")
-        if isinstance(output, dict) and "content" in output:
-            output = output["content"]
-        return [LogTurn("tool", output if isinstance(output, str) else write_json(output, key))]
-    parts = _to_parts(item, key)
-    return take_message({"role": "assistant", "content": parts}, key) if parts else []
-
-
-def _to_parts(item: dict[str, Any], key: str) -> list[Any]:
-    """Return the parts of what the model wrote: text, reasoning, calls of tools."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        return _parts(item)
-    if kind == "reasoning":
-        return [item]
-    if kind == "function_call":
-        return [{"type": "tool_use", "name": item.get("name"), "input": item.get("arguments")}]
-    if kind == "custom_tool_call":
-        return [{"type": "tool_use", "name": item.get("name"), "input": {"input": item.get("input")}}]
-    if kind in ("local_shell_call", "web_search_call"):
-        return [{"type": "tool_use", "name": kind.removesuffix("_call"), "input": item.get("action")}]
-    raise BadRow(f"`{key}.type` is unknown")
-
-
-def _join_calls(turns: list[LogTurn]) -> list[LogTurn]:
-    """Join what the model wrote in a row: Codex lists text and calls one by one."""
-    joined: list[LogTurn] = []
-    for turn in turns:
-        if joined and turn.role == joined[-1].role == "assistant":
-            content = "\n".join(filter(None, (joined[-1].content, turn.content)))
-            joined[-1] = LogTurn("assistant", content, joined[-1].reasoning)
-        else:
-            joined.append(turn)
-    return joined

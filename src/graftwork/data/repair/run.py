@@ -241,4 +241,4 @@ def _by_origin(row: RepairRow) -> tuple[str, int, bool]:
 
 
 def _name(teacher: TeacherSettings | None) -> str:
-    return f"{teacher.url}#{teacher.model}" if teacher is not None else ""
+    return f"{teacher.address}#{teacher.model}" if teacher is not None else ""

@@ -83,7 +83,7 @@ def decoding_of(settings: TeacherSettings, sample: int) -> DecodingSettings:
 def key_of(settings: TeacherSettings, prompt_hash: str, sample: int) -> str:
     """A hash of all that decides the answer."""
     decoding = decoding_of(settings, sample)
-    return fingerprint([settings.url, settings.model, prompt_hash, *decoding])
+    return fingerprint([settings.address, settings.model, prompt_hash, *decoding])
 
 
 class AnswerJournal:
@@ -287,6 +287,8 @@ def count_spending(journal: AnswerJournal, settings: TeacherSettings | None) -> 
 
 
 def open_client(settings: TeacherSettings) -> TeacherClient:
+    """Return the client of a teacher behind an endpoint."""
+    assert settings.url is not None
     endpoint = Endpoint(
         url=settings.url,
         model=settings.model,

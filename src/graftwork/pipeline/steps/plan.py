@@ -13,7 +13,14 @@ from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.plan_card import (
+    as_plain,
+    base_config,
+    card_rates,
+    plan_passes,
+    plan_streamed,
+    plan_tuning,
+)
 from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
@@ -24,7 +31,7 @@ from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
-from graftwork.train.engine_choice import choose_precision, has_amx_here
+from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import LOSS, TrainSettings
 
@@ -42,9 +49,10 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     rates = card_rates(work, device, shape)
     tuning = plan_tuning(work, device, shape, work_ahead.load, rates=rates)
-    plain = (
-        None if tuning is not None else plan_passes(work, device, shape, work_ahead.load, dtype, rates=rates)
-    )
+    streamed = plan_streamed(work, device, shape, work_ahead.load, dtype, rates=rates)
+    plain = as_plain(streamed) if streamed is not None else None
+    if tuning is None and streamed is None:
+        plain = plan_passes(work, device, shape, work_ahead.load, dtype, rates=rates)
     # Earlier runs of the same kind on this machine: how fast they were, and what they took.
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     plan = make_plan(
@@ -70,6 +78,7 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
             learned_memory=learned_memory([record for record in recent if record.name == COMPUTED]),
             tuning=tuning,
             plain=plain,
+            streamed=streamed,
             rates=rates,
         )
     )
@@ -218,6 +227,8 @@ def kind_of_run(work: OpenProject) -> str:
     same = work.settings.train.model_dump(
         mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
     )
+    if streams_layers(work.settings.train):
+        same["offload"] = True
     return fingerprint([work.base.revision, same])
 
 

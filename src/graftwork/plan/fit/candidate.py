@@ -9,7 +9,7 @@ from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_r
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import Considered, FitQuestion, Level, MemoryPeak, PlainSetup, Strategy
-from graftwork.records.plan import Tuning
+from graftwork.records.plan import StreamedStep, Tuning
 from graftwork.records.units import GIB
 
 ALLOCATED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.05, "traced": 0.03, "probed": 0.015}
@@ -56,6 +56,8 @@ class FitCandidate(NamedTuple):
     step_parts: dict[str, float]
     tokens_a_step: float
     passes: int
+    streamed: StreamedStep | None = None
+    """How layers are streamed from host memory, where they are."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -134,6 +136,7 @@ def strategy_of(candidate: FitCandidate, question: FitQuestion) -> Strategy:
         optimizer=question.optimizer,
         packing=way.own_step,
         tuning=tuning,
+        streamed=candidate.streamed,
         train=train_settings(candidate, question) if graft else {},
     )
 
@@ -151,7 +154,7 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
         "processes": shared.cards,
         "offload": shared.offload != "none",
     }
-    if candidate.way.checkpointed and not candidate.way.own_step:
+    if candidate.way.checkpointed and not candidate.way.own_step and candidate.streamed is None:
         settings["checkpointing"] = "on"
     if question.adapted_layers < question.shape.layers:
         settings["upper_layers"] = question.adapted_layers
@@ -164,6 +167,8 @@ def _weights(candidate: FitCandidate, question: FitQuestion) -> Any:
     if question.method == "qlora":
         return FORMS["four"]
     setup = candidate.setup
+    if candidate.streamed is not None:
+        return "32 bits" if candidate.streamed.dtype == "float32" else "16 bits"
     dtype = setup.dtype if setup is not None else half_precision(question)
     if question.method == "full" and setup is None:
         dtype = "float32"
@@ -176,6 +181,8 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
     shared = way.shared
     title = TITLES[shared.sharding] + (f" × {shared.cards}" if shared.cards > 1 else "")
     parts = [title if question.machine.gpu is not None else "processor"]
+    if candidate.streamed is not None:
+        return ", ".join((*parts, "layers streamed from the host"))
     if way.own_step:
         parts.append("graft's own step")
     else:

@@ -1,5 +1,6 @@
 """The reasons for a strategy and the verdict, in sentences with figures. Pure."""
 
+from graftwork.costmodel.streamed import describe_streamed
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.candidate import (
     FitCandidate,
@@ -116,11 +117,17 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         and gpu is not None
         and question.algorithm == "sft"
         and not chosen.way.own_step
+        and chosen.streamed is None
     ):
         why = why_plain(question) or "several cards share the run"
         how = "with" if chosen.way.checkpointed else "without"
         rows = f"{chosen.way.micro_rows} row{'s' * (chosen.way.micro_rows != 1)} at a time"
         reasons.append(f"the plain step, {how} checkpointing, {rows}: {why}")
+    if chosen.streamed is not None:
+        reasons.append(
+            f"{describe_streamed(chosen.streamed)}; all rows of a step go through a layer before the next is "
+            "fetched"
+        )
     if chosen.tuning is not None:
         tuning = chosen.tuning
         again = question.adapted_layers - tuning.keep - tuning.lean
@@ -168,12 +175,14 @@ def _about_the_host(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     how = "tight" if is_tight(chosen, question) else "enough"
     moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
     adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
+    streamed = chosen.streamed
+    where = "waiting for Adam" if streamed is not None else "Adam on the processor"
     reasons = [
         f"host memory is {how}: {chosen.host.low:.0f} to {chosen.host.high:.0f} GiB of {ram:.0f} installed",
         f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
-        f"{100 * adam:.0f} % is Adam on the processor",
+        f"{100 * adam:.0f} % is {where}",
     ]
-    if question.method == "full":
+    if question.method == "full" and streamed is None:
         reasons.append(
             "DeepSpeed's own estimator adds half as much again and would ask for "
             f"{padded_gb(question):.0f} GB on the host"

@@ -26,6 +26,7 @@ from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
 from graftwork.plan.fit.plain_step import plain_candidate
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
+from graftwork.plan.fit.streamed_step import streamed_candidate, streams
 from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
 from graftwork.records.hardware import Cpu
@@ -157,6 +158,9 @@ def search(
             if rows * way.shared.cards >= question.batch_rows:
                 break
             rows = min(2 * rows, -(-question.batch_rows // way.shared.cards))
+    if streams(question):
+        streamed = streamed_candidate(question, rates=rates, level=level, correction=correction)
+        (fitting if fits(streamed, question, level) else failing).append(streamed)
     if own_step and takes_own_step(question):
         own = _sorted_out(question, own_step_candidates(question, rates=rates, level=level), level)
         fitting += own.fitting

@@ -30,8 +30,8 @@ def settings_files(answer: FitAnswer) -> dict[str, str]:
 def graft_sections(answer: FitAnswer) -> dict[str, Any]:
     """The sections to add to graft.yaml."""
     sections: dict[str, Any] = {"train": dict(answer.strategy.train)}
-    tuning = answer.strategy.tuning
-    limit = tuning.limit_gib if tuning is not None else answer.question.memory_limit_gib
+    planned = answer.strategy.tuning or answer.strategy.streamed
+    limit = planned.limit_gib if planned is not None else answer.question.memory_limit_gib
     if limit is not None:
         # Without one, the trainer takes 94 % of the card.
         sections["plan"] = {"memory_limit_gib": math.floor(100 * limit + 1e-6) / 100}

@@ -1,5 +1,6 @@
 """A checked request and the pieces of its answer, whatever API the client speaks."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
@@ -77,6 +78,8 @@ class ChatCall:
     include_usage: bool
     user: str | None
     options: GenerationOptions | None = None
+    deadline: float | None = None
+    """When the client stops waiting, on the clock of `time.monotonic`."""
 
     def encode_for_engine(self, engine_model: str) -> bytes:
         value = {
@@ -93,6 +96,8 @@ class ChatCall:
             value |= self.options.encode_for_engine()
         if self.messages and (self.options is not None or self._holds_calls()):
             value["chat"] = {key: self.body[key] for key in _AS_SENT if self.body.get(key) is not None}
+        if self.deadline is not None:
+            value["timeout_seconds"] = max(self.deadline - time.monotonic(), 0.001)
         return orjson.dumps(value)
 
     def _holds_calls(self) -> bool:
@@ -165,6 +170,8 @@ class PieceData(TypedDict):
     embeddings: NotRequired[list[dict[str, Any]]]
     index: NotRequired[int]
     """Which of several choices it belongs to."""
+    replica: NotRequired[str]
+    """The replica that answered, where there are several."""
 
 
 def describe_reply(text: str, calls: list[CallData]) -> str:

@@ -217,19 +217,23 @@ class DataParallel(SingleProcess):
 
         self.rank = int(os.environ["RANK"])
         self.size = int(os.environ["WORLD_SIZE"])
+        by_gloo: dict[str, Any] = {}
         if not on_cpu:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            cards = torch.cuda.device_count()
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % cards)
+            # NCCL refuses two processes on one card.
+            by_gloo = {"backend": "gloo"} if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > cards else {}
         self.accelerator = Accelerator(
             cpu=on_cpu,
             kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT),
+                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT, **by_gloo),
                 DistributedDataParallelKwargs(find_unused_parameters=False),
             ],
             **self.plugins(),
         )
         self.device = str(self.accelerator.device)
-        by_gloo = distributed.get_backend() == "gloo"
-        self._words = None if by_gloo else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
+        on_host = distributed.get_backend() == "gloo"
+        self._words = None if on_host else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
 
     def plugins(self) -> dict[str, Any]:
         return {}
@@ -300,6 +304,9 @@ class FullyShardedDataParallel(DataParallel):
     def plugins(self) -> dict[str, Any]:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
+        if self._offload:
+            # Gradients are on the host, and so is the sum of their norms: accelerate then adds gloo.
+            os.environ["FSDP_OFFLOAD_PARAMS"] = "true"
         self._plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=True,
@@ -346,13 +353,24 @@ class FullyShardedDataParallel(DataParallel):
 
     @torch.no_grad()
     def assign(self, parameter: Tensor, whole: Tensor) -> None:
-        parameter.copy_(_part_of(whole, like=parameter))
+        _local(parameter).copy_(_part_of(whole, like=parameter))
 
+    @torch.no_grad()
     def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
-        self._optimizer.state[parameter] = {
-            key: tensor.cpu() if key == "step" else _part_of(tensor, like=parameter)
-            for key, tensor in held.items()
-        }
+        state = {}
+        for key, tensor in held.items():
+            # Made like the parameter: offloaded shards are on the host, whatever the device of their mesh.
+            state[key] = tensor.cpu() if key == "step" else torch.zeros_like(parameter)
+            if key != "step":
+                _local(state[key]).copy_(_part_of(tensor, like=parameter))
+        self._optimizer.state[parameter] = state
+
+
+def _local(tensor: Any) -> Tensor:
+    """What this process holds of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    found: Tensor = tensor if to_local is None else to_local()
+    return found
 
 
 def _part_of(whole: Tensor, *, like: Any) -> Tensor:
@@ -360,6 +378,5 @@ def _part_of(whole: Tensor, *, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
-        return whole.to(like.device)
-    device = like.to_local().device
-    return distribute_tensor(whole.to(device), like.device_mesh, like.placements, src_data_rank=None)
+        return whole
+    return _local(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None))

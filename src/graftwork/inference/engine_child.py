@@ -1,0 +1,120 @@
+"""`python -m graftwork.inference.engine_child JOB.json`: an engine for local weights in a process of its own.
+
+In: conversations, one a line on standard input. Out: replies, one a line. The other end, `EngineChild`, is
+what callers use: it starts the process on the first question and ends it on `close`.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from graftwork.files.disk import append_to, make_folder, write_atomic
+from graftwork.inference.engine import DecodingSettings, EngineReply, EngineSource
+from graftwork.records.errors import GraftError, WorkerFailed
+from graftwork.records.interaction import Message
+
+LOG_FILE = "engine.log"
+JOB_FILE = "engine.json"
+_QUOTED = 400
+
+
+class EngineChild:
+    """One conversation at a time; other threads wait. Raises WorkerFailed if the process ends."""
+
+    def __init__(self, engine: str, source: EngineSource, *, folder: Path) -> None:
+        self._engine, self._source, self._folder = engine, source, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+        turns = [{"role": turn.role, "content": turn.content} for turn in messages]
+        with self._lock:
+            process = self._process = self._process or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(orjson.dumps({"messages": turns, "decoding": decoding._asdict()}) + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+            if not line:
+                self._end()
+                raise self._failed()
+        return EngineReply(**orjson.loads(line))
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.close()
+        process.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        make_folder(self._folder)
+        source = {**self._source._asdict(), "base_folder": str(self._source.base_folder), "adapters": {}}
+        path = self._folder / JOB_FILE
+        write_atomic(path, orjson.dumps({"engine": self._engine, "source": source}))
+        with append_to(self._folder / LOG_FILE) as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "graftwork.inference.engine_child", str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def _failed(self) -> WorkerFailed:
+        log = self._folder / LOG_FILE
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return WorkerFailed(
+            f"the {self._engine} engine ended",
+            why=lines[-1][:_QUOTED] if lines else "it wrote nothing",
+            fix="read its log; a model that is too large for this machine is the usual cause",
+            where=str(log),
+        )
+
+
+def answer_lines(job: dict[str, Any], questions: IO[bytes], replies: IO[bytes]) -> None:
+    """Load the engine and answer until the questions end, as they do when the other end is gone."""
+    from graftwork.inference.selection import open_engine
+
+    source = EngineSource(**{**job["source"], "base_folder": Path(job["source"]["base_folder"])})
+    engine = open_engine(job["engine"], source)
+    try:
+        for line in questions:
+            asked = orjson.loads(line)
+            messages = tuple(Message(**turn) for turn in asked["messages"])
+            try:
+                [reply] = engine.answer([engine.render(messages)], DecodingSettings(**asked["decoding"]))
+            except GraftError as error:
+                # Such as a prompt that is too long for the model: the next one may not be.
+                print(error.what, file=sys.stderr)
+                reply = EngineReply("", tokens=0, prompt_tokens=0, finish_reason="length")
+            replies.write(orjson.dumps(reply._asdict()) + b"\n")
+            replies.flush()
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    # Libraries print to standard output; replies go where nothing else is written.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    answer_lines(orjson.loads(Path(sys.argv[1]).read_bytes()), sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

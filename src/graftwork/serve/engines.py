@@ -1,0 +1,123 @@
+"""The engines of an endpoint, from its settings: a pool of replicas, and one pool for each remote API.
+
+Other settings can be applied while requests run: new engines start, and those that are not wanted any more
+end with their last answer.
+"""
+
+import asyncio
+from pathlib import Path
+
+from graftwork.files.disk import make_folder
+from graftwork.process.pool import count_cores
+from graftwork.serve.engine_protocol import ENGINE_MODULES, EngineJob
+from graftwork.serve.failover.settings import FallbackEndpoint
+from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
+from graftwork.serve.settings import EngineSettings, ServeSettings
+from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
+
+
+class EngineSet:
+    """`pool` answers, `endpoints` are the remote APIs of fallback chains by name."""
+
+    def __init__(self, job: EngineJob, settings: ServeSettings, *, module: str | None = None) -> None:
+        self._job, self._settings = job, settings
+        self._module = module or ENGINE_MODULES[settings.engine.kind]
+        self._engines: dict[str, EngineSettings] = {}
+        """The settings of each replica by its name."""
+        replicas = [self._open(engine, weight) for engine, weight in settings.engine.split_replicas()]
+        self.pool = ReplicaPool(replicas, settings.failover, burst=settings.queue_limit)
+        self.endpoints: dict[str, ReplicaPool] = {}
+        self._opened: dict[str, FallbackEndpoint] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start all engines; returns when the first replica answers. Raises if no replica starts."""
+        self._revise_endpoints()
+        await self.pool.start()
+
+    async def stop(self) -> None:
+        for task in self._retired:
+            task.cancel()
+        pools = [self.pool, *self.endpoints.values()]
+        await asyncio.gather(*(pool.stop() for pool in pools))
+        await asyncio.gather(*self._retired, return_exceptions=True)
+
+    def revise(self, settings: ServeSettings) -> None:
+        """Use other settings from now on. Of the engine itself only the replicas may differ."""
+        self._settings = settings
+        self.pool.revise(settings.failover, burst=settings.queue_limit)
+        for pool in self.endpoints.values():
+            pool.revise(settings.failover, burst=settings.queue_limit)
+        self._revise_replicas()
+        self._revise_endpoints()
+
+    def _revise_replicas(self) -> None:
+        unused = list(self.pool.replicas)
+        for engine, weight in self._settings.engine.split_replicas():
+            kept = next((r for r in unused if self._engines[r.name] == engine), None)
+            if kept is None:
+                self.pool.add(self._open(engine, weight))
+            else:
+                unused.remove(kept)
+                kept.weight = weight
+        for replica in unused:
+            del self._engines[replica.name]
+            self.pool.retire(replica, seconds=self._settings.drain_seconds)
+
+    def _revise_endpoints(self) -> None:
+        wanted = self._settings.failover.endpoints
+        for name in [name for name, endpoint in self._opened.items() if wanted.get(name) != endpoint]:
+            del self._opened[name]
+            task = asyncio.create_task(self.endpoints.pop(name).close(self._settings.drain_seconds))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+        for name, endpoint in wanted.items():
+            if name not in self._opened:
+                self._opened[name] = endpoint
+                self.endpoints[name] = self._open_endpoint(name, endpoint)
+                self.endpoints[name].start_in_background()
+
+    def _open(self, engine: EngineSettings, weight: float) -> Replica:
+        """One more replica. The first one uses the folder of the job, the others a folder below it."""
+        number = next(n for n in range(1, len(self._engines) + 2) if str(n) not in self._engines)
+        self._engines[str(number)] = engine
+        job = self._apply_limits(len(self._settings.engine.split_replicas()))
+        changes: dict[str, object] = {"engine": engine}
+        if number > 1:
+            changes |= {"folder": str(Path(job.folder) / f"replica-{number}"), "socket": None}
+        return self._make_replica(str(number), job.model_copy(update=changes), self._module, weight)
+
+    def _open_endpoint(self, name: str, endpoint: FallbackEndpoint) -> ReplicaPool:
+        engine = EngineSettings(
+            kind="endpoint", url=endpoint.url, model=endpoint.model, key_env=endpoint.key_env
+        )
+        job = self._apply_limits(1)
+        folder = str(Path(job.folder) / f"endpoint-{name}")
+        changes = {"engine": engine, "folder": folder, "socket": None, "adapters": {}}
+        replica = self._make_replica(
+            name, job.model_copy(update=changes), ENGINE_MODULES["endpoint"], weight=1.0
+        )
+        return ReplicaPool([replica], self._settings.failover, burst=self._settings.queue_limit)
+
+    def _make_replica(self, name: str, job: EngineJob, module: str, weight: float) -> Replica:
+        make_folder(Path(job.folder))
+        failover = self._settings.failover
+        probe = ProbeTimes(failover.probe_seconds, failover.frozen_seconds, failover.restart_seconds)
+        engine = EngineSupervisor(job, module=module, probe=probe)
+        return Replica(name, engine, weight=weight, limits=breaker_limits(failover))
+
+    def _apply_limits(self, replicas: int) -> EngineJob:
+        settings = self._settings
+        threads = settings.threads
+        if threads is None and replicas > 1:
+            threads = max(1, count_cores() // replicas)
+        return self._job.model_copy(
+            update={
+                "batch_size": settings.batch_size,
+                "batch_wait_ms": settings.batch_wait_ms,
+                "queue_limit": settings.queue_limit,
+                "threads": threads,
+                "probe_seconds": settings.failover.probe_seconds,
+                "restart_seconds": settings.failover.restart_seconds,
+            }
+        )

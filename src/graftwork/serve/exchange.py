@@ -1,0 +1,149 @@
+"""One exchange while it runs: who is asked, what has arrived, and what the capture will keep."""
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+
+from graftwork.serve.api.call import (
+    NO_TOKENS,
+    AnswerHead,
+    ApiFormat,
+    ChatCall,
+    PieceData,
+    TokenUsage,
+    describe_reply,
+)
+from graftwork.serve.captures import ServedExchange
+from graftwork.serve.choices import count_usage
+from graftwork.serve.engine_protocol import ServingEngine
+from graftwork.serve.failover.chain import failure_code
+from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
+from graftwork.serve.http_messages import ApiError, Headers
+from graftwork.serve.routing import ArmAssignment, Routes, choose_release
+
+
+@dataclass(slots=True)
+class RunningExchange:
+    """What is known of one exchange while it runs."""
+
+    call: ChatCall
+    api: ApiFormat
+    head: AnswerHead
+    capture_id: str
+    session: str | None
+    started: float
+    at: float
+    assignment: ArmAssignment | None = None
+    engine: ServingEngine | None = None
+    """The engine that is asked instead of the gateway's own."""
+    model: str = ""
+    """What the engine is asked for."""
+    passed: int = 0
+    """How many names of the fallback chain were passed."""
+    fallback: str = ""
+    """Why another model answers than the one that was asked for: the response header."""
+    why: str = ""
+    replica: str | None = None
+    deadline: float | None = None
+    """When the client stops waiting, on the clock of `time.monotonic`; None if it did not say."""
+    asked: bool = False
+    """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
+    texts: list[str] = field(default_factory=list)
+    endings: list[PieceData] = field(default_factory=list)
+    """The last pieces of the choices that ended."""
+    first_token_at: float | None = None
+    finish_reason: str | None = None
+    usage: TokenUsage = NO_TOKENS
+    disconnected: bool = False
+    route: str = ""
+    """The member of the family that answers, and why; for the response header."""
+
+    def headers(self, *, captured: bool) -> Headers:
+        headers: Headers = (("x-graft-release", self.head.release),)
+        if self.route:
+            headers += (("x-graft-route", self.route),)
+        if captured:
+            headers += (("x-graft-capture", self.capture_id),)
+        if self.replica is not None:
+            headers += (("x-graft-replica", self.replica),)
+        return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+
+    def answer_by(self, target: FallbackTarget, why: str) -> None:
+        """Another model answers. It is no part of an experiment, and the capture is its own."""
+        self.head = replace(self.head, release=target.release)
+        self.engine, self.model, self.passed = target.engine, target.model, target.passed
+        self.why, self.fallback = why, describe_fallback(self.call.model, why)
+        if self.assignment is not None:
+            self.assignment, self.capture_id = None, uuid.uuid4().hex
+
+    def note(self, piece: PieceData) -> None:
+        """Keep what the capture and the metrics need. Of several choices the first one is captured."""
+        if self.first_token_at is None and piece["text"]:
+            self.first_token_at = time.perf_counter()
+        is_first = piece.get("index", 0) == 0
+        if is_first:
+            self.texts.append(piece["text"])
+        if piece.get("finish_reason") is not None:
+            self.endings.append(piece)
+            self.usage = count_usage(self.call, self.endings)
+            if is_first:
+                self.finish_reason = piece["finish_reason"]
+                if calls := piece.get("tool_calls"):
+                    self.texts = [describe_reply("".join(self.texts), calls)]
+
+    @property
+    def ended(self) -> bool:
+        return len(self.endings) == self.call.choices
+
+    def to_exchange(self, elapsed: float) -> ServedExchange:
+        first = self.first_token_at
+        return ServedExchange(
+            id=self.capture_id,
+            at=self.at,
+            session=self.session,
+            model=self.call.model,
+            release=self.head.release,
+            request=self.call.body,
+            reply="".join(self.texts),
+            finish_reason=self.finish_reason,
+            prompt_tokens=self.usage.prompt,
+            reply_tokens=self.usage.reply,
+            first_token_ms=None if first is None else (first - self.started) * 1000,
+            total_ms=elapsed * 1000,
+            disconnected=self.disconnected,
+            assignment=self.assignment,
+        )
+
+
+def begin_exchange(
+    call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None, fallbacks: Fallbacks | None = None
+) -> RunningExchange:
+    unique = uuid.uuid4().hex
+    now = time.time()
+    target, why = None, ""
+    try:
+        # A request without a session id is a session of its own.
+        release, assignment = choose_release(routes, call.model, session=session or unique)
+    except ApiError as error:
+        # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
+        why = failure_code(error) or str(error.code)
+        if fallbacks is not None and (error.status == 503 or fallbacks.covers(call.model)):
+            target = fallbacks.find_next(call.model, routes)
+        if target is None:
+            raise
+        release, assignment = target.release, None
+    running = RunningExchange(
+        call=call,
+        api=api,
+        head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
+        capture_id=unique,
+        session=session,
+        started=time.perf_counter(),
+        at=now,
+        assignment=assignment,
+        model=release,
+        deadline=call.deadline,
+    )
+    if target is not None:
+        running.answer_by(target, why)
+    return running

@@ -1,0 +1,70 @@
+"""Who answers when the release that was asked for cannot: the chains of `serve.failover.fallback`.
+
+In: the model of a request and the routes. Out: the next engine and release that can be asked. Used only
+before the first byte of an answer.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from graftwork.serve.engine_protocol import ServingEngine
+from graftwork.serve.failover.chain import find_chain
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.routing import Routes
+
+
+class FallbackTarget(NamedTuple):
+    release: str
+    """What the answer is marked with: a release, `base`, or the name of an endpoint."""
+    engine: ServingEngine
+    model: str
+    """What the engine is asked for."""
+    passed: int
+    """How many names of the chain were used or skipped to get here."""
+
+
+class Fallbacks:
+    def __init__(
+        self,
+        chains: Mapping[str, tuple[str, ...]],
+        *,
+        engine: ServingEngine,
+        endpoints: Mapping[str, ServingEngine],
+    ) -> None:
+        self.chains = dict(chains)
+        self._engine = engine
+        self._endpoints = endpoints
+
+    def covers(self, model: str) -> bool:
+        """Whether the settings declare this name, so that it is answered even before it has a release."""
+        return model in self.chains
+
+    def find_next(
+        self, model: str, routes: Routes, *, passed: int = 0, failed: str | None = None
+    ) -> FallbackTarget | None:
+        """The next of the model's chain that is ready. `failed` is the release that was asked last."""
+        names = find_chain(self.chains, model)
+        for place in range(passed, len(names)):
+            target = self._resolve(names[place], routes, place + 1)
+            if target is not None and target.release != failed:
+                return target
+        return None
+
+    def _resolve(self, name: str, routes: Routes, passed: int) -> FallbackTarget | None:
+        endpoint = self._endpoints.get(name)
+        if endpoint is not None:
+            model = endpoint.models[0] if endpoint.models else ""
+            return FallbackTarget(name, endpoint, model, passed) if endpoint.state == "ready" else None
+        if self._engine.state != "ready":
+            return None
+        try:
+            release = routes.resolve(name)
+        except ApiError:
+            return None
+        return FallbackTarget(release, self._engine, release, passed)
+
+
+def describe_fallback(model: str, why: str) -> str:
+    """The value of the response header `x-graft-fallback`."""
+    name = model.encode("ascii", "replace").decode().replace(";", "?")
+    return f"from={name}; why={why}"

@@ -1,0 +1,106 @@
+"""Chooses the member of a family for a request: declared rules first, then the learned router.
+
+In: the settings of the family, the learned router if there is one, and what a request says. Out: a model of
+the project, and why. Pure; releases are chosen afterwards, by `serve/routing.py`.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from graftwork.serve.api.call import ChatCall
+from graftwork.serve.settings import FamilySettings, RouteRule
+from graftwork.text.classifier import TextClassifier
+
+ROLE_HEADER = "x-graft-role"
+
+
+class MemberChoice(NamedTuple):
+    model: str
+    alias: str
+    by: Literal["rule", "router", "default"]
+    why: str
+    """For the response header: `rule 2`, `router 0.97`, `router unsure 0.41` or `default`."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The project's models behind one name."""
+
+    settings: FamilySettings
+    main: str
+    aliases: Mapping[str, str]
+    """The alias of each model's live release."""
+    router: TextClassifier | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    def choose(self, call: ChatCall, headers: Mapping[str, str], *, loaded: Collection[str]) -> MemberChoice:
+        """The member for a call. The main model answers for one without a loaded release."""
+        chosen = self._choose(call, headers)
+        if chosen.alias in loaded or chosen.model == self.main:
+            return chosen
+        return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not loaded")
+
+    def _choose(self, call: ChatCall, headers: Mapping[str, str]) -> MemberChoice:
+        for number, (rule, keywords) in enumerate(self._rules, 1):
+            if matches(rule, call, headers, keywords=keywords):
+                return self._member(rule.to, "rule", f"rule {number}")
+        if self.router is None:
+            return self._member(self.main, "default", "default")
+        found = self.router.predict(user_text(call.messages))
+        if found.label is None:
+            return self._member(self.main, "router", f"router unsure {found.probability:.2f}")
+        return self._member(found.label, "router", f"router {found.probability:.2f}")
+
+    def _member(self, model: str, by: Literal["rule", "router", "default"], why: str) -> MemberChoice:
+        return MemberChoice(model, self.aliases[model], by, why)
+
+    @cached_property
+    def _rules(self) -> list[tuple[RouteRule, Callable[[str], object]]]:
+        return [(rule, _find_any(rule.keywords)) for rule in self.settings.rules]
+
+
+def matches(
+    rule: RouteRule, call: ChatCall, headers: Mapping[str, str], *, keywords: Callable[[str], object]
+) -> bool:
+    """Whether every condition of the rule holds."""
+    if rule.role and not _role_of(call, headers) & set(rule.role):
+        return False
+    if any(headers.get(name.lower()) != value for name, value in rule.headers.items()):
+        return False
+    if rule.schema_names and _schema_name(call.body) not in rule.schema_names:
+        return False
+    return not rule.keywords or bool(keywords(last_user_turn(call.messages)))
+
+
+def user_text(messages: Iterable[Mapping[str, str]]) -> str:
+    return "\n".join(message["content"] for message in messages if message["role"] == "user")
+
+
+def last_user_turn(messages: Iterable[Mapping[str, str]]) -> str:
+    turns = [message["content"] for message in messages if message["role"] == "user"]
+    return turns[-1] if turns else ""
+
+
+def _role_of(call: ChatCall, headers: Mapping[str, str]) -> set[str]:
+    metadata = call.body.get("metadata")
+    stated = metadata.get("role") if isinstance(metadata, dict) else None
+    return {name for name in (headers.get(ROLE_HEADER), stated) if isinstance(name, str)}
+
+
+def _schema_name(body: Mapping[str, Any]) -> str | None:
+    form = body.get("response_format")
+    schema = form.get("json_schema") if isinstance(form, dict) else None
+    name = schema.get("name") if isinstance(schema, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _find_any(keywords: Iterable[str]) -> Callable[[str], object]:
+    """Finds one of the keywords as whole words, in any case."""
+    pattern = "|".join(re.escape(keyword) for keyword in sorted(keywords, key=len, reverse=True))
+    return re.compile(rf"(?<!\w)(?:{pattern})(?!\w)", re.IGNORECASE).search

@@ -1,0 +1,82 @@
+"""Applies new settings to a running endpoint, on SIGHUP or `graft serve reload`. No request is dropped.
+
+The gateway holds a lock in its folder, by which `graft serve reload` finds it, and writes there what each
+reload did.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from graftwork.files.disk import write_atomic
+from graftwork.records.errors import GraftError
+from graftwork.serve.engines import EngineSet
+from graftwork.serve.reload import RESULT_FILE, ReloadResult, plan_reload
+from graftwork.serve.routing import AliasWatcher
+from graftwork.serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+RELOAD_SIGNAL = signal.SIGUSR1
+
+ReadSettings = Callable[[], ServeSettings]
+"""The settings as they are now. Called in a thread. Raises GraftError if they are not valid."""
+
+
+def gateway_folder(serving: Path) -> Path:
+    """Where the gateway of a project holds its lock."""
+    return serving / "gateway"
+
+
+class RevisableGateway(Protocol):
+    def revise(self, settings: ServeSettings) -> None: ...
+
+
+class SettingsReloader:
+    """Set `asked` to reload; `follow` does the work."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        *,
+        read: ReadSettings | None,
+        gateway: RevisableGateway,
+        engines: EngineSet,
+        watcher: AliasWatcher,
+        folder: Path,
+    ) -> None:
+        self.settings = settings
+        self.asked = asyncio.Event()
+        self.number = 0
+        self._read, self._gateway, self._engines, self._watcher = read, gateway, engines, watcher
+        self._folder = folder
+
+    async def follow(self) -> None:
+        (self._folder / RESULT_FILE).unlink(missing_ok=True)
+        while True:
+            await self.asked.wait()
+            self.asked.clear()
+            result = await self.reload()
+            await asyncio.to_thread(write_atomic, self._folder / RESULT_FILE, result.to_json())
+
+    async def reload(self) -> ReloadResult:
+        """Take over the settings and read the aliases. Invalid settings change nothing."""
+        self.number += 1
+        try:
+            new = self.settings if self._read is None else await asyncio.to_thread(self._read)
+            plan = plan_reload(self.settings, new)
+            self.settings = plan.settings
+            self._gateway.revise(plan.settings)
+            self._engines.revise(plan.settings)
+            self._watcher.revise(plan.settings.split, seconds=plan.settings.alias_refresh_seconds)
+            await self._watcher.refresh()
+        except (GraftError, OSError) as error:
+            log.warning("reload: nothing changed: %s", error)
+            return ReloadResult(number=self.number, error=str(error))
+        log.info("reload: changed %s", ", ".join(plan.changed) or "nothing")
+        if plan.restart:
+            log.warning("reload: these need a restart: %s", ", ".join(plan.restart))
+        return ReloadResult(number=self.number, changed=plan.changed, restart=plan.restart)

@@ -1,0 +1,442 @@
+"""Several replicas of an engine as one ServingEngine.
+
+Chooses a replica for each request, asks another one if it fails before its first byte, and keeps away from
+those that fail. A replica that restarts gets the adapters that were loaded meanwhile. The decisions are in
+`failover/`; this file carries them out.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from graftwork.records.errors import GraftError, WorkerFailed
+from graftwork.serve.api.call import ChatCall, PieceData
+from graftwork.serve.engine_protocol import (
+    EngineState,
+    EngineStatus,
+    ReplicaStatus,
+    ReplyStream,
+    ServingEngine,
+)
+from graftwork.serve.failover.balance import choose_replica, make_seed, prefix_key
+from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
+from graftwork.serve.failover.budget import RetryBudget
+from graftwork.serve.failover.chain import NoReplica, failure_code, is_replica_fault
+from graftwork.serve.failover.settings import FailoverSettings
+from graftwork.serve.http_messages import ApiError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Attempt = Callable[["Replica", ChatCall, str], Awaitable[T]]
+
+_PAUSE_SECONDS = 0.1
+"""About how long to wait before a replica that just failed is asked again because there is no other."""
+_IDLE_SECONDS = 0.05
+"""How often a replica that is to end is asked whether it is idle."""
+_STATES: tuple[EngineState, ...] = ("ready", "frozen", "unreachable", "starting", "down", "stopped")
+
+
+class ReplicaEngine(ServingEngine, Protocol):
+    """An engine that the pool starts and stops."""
+
+    on_change: Callable[[EngineState], None]
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The adapters that it loads when it starts, with their folders."""
+        ...
+
+    async def start(self) -> None: ...
+
+    def keep_trying(self) -> None:
+        """Go on starting it although its first start failed."""
+        ...
+
+    def expect_adapter(self, name: str, folder: str) -> None:
+        """Load the adapter at the next start."""
+        ...
+
+    def abort_running(self) -> None:
+        """Break the connections of the requests that wait for it."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Replica:
+    """One engine, its load and its circuit breaker."""
+
+    def __init__(self, name: str, engine: ReplicaEngine, *, weight: float, limits: BreakerLimits) -> None:
+        self.name, self.engine, self.weight = name, engine, weight
+        self.seed = make_seed(name)
+        self.breaker = CircuitBreaker(limits)
+        self.outstanding = 0
+        self.assigned = 0
+        self.failures = 0
+
+    def begin(self) -> int:
+        self.outstanding += 1
+        self.assigned += 1
+        return self.breaker.begin()
+
+    def end(self, permit: int, error: BaseException | None = None) -> None:
+        """A request has ended. One that was cancelled says nothing about the replica."""
+        self.outstanding -= 1
+        if error is None or (isinstance(error, ApiError) and not is_replica_fault(error)):
+            self.breaker.succeed(permit)
+        elif is_replica_fault(error):
+            self.failures += 1
+            self.breaker.fail(permit)
+        else:
+            self.breaker.abandon(permit)
+
+    def describe(self) -> ReplicaStatus:
+        status = self.engine.describe()
+        return {
+            "name": self.name,
+            "state": status["state"],
+            "reason": status["reason"],
+            "restarts": status["restarts"],
+            "pid": status["pid"],
+            "circuit": self.breaker.state,
+            "outstanding": self.outstanding,
+            "requests": self.assigned,
+            "failures": self.failures,
+        }
+
+
+class ReplicaPool:
+    """Call `start`, use it as an engine, then call `stop`."""
+
+    def __init__(self, replicas: Sequence[Replica], settings: FailoverSettings, *, burst: int = 128) -> None:
+        self.replicas = list(replicas)
+        self.budget = RetryBudget(share=settings.retry_budget, burst=burst)
+        self._settings = settings
+        self._folders: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.hedges = 0
+        for replica in self.replicas:
+            self._watch(replica)
+
+    def revise(self, settings: FailoverSettings, *, burst: int) -> None:
+        """Use other settings from the next request on."""
+        self._settings = settings
+        self.budget.revise(share=settings.retry_budget, burst=burst)
+        for replica in self.replicas:
+            replica.breaker.limits = breaker_limits(settings)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        for replica in self.replicas:
+            if replica.engine.state == "ready":
+                return "ready"
+        states = {replica.engine.state for replica in self.replicas}
+        return next(state for state in _STATES if state in states)
+
+    @property
+    def models(self) -> list[str]:
+        if len(self.replicas) == 1:
+            return self.replicas[0].engine.models
+        return list(dict.fromkeys(model for replica in self.replicas for model in replica.engine.models))
+
+    def describe(self) -> EngineStatus:
+        shown = [replica.describe() for replica in self.replicas]
+        state = self.state
+        first = next(status for status in shown if status["state"] == state)
+        return {
+            "state": state,
+            "reason": first["reason"],
+            "restarts": sum(status["restarts"] for status in shown),
+            "pid": first["pid"],
+            "replicas": shown,
+            "retries": self.budget.spent,
+            "retries_refused": self.budget.refused,
+            "hedges": self.hedges,
+        }
+
+    def _note_state(self, replica: Replica, state: EngineState) -> None:
+        """A replica has changed its state."""
+        if state == "ready":
+            replica.breaker.reset()
+            for other in self.replicas:  # a new one must not get all requests until it has caught up
+                other.assigned = 0
+            missing = {n: f for n, f in self._folders.items() if n not in replica.engine.models}
+            if missing:
+                self._run(self._catch_up(replica, missing))
+        elif state in ("frozen", "unreachable") and any(
+            other.engine.state == "ready" for other in self.replicas if other is not replica
+        ):
+            replica.engine.abort_running()
+
+    # -- start and stop ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all replicas; returns when one of them answers. Raises if all fail."""
+        starting = {asyncio.create_task(replica.engine.start()): replica for replica in self.replicas}
+        waiting = set(starting)
+        try:
+            while waiting and not any(_has_succeeded(task) for task in starting):
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
+        if not any(_has_succeeded(task) for task in starting):
+            next(iter(starting)).result()
+        for task, replica in starting.items():
+            if not _has_succeeded(task):
+                self._run(self._start_later(task, replica))
+
+    def start_in_background(self) -> None:
+        """Start it without waiting; until it answers, its state is not `ready`."""
+        for replica in self.replicas:
+            self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
+
+    def add(self, replica: Replica) -> None:
+        """One more replica, with the adapters that the others hold; it gets requests once it is ready."""
+        for name, folder in self.replicas[0].engine.adapters.items():
+            replica.engine.expect_adapter(name, folder)
+        self._watch(replica)
+        self.replicas.append(replica)
+        self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
+
+    def retire(self, replica: Replica, *, seconds: float) -> None:
+        """Send it no more requests, and end it with its last answer, at the latest after `seconds`."""
+        self.replicas.remove(replica)
+        self._run(_end_when_idle(replica, seconds))
+
+    async def close(self, seconds: float) -> None:
+        """Stop when the running requests have ended, at the latest after `seconds`."""
+        try:
+            await asyncio.gather(*(_wait_idle(replica, seconds) for replica in self.replicas))
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.engine.stop() for replica in self.replicas))
+
+    async def _start_later(self, starting: "asyncio.Task[None]", replica: Replica) -> None:
+        try:
+            await starting
+        except (GraftError, OSError) as error:
+            log.warning("replica %s did not start: %s", replica.name, error)
+            replica.engine.keep_trying()
+        finally:
+            starting.cancel()
+
+    def _watch(self, replica: Replica) -> None:
+        replica.engine.on_change = partial(self._note_state, replica)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- adapters ------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
+        """Load it in every replica that runs; the others load it when they start. One success is enough."""
+        self._folders = {n: f for n, f in self._folders.items() if n in keep} | {name: folder}
+        ready = [replica for replica in self.replicas if replica.engine.state == "ready"]
+        for replica in self.replicas:
+            if replica not in ready:
+                replica.engine.expect_adapter(name, folder)
+        if not ready:
+            raise WorkerFailed("the engine is not ready", why=self.describe()["reason"], fix="wait for it")
+        loads = [replica.engine.load_adapter(name, folder, keep=keep) for replica in ready]
+        found = await asyncio.gather(*loads, return_exceptions=True)
+        errors = [error for error in found if error is not None]
+        for replica, error in zip(ready, found, strict=True):
+            if isinstance(error, GraftError | OSError):
+                log.warning("replica %s could not load %s: %s", replica.name, name, error)
+        if len(errors) == len(ready):
+            raise errors[0]
+
+    async def _catch_up(self, replica: Replica, missing: dict[str, str]) -> None:
+        for name, folder in missing.items():
+            try:
+                await replica.engine.load_adapter(name, folder, keep=self._folders)
+            except (GraftError, OSError) as error:
+                log.warning("replica %s could not load %s: %s", replica.name, name, error)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        return await self._ask(call, model, self._complete)
+
+    async def stream(self, call: ChatCall, *, model: str) -> "ReplicaStream":
+        return await self._ask(call, model, self._stream)
+
+    async def _ask(self, call: ChatCall, model: str, attempt: Attempt[T]) -> T:
+        """Ask one replica, and others if it fails. Raises the last error."""
+        self.budget.deposit()
+        key = None
+        if len(self.replicas) > 1 and self._settings.prefix_affinity:
+            key = prefix_key(model, call.messages)
+        replica = self._choose(model, key)
+        if replica is None:
+            raise NoReplica(self._explain_absence(model))
+        tried: list[Replica] = []
+        while True:
+            try:
+                if self._settings.hedge_after_ms is None:
+                    return await attempt(replica, call, model)
+                return await self._hedge(replica, lambda r: attempt(r, call, model), model=model)
+            except (OSError, ApiError) as error:
+                tried.append(replica)
+                other = await self._choose_again(error, model, key, tried)
+                if other is None:
+                    raise
+                replica = other
+
+    def _choose(self, model: str, key: int | None, tried: Sequence[Replica] = ()) -> Replica | None:
+        ready = [
+            replica
+            for replica in self.replicas
+            if replica.engine.state == "ready" and model in replica.engine.models and replica not in tried
+        ]
+        allowed = [replica for replica in ready if replica.breaker.allows()]
+        if not allowed and not self._settings.fallback and not tried:
+            allowed = ready  # nobody else could answer: asking costs less than refusing
+        return choose_replica(allowed, key=key, slack=self._settings.affinity_slack) if allowed else None
+
+    async def _choose_again(
+        self, error: Exception, model: str, key: int | None, tried: list[Replica]
+    ) -> Replica | None:
+        """Who is asked after a failure; None if nobody should be."""
+        if failure_code(error) is None or len(tried) > self._settings.retries:
+            return None
+        other = self._choose(model, key, tried)
+        if other is None and not _may_repeat(error):
+            return None
+        if not self.budget.withdraw():
+            return None
+        if other is None:
+            await asyncio.sleep(_PAUSE_SECONDS * (0.5 + random.random()))
+            other = self._choose(model, key)
+        return other
+
+    async def _hedge(self, first: Replica, attempt: Callable[[Replica], Awaitable[T]], *, model: str) -> T:
+        """Ask a second replica if the first is silent; the first answer counts and the other is cancelled."""
+        assert self._settings.hedge_after_ms is not None
+        running = {asyncio.ensure_future(attempt(first))}
+        try:
+            done, _ = await asyncio.wait(running, timeout=self._settings.hedge_after_ms / 1000)
+            if not done:
+                second = self._choose(model, None, [first])
+                if second is not None and self.budget.withdraw():
+                    self.hedges += 1
+                    running.add(asyncio.ensure_future(attempt(second)))
+            while True:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                won = next((task for task in done if task.exception() is None), None)
+                if won is not None or done == running:
+                    break
+                running -= done
+            winner = won or next(iter(done))
+            running.discard(winner)
+            return winner.result()
+        finally:
+            for task in running:
+                task.add_done_callback(_discard)
+                task.cancel()
+
+    async def _complete(self, replica: Replica, call: ChatCall, model: str) -> PieceData:
+        permit = replica.begin()
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+                piece = await replica.engine.complete(call, model=model)
+        except BaseException as error:
+            replica.end(permit, error)
+            raise
+        replica.end(permit)
+        if len(self.replicas) > 1:
+            piece["replica"] = replica.name
+        return piece
+
+    async def _stream(self, replica: Replica, call: ChatCall, model: str) -> "ReplicaStream":
+        permit = replica.begin()
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+                stream = await replica.engine.stream(call, model=model)
+        except BaseException as error:
+            replica.end(permit, error)
+            raise
+        return ReplicaStream(stream, replica, permit, named=len(self.replicas) > 1)
+
+    def _explain_absence(self, model: str) -> str:
+        if self.state == "ready":
+            holding = any(model in replica.engine.models for replica in self.replicas)
+            return "its replicas failed too often" if holding else f"no replica holds {model}"
+        return self.describe()["reason"]
+
+
+class ReplicaStream:
+    """A ReplyStream that counts for its replica until it is closed."""
+
+    def __init__(self, stream: ReplyStream, replica: Replica, permit: int, *, named: bool) -> None:
+        self._stream, self._replica, self._permit = stream, replica, permit
+        self._open = True
+        self.replica = replica.name if named else None
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        try:
+            return await self._stream.next_pieces()
+        except OSError as error:
+            self._end(error)
+            raise
+
+    def close(self) -> None:
+        self._stream.close()
+        self._end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._open:
+            self._open = False
+            self._replica.end(self._permit, error)
+
+
+def _may_repeat(error: Exception) -> bool:
+    """Whether the same replica may be asked again. What fails on the request itself would fail again."""
+    return not isinstance(error, ApiError) or error.status in (502, 503)
+
+
+async def _wait_idle(replica: Replica, seconds: float) -> None:
+    until = asyncio.get_running_loop().time() + seconds
+    while replica.outstanding and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(_IDLE_SECONDS)
+
+
+async def _end_when_idle(replica: Replica, seconds: float) -> None:
+    try:
+        await _wait_idle(replica, seconds)
+    finally:
+        await replica.engine.stop()
+
+
+def _has_succeeded(task: "asyncio.Task[None]") -> bool:
+    return task.done() and task.exception() is None
+
+
+def _discard(task: "asyncio.Future[Any]") -> None:
+    """A task whose answer is not needed any more."""
+    if not task.cancelled() and task.exception() is None:
+        result = task.result()
+        if isinstance(result, ReplicaStream):
+            result.close()
+
+
+def breaker_limits(settings: FailoverSettings) -> BreakerLimits:
+    return BreakerLimits(
+        settings.breaker_failures, settings.breaker_seconds, settings.breaker_longest_seconds
+    )

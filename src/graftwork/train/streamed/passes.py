@@ -1,0 +1,287 @@
+"""Forward and backward over a model whose weights are on the host, block by block.
+
+In: the token batches of a step. Out: their losses; the gradients are in the units. All batches go through a
+block before the next is fetched: a step fetches every block twice, however many batches it has.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graftwork.train.loss import TokenBatch, token_losses, weighted_loss
+from graftwork.train.streamed.memory import CopyLane
+from graftwork.train.streamed.shell import BlockCall, DecoderShell
+from graftwork.train.streamed.transfers import BlockInputs, GradientSlots, GradientSum, Placement, WeightSlots
+from graftwork.train.streamed.units import HostUnit, ModelUnits, add_rows, measure_norms
+
+
+@dataclass
+class Portion:
+    """Rows that go through a block together."""
+
+    batch: TokenBatch
+    hidden: Tensor
+    """In the forward pass the hidden states, in the backward pass their gradient."""
+    entered: tuple[Tensor, Tensor] | None
+    """The embedded rows and the first block's input, where the decoder does something in between."""
+    calls: list[BlockCall]
+
+
+class StreamedPasses:
+    def __init__(
+        self,
+        shell: DecoderShell,
+        units: ModelUnits,
+        placement: Placement,
+        *,
+        host_inputs: int = 0,
+        head_tokens: int | None = None,
+        ready: Callable[[HostUnit], None] = lambda _unit: None,
+        progress: Callable[..., None] = lambda *_: None,
+    ) -> None:
+        self._shell, self._units, self._placement = shell, units, placement
+        self._head_tokens = head_tokens
+        self._ready, self._progress = ready, progress
+        self._weights = WeightSlots(units.blocks, placement, ready=ready)
+        self._gradients = GradientSlots(units.blocks, placement)
+        self._inputs = BlockInputs(placement, on_host=host_inputs)
+        self._lane = CopyLane(placement.device)
+        self._lowest = next((at for at, unit in enumerate(units.blocks) if unit.trained), len(units.blocks))
+
+    def forget_weights(self) -> None:
+        """The weights on the host have changed."""
+        self._weights.forget()
+
+    def abandon(self) -> None:
+        """Forget what an interrupted step holds."""
+        self._inputs.drop()
+        self._placement.bytes.drop("inputs", "states", "outer", "head")
+
+    def learn(self, batches: Sequence[TokenBatch], normalizer: float) -> list[Tensor]:
+        """The loss of each batch over the normalizer; gradients and their norms are in the units."""
+        outer = self._outer(learn=self._units.outer.trained)
+        portions = self._enter(batches, outer)
+        self._forward(portions, keep=True)
+        losses, sums = self._learn_head(portions, outer, normalizer)
+        self._backward(portions)
+        self._leave(portions, outer, sums)
+        self._gradients.synchronize()
+        self._lane.synchronize()
+        self._exit(portions)
+        return losses
+
+    @torch.no_grad()
+    def lose(self, batches: Sequence[TokenBatch]) -> list[Tensor]:
+        """-log p of every trained token of each batch."""
+        outer = self._outer(learn=False)
+        portions = self._enter(batches, outer)
+        self._forward(portions, keep=False)
+        head = self._fetch(self._head)
+        found = []
+        for portion in portions:
+            states = self._shell.leave(portion.hidden, portion.batch.attended, outer)
+            chosen, targets = states[portion.batch.predicts], portion.batch.targets
+            found.append(
+                torch.cat(
+                    [
+                        token_losses(self._shell.logits(chosen[part], head), targets[part])
+                        for part in self._chunks(len(targets))
+                    ]
+                )
+            )
+        self._drop(self._head)
+        self._exit(portions)
+        return found
+
+    def _outer(self, *, learn: bool) -> dict[str, Tensor]:
+        """Weights outside of the blocks: few, and on the device for the whole step."""
+        unit = self._units.outer
+        self._ready(unit)
+        flat = unit.working.to(self._placement.device, copy=True)
+        self._placement.bytes.take("outer", flat.nbytes)
+        return {name: view.detach().requires_grad_(learn) for name, view in unit.views(flat).items()}
+
+    def _enter(self, batches: Sequence[TokenBatch], outer: dict[str, Tensor]) -> list[Portion]:
+        """Look up the rows of all batches: the table is on the device only for that."""
+        table = self._fetch(self._units.table)
+        portions = []
+        for batch in batches:
+            rows = self._shell.embed(batch.tokens, table)
+            embedded = rows.detach().requires_grad_(self._units.table.trained)
+            with torch.set_grad_enabled(self._units.table.trained and torch.is_grad_enabled()):
+                first, calls = self._shell.enter(embedded, batch.attended, outer)
+            self._placement.bytes.take("states", first.nbytes)
+            entered = None if first is embedded else (embedded, first)
+            portions.append(Portion(batch, first.detach(), entered, calls))
+        self._drop(self._units.table)
+        return portions
+
+    def _exit(self, portions: list[Portion]) -> None:
+        outer = self._units.outer
+        self._placement.bytes.give_back("outer", outer.elements * self._placement.dtype.itemsize)
+        for portion in portions:
+            self._placement.bytes.give_back("states", portion.hidden.nbytes)
+
+    @torch.no_grad()
+    def _forward(self, portions: list[Portion], *, keep: bool) -> None:
+        for at in range(len(self._units.blocks)):
+            self._progress("forward")
+            weights = self._weights.use(at)
+            self._weights.prefetch(at + 1)
+            for number, portion in enumerate(portions):
+                hidden = portion.hidden
+                if keep and at >= self._lowest:
+                    self._inputs.put(at, number, hidden)
+                portion.hidden = self._shell.run(at, weights, hidden, portion.calls[at])
+
+    @property
+    def _head(self) -> HostUnit:
+        return self._units.head or self._units.table
+
+    def _fetch(self, unit: HostUnit) -> dict[str, Tensor]:
+        """The table or the head, which are on the device only while they are used."""
+        self._ready(unit)
+        flat = self._placement.buffer(unit.elements, self._placement.dtype, "head")
+        self._lane.copy(flat, unit.working).wait()
+        return unit.views(flat)
+
+    def _drop(self, unit: HostUnit) -> None:
+        self._placement.bytes.give_back("head", unit.elements * self._placement.dtype.itemsize)
+
+    def _chunks(self, count: int) -> list[slice]:
+        size = self._head_tokens or max(count, 1)
+        return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+    def _learn_head(
+        self, portions: list[Portion], outer: dict[str, Tensor], normalizer: float
+    ) -> tuple[list[Tensor], GradientSum | None]:
+        """The losses; the portions' hidden states become their gradients."""
+        self._progress("backward")
+        unit = self._head
+        weights = self._fetch(unit)
+        head = {name: view.detach().requires_grad_(unit.trained) for name, view in weights.items()}
+        summed = self._sum_of(unit, "head", passes=len(portions)) if unit.trained else None
+        sums = (
+            self._sum_of(self._units.outer, "outer", passes=len(portions))
+            if self._units.outer.trained
+            else None
+        )
+        losses = []
+        for portion in portions:
+            batch = portion.batch
+            leaf = portion.hidden.detach().requires_grad_()
+            states = self._shell.leave(leaf, batch.attended, outer)
+            chosen = states.detach()[batch.predicts]
+            back = torch.zeros_like(states)
+            loss, back[batch.predicts] = self._learn_chunks(chosen, batch, head, summed, normalizer)
+            losses.append(loss)
+            asked = list(outer.values()) if sums is not None else []
+            gradients = torch.autograd.grad(states, [leaf, *asked], back, allow_unused=True)
+            portion.hidden = gradients[0]
+            if sums is not None:
+                sums.add(dict(zip(outer, gradients[1:], strict=True)))
+        if summed is not None:
+            self._send(summed, "head")
+        self._drop(self._head)
+        return losses, sums
+
+    def _learn_chunks(
+        self,
+        chosen: Tensor,
+        batch: TokenBatch,
+        head: dict[str, Tensor],
+        summed: GradientSum | None,
+        normalizer: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch and its gradient by the chosen hidden states, chunk by chunk."""
+        total, back = torch.zeros((), device=chosen.device), torch.empty_like(chosen)
+        for part in self._chunks(len(batch.targets)):
+            leaf = chosen[part].detach().requires_grad_()
+            weights = None if batch.weights is None else batch.weights[part]
+            logits = self._shell.logits(leaf, head)
+            loss = weighted_loss(logits, batch.targets[part], weights) / normalizer
+            del logits
+            asked = list(head.values()) if summed is not None else []
+            gradients = torch.autograd.grad(loss, [leaf, *asked])
+            back[part] = gradients[0]
+            total = total + loss.detach()
+            if summed is not None:
+                summed.add(dict(zip(head, gradients[1:], strict=True)))
+        return total, back
+
+    def _sum_of(self, unit: HostUnit, part: str, *, passes: int) -> GradientSum:
+        """Where gradients outside of the blocks are added up: in float32, if there are several."""
+        assert unit.gradient is not None
+        several = passes > 1 or self._head_tokens is not None
+        kind = torch.float32 if several else unit.gradient.dtype
+        return GradientSum(unit, self._placement.buffer(unit.elements, kind, part))
+
+    def _send(self, summed: GradientSum, part: str) -> None:
+        unit = summed.unit
+        assert unit.gradient is not None
+        summed.finish()
+        flat = summed.flat.to(unit.gradient.dtype)
+        measure_norms(unit, flat)
+        self._lane.copy(unit.gradient, flat)
+        self._placement.bytes.give_back(part, summed.flat.nbytes)
+
+    def _backward(self, portions: list[Portion]) -> None:
+        blocks = self._units.blocks
+        for at in reversed(range(self._lowest, len(blocks))):
+            self._progress("backward")
+            weights = self._weights.use(at)
+            self._weights.prefetch(at - 1 if at > self._lowest else -1)
+            leaves = {name: view.detach().requires_grad_() for name, view in weights.items()}
+            summed = self._gradients.begin(blocks[at], passes=len(portions))
+            onwards = at > self._lowest or self._units.table.trained
+            for number, portion in enumerate(portions):
+                self._prefetch_input(at, number, len(portions))
+                hidden = self._inputs.take(at, number).detach().requires_grad_(onwards)
+                out = self._shell.run(at, leaves, hidden, portion.calls[at])
+                asked = [hidden, *leaves.values()] if onwards else list(leaves.values())
+                gradients: Sequence[Any] = torch.autograd.grad(out, asked, portion.hidden, allow_unused=True)
+                del out
+                if onwards:
+                    portion.hidden = gradients[0]
+                    gradients = gradients[1:]
+                summed.add(dict(zip(leaves, gradients, strict=True)))
+                del gradients
+            summed.finish()
+            self._gradients.send(summed)
+
+    def _prefetch_input(self, at: int, number: int, portions: int) -> None:
+        """The next input that will be asked for is fetched while this one is computed with."""
+        if number + 1 < portions:
+            self._inputs.prefetch(at, number + 1)
+        elif at > self._lowest:
+            self._inputs.prefetch(at - 1, 0)
+
+    def _leave(self, portions: list[Portion], outer: dict[str, Tensor], sums: GradientSum | None) -> None:
+        """The gradients of what is before the blocks: of the embedding, on the host."""
+        table = self._units.table
+        if table.trained:
+            self._lane.synchronize()
+            if self._units.head is not None:
+                assert table.gradient is not None
+                table.gradient.zero_()
+        for portion in portions:
+            if not table.trained:
+                break
+            back = portion.hidden
+            if portion.entered is not None:
+                embedded, first = portion.entered
+                asked = [embedded, *(outer.values() if sums is not None else ())]
+                found = torch.autograd.grad(first, asked, back, allow_unused=True)
+                back = found[0]
+                if sums is not None:
+                    sums.add(dict(zip(outer, found[1:], strict=True)))
+            back = back * self._shell.row_scale if self._shell.row_scale != 1 else back
+            add_rows(table, portion.batch.tokens, back, padding=self._shell.padding)
+        if table.trained:
+            assert table.gradient is not None
+            measure_norms(table, table.gradient)
+        if sums is not None:
+            self._send(sums, "outer")

@@ -1,0 +1,307 @@
+"""The decisions that keep an endpoint up: breaker, retry budget, balance and chains. No process or socket."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from graftwork.serve.failover.balance import choose_replica, make_seed, prefer, prefix_key
+from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
+from graftwork.serve.failover.budget import RetryBudget
+from graftwork.serve.failover.chain import NoReplica, failure_code, find_chain, is_replica_fault
+from graftwork.serve.failover.settings import FailoverSettings
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.settings import EngineSettings
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_breaker(failures=3, pause=1.0, longest=8.0):
+    clock = Clock()
+    return CircuitBreaker(BreakerLimits(failures, pause, longest), clock=clock), clock
+
+
+def open_it(breaker):
+    for _ in range(breaker.limits.failures):
+        breaker.fail(breaker.begin())
+
+
+# -- circuit breaker -----------------------------------------------------------------------------
+
+
+def test_a_circuit_opens_after_failures_in_a_row_and_not_after_failures_between_successes():
+    breaker, _ = make_breaker(failures=3)
+    for _ in range(20):
+        breaker.fail(breaker.begin())
+        breaker.fail(breaker.begin())
+        breaker.succeed(breaker.begin())
+    assert breaker.state == "closed"
+    open_it(breaker)
+    assert breaker.state == "open"
+    assert not breaker.allows()
+
+
+def test_a_half_open_circuit_lets_one_request_try_and_closes_if_it_succeeds():
+    breaker, clock = make_breaker()
+    open_it(breaker)
+    clock.now = 1.0
+    assert breaker.state == "half_open"
+    assert breaker.allows()
+    trial = breaker.begin()
+    assert not breaker.allows()
+    breaker.succeed(trial)
+    assert breaker.state == "closed"
+
+
+def test_each_failed_trial_doubles_the_pause_up_to_the_longest():
+    breaker, clock = make_breaker(pause=1.0, longest=4.0)
+    open_it(breaker)
+    pauses = []
+    for _ in range(4):
+        began = clock.now
+        while not breaker.allows():
+            clock.now += 0.5
+        pauses.append(clock.now - began)
+        breaker.fail(breaker.begin())
+    assert pauses == [1.0, 2.0, 4.0, 4.0]
+
+
+def test_a_trial_whose_client_leaves_makes_room_for_another():
+    breaker, clock = make_breaker()
+    open_it(breaker)
+    clock.now = 1.0
+    breaker.abandon(breaker.begin())
+    assert breaker.allows()
+
+
+def test_requests_that_began_before_the_circuit_opened_do_not_close_it():
+    breaker, _ = make_breaker()
+    early = breaker.begin()
+    open_it(breaker)
+    breaker.succeed(early)
+    assert breaker.state == "open"
+
+
+def test_failures_of_an_old_process_do_not_count_against_the_new_one():
+    breaker, _ = make_breaker(failures=2)
+    old = [breaker.begin() for _ in range(10)]
+    breaker.reset()
+    for permit in old:
+        breaker.fail(permit)
+    assert breaker.state == "closed"
+
+
+STEPS = ["begin", "succeed", "fail", "abandon", "wait", "reset"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9))))
+def test_at_most_one_trial_runs_whatever_happens(steps):
+    """A circuit that is not closed never lets a second request pass while the first one tries."""
+    breaker, clock = make_breaker(failures=2)
+    permits, trials = [], set()
+    for step, number in steps:
+        if step == "begin":
+            if not breaker.allows():
+                continue
+            is_trial = breaker.state != "closed"
+            permits.append(breaker.begin())
+            if is_trial:
+                assert not trials
+                trials.add(permits[-1])
+        elif step == "wait":
+            clock.now += number / 3
+        elif step == "reset":
+            breaker.reset()
+            trials.clear()
+        elif permits:
+            permit = permits.pop(number % len(permits))
+            getattr(breaker, step)(permit)
+            trials.discard(permit)
+        assert breaker.state in ("closed", "open", "half_open")
+
+
+# -- retry budget --------------------------------------------------------------------------------
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.integers(0, 20),
+    st.lists(st.booleans(), max_size=300),
+)
+def test_retries_never_exceed_the_burst_and_their_share_of_the_requests(share, burst, steps):
+    budget, requests = RetryBudget(share=share, burst=burst), 0
+    for is_request in steps:
+        if is_request:
+            budget.deposit()
+            requests += 1
+        else:
+            budget.withdraw()
+        assert budget.spent <= burst + share * requests + 1e-6
+
+
+def test_a_budget_that_is_spent_fills_again_with_requests():
+    budget = RetryBudget(share=0.5, burst=2)
+    assert [budget.withdraw() for _ in range(3)] == [True, True, False]
+    budget.deposit()
+    assert not budget.withdraw()
+    budget.deposit()
+    assert budget.withdraw()
+    assert (budget.spent, budget.refused) == (3, 2)
+
+
+# -- balance -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    seed: int
+    weight: float = 1.0
+    outstanding: int = 0
+    assigned: int = 0
+
+
+def make_loads(weights):
+    return [Load(make_seed(str(number)), weight) for number, weight in enumerate(weights, 1)]
+
+
+weights = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=6)
+
+
+@given(weights, st.integers(1, 200))
+def test_one_request_at_a_time_is_spread_by_weight(values, count):
+    loads = make_loads(values)
+    for _ in range(count):
+        choose_replica(loads).assigned += 1
+    for load in loads:
+        assert abs(load.assigned - count * load.weight / sum(values)) <= len(loads)
+
+
+@given(weights, st.integers(1, 200))
+def test_running_requests_are_spread_by_weight(values, count):
+    loads = make_loads(values)
+    for _ in range(count):
+        chosen = choose_replica(loads)
+        chosen.outstanding += 1
+        chosen.assigned += 1
+    for load in loads:
+        for other in loads:
+            most = other.outstanding / other.weight + 1 / load.weight
+            assert load.outstanding / load.weight <= most + 1e-9
+
+
+@given(weights, st.integers(0, 2**32 - 1), st.integers(0, 5))
+def test_a_prompt_keeps_its_replica_when_another_one_leaves(values, key, gone):
+    loads = make_loads(values)
+    preferred = prefer(loads, key)
+    left = [load for number, load in enumerate(loads) if number != gone]
+    if preferred in left:
+        assert prefer(left, key) is preferred
+
+
+@given(weights, st.integers(0, 2**32 - 1), st.integers(1, 200))
+def test_a_popular_prompt_leaves_its_replica_before_it_is_overloaded(values, key, count):
+    loads = make_loads(values)
+    for number in range(count):
+        chosen = choose_replica(loads, key=key, slack=1.25)
+        chosen.outstanding += 1
+        fair = 1.25 * (number + 1) * chosen.weight / sum(values)
+        least = min(load.outstanding / load.weight for load in loads)
+        assert chosen.outstanding <= fair + 1 or chosen.outstanding - 1 <= least * chosen.weight + 1e-9
+
+
+def test_an_idle_pool_gives_a_prompt_to_the_same_replica_each_time():
+    loads = make_loads([1, 1, 1, 1])
+    key = prefix_key(
+        "champion", [{"role": "system", "content": "Be short."}, {"role": "user", "content": "a"}]
+    )
+    same = prefix_key(
+        "champion", [{"role": "system", "content": "Be short."}, {"role": "user", "content": "b"}]
+    )
+    assert key == same is not None
+    assert len({choose_replica(loads, key=key).seed for _ in range(20)}) == 1
+
+
+def test_prompts_are_spread_over_the_replicas_by_weight():
+    loads = make_loads([1, 1, 2])
+    keys = [prefix_key("m", [{"role": "system", "content": f"prompt {n}"}]) for n in range(4000)]
+    counts = [sum(prefer(loads, key) is load for key in keys) for load in loads]
+    assert abs(counts[0] - 1000) < 150
+    assert abs(counts[2] - 2000) < 150
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "hi"}]])
+def test_without_a_system_prompt_there_is_no_affinity(messages):
+    assert prefix_key("champion", messages) is None
+
+
+# -- chains --------------------------------------------------------------------------------------
+
+
+def test_only_failures_that_somebody_else_could_avoid_are_answered_by_somebody_else():
+    assert failure_code(ConnectionResetError()) == "engine_down"
+    assert failure_code(NoReplica("none")) == "engine_down"
+    assert failure_code(TimeoutError()) == "attempt_timeout"
+    assert failure_code(ApiError(503, "loading", code="model_not_loaded")) == "model_not_loaded"
+    assert failure_code(ApiError(500, "broken")) == "engine_error"
+    assert failure_code(ApiError(429, "full", code="full")) == "full"
+    assert failure_code(ApiError(400, "bad request")) is None
+    assert failure_code(ApiError(504, "late", code="timeout")) is None
+    assert failure_code(ValueError()) is None
+
+
+def test_a_full_replica_and_a_bad_request_are_no_fault_of_the_replica():
+    assert is_replica_fault(ConnectionResetError())
+    assert is_replica_fault(ApiError(502, "broken"))
+    assert not is_replica_fault(ApiError(429, "full", code="full"))
+    assert not is_replica_fault(ApiError(400, "bad request"))
+    assert not is_replica_fault(ApiError(504, "late", code="timeout"))
+
+
+def test_a_model_has_its_own_chain_or_the_one_for_all():
+    chains = {"support": ("champion", "base"), "*": ("base", "remote")}
+    assert find_chain(chains, "support") == ("champion", "base")
+    assert find_chain(chains, "champion") == ("base", "remote")
+    assert find_chain(chains, "base") == ("remote",)
+    assert find_chain({}, "champion") == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fallback": {"base": ["base"]}},
+        {"fallback": {"champion": ["base", "base"]}},
+        {"probe_seconds": 9.0},
+        {"endpoints": {"../x": {"url": "http://127.0.0.1:1/v1", "model": "m"}}},
+        {"retry_budget": 1.5},
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        FailoverSettings.model_validate(wrong)
+
+
+def test_replicas_are_a_number_of_processes_or_a_list_of_servers():
+    assert [weight for _, weight in EngineSettings(replicas=3).split_replicas()] == [1.0, 1.0, 1.0]
+    servers = [{"url": "http://10.0.0.1:8000/v1", "weight": 2}, {"url": "http://10.0.0.2:8000/v1"}]
+    settings = EngineSettings.model_validate({"kind": "vllm", "replicas": servers})
+    assert [(one.url, weight) for one, weight in settings.split_replicas()] == [
+        ("http://10.0.0.1:8000/v1", 2.0),
+        ("http://10.0.0.2:8000/v1", 1.0),
+    ]
+    for wrong in (
+        {"kind": "embedded", "replicas": servers},
+        {"kind": "vllm", "replicas": servers, "url": "http://10.0.0.3:8000/v1"},
+        {"kind": "vllm", "replicas": 2, "url": "http://10.0.0.3:8000/v1"},
+        {"kind": "vllm", "replicas": []},
+        {"kind": "embedded", "replicas": 0},
+    ):
+        with pytest.raises(ValidationError):
+            EngineSettings.model_validate(wrong)
