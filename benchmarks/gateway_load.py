@@ -122,9 +122,10 @@ def started_litellm(folder: str, upstream: str) -> Iterator[tuple[int, int]]:
         "--host",
         "127.0.0.1",
     ]
+    local = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with (
         Path(folder, "litellm.log").open("w") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as process,
+        subprocess.Popen(command, stdout=log, stderr=log, env=local) as process,
     ):
         try:
             until = time.monotonic() + 240

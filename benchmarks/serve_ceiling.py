@@ -23,7 +23,7 @@ from graftwork.inference.engine import DecodingSettings, EngineSource
 from graftwork.model.base import EMBEDDED, find_base
 
 ROWS = 8
-SHORT, LONG = 8, 40
+SHORT, LONG = 4, 20
 """Tokens of each answer; the difference leaves out what reading the prompts takes."""
 
 
