@@ -70,6 +70,8 @@ def run_mock() -> None:
 
 async def _mock() -> None:
     async def answer(request: Request) -> Answer:
+        if request.method == "GET":
+            return json_response({"object": "list", "data": [{"id": "mock"}]})
         asked = json.loads(request.body)
         if not asked.get("stream"):
             message = {"role": "assistant", "content": "It says so."}
