@@ -15,7 +15,7 @@ from graftwork.evaluate.score import sessions_of
 from graftwork.evaluate.settings import choose_success
 from graftwork.evaluate.subjects import LOG, parse_subjects
 from graftwork.grading.grade import against_reference
-from graftwork.grading.interface import GradeContext
+from graftwork.pipeline.answer_checks import grade_context, require_live_check
 from graftwork.pipeline.costs import price_cases
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
@@ -52,7 +52,7 @@ def predict_escalation(
 
 def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
     """Metrics of the evaluation that can be computed from an answer alone."""
-    context = _context(work)
+    context = grade_context(work)
     return tuple(
         name
         for name in work.settings.evaluate.metrics
@@ -64,21 +64,14 @@ def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
 
 
 def _require_checks(work: OpenProject, checks: Sequence[str], small: SubjectReport) -> None:
-    context = _context(work)
     for name in checks:
+        require_live_check(name, grade_context(work), where="--check")
         if name not in small.metrics or small.metrics[name].kind == "number":
             known = ", ".join(find_checks(work, small)) or "none"
             raise UserMistake(
                 f"{name} is not a check of this evaluation",
                 why=f"metrics that can be computed from an answer alone: {known}",
                 fix="name one of them, or add it under evaluate.metrics or evaluate.checks",
-                where="--check",
-            )
-        if against_reference(name, context):
-            raise UserMistake(
-                f"{name} needs the reference answer",
-                why="a live request has none, so the check could not decide there",
-                fix="use checks of the answer itself, such as json_valid or a JSON Schema",
                 where="--check",
             )
     if not checks:
@@ -88,15 +81,6 @@ def _require_checks(work: OpenProject, checks: Sequence[str], small: SubjectRepo
             fix="add a check such as json_valid, a JSON Schema or a function of your own to evaluate.checks",
             where="evaluate.checks",
         )
-
-
-def _context(work: OpenProject) -> GradeContext:
-    settings = work.settings.evaluate
-    return GradeContext(
-        fields=settings.fields,
-        checks={check.name: check for check in settings.checks},
-        folder=work.project.root,
-    )
 
 
 def _answered(

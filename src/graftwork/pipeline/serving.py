@@ -16,6 +16,7 @@ from typing import Any, Literal
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.files.router import read_router, router_path
+from graftwork.pipeline.answer_checks import LiveChecks
 from graftwork.pipeline.engine_verdicts import require_engine_gate
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
@@ -116,6 +117,21 @@ def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
     return Family(settings.family, main=project.main_model, aliases=aliases, router=router)
 
 
+def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None:
+    """The checks of `serve.escalate`; None where every answer is sent as it is."""
+    if settings.escalate is None:
+        return None
+    known = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
+    if settings.escalate.to not in known:
+        raise UserMistake(
+            f"there is no {settings.escalate.to!r} to escalate to",
+            why=f"known: {', '.join(sorted(known))}",
+            fix="name the large model under serve.failover.endpoints, or name an alias",
+            where="serve.escalate.to",
+        )
+    return LiveChecks(work, settings.escalate.checks)
+
+
 def serve_here(
     work: OpenProject,
     settings: ServeSettings,
@@ -146,6 +162,7 @@ def serve_here(
                     read_traces=read_traces,
                     read_settings=None if revise is None else lambda: revise(_read_settings(work)),
                     family=open_family(work, settings),
+                    checks=open_checks(work, settings),
                 ),
                 on_ready=on_ready,
                 stop=stop,

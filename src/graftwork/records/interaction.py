@@ -29,6 +29,7 @@ class Message(Record):
 
 CORRECTED_FIELDS = ("corrected_by", "corrected_at")
 TRACE_FIELDS = ("trace", "cost", "cached_tokens")
+ESCALATED_FIELDS = ("escalated_from", "failed_check", "rejected")
 
 
 class CaptureOrigin(Record):
@@ -151,10 +152,16 @@ class Capture(Record):
     cost: float | None = None
     """US dollars, as the trace states them."""
     cached_tokens: int | None = None
+    escalated_from: str | None = None
+    """The small model's release whose answer failed `failed_check`; `release` answered instead."""
+    failed_check: str | None = None
+    rejected: str | None = None
+    """The answer of `escalated_from`."""
 
     def to_line(self) -> str:
         """The capture as a line of a log; what is not stated is left out, as older versions did."""
-        unknown = {name for name in (*CORRECTED_FIELDS, *TRACE_FIELDS) if getattr(self, name) is None}
+        optional = (*CORRECTED_FIELDS, *TRACE_FIELDS, *ESCALATED_FIELDS)
+        unknown = {name for name in optional if getattr(self, name) is None}
         return self.model_dump_json(exclude=unknown)
 
 

@@ -49,6 +49,15 @@ _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
+class EscalatedAnswer:
+    """The small model's answer that failed a check, so that a large model answered."""
+
+    release: str
+    check: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServedExchange:
     """One answer as it went out, not redacted yet."""
 
@@ -69,6 +78,7 @@ class ServedExchange:
     trace: str | None = None
     cost: float | None = None
     cached_tokens: int | None = None
+    escalated: EscalatedAnswer | None = None
 
 
 class CaptureWriter:
@@ -174,7 +184,7 @@ class CaptureWriter:
 def make_capture(exchange: ServedExchange) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
-    assignment = exchange.assignment
+    assignment, escalated = exchange.assignment, exchange.escalated
     return Capture(
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
@@ -196,6 +206,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         trace=redact_name(exchange.trace, redactor, kind="trace"),
         cost=exchange.cost,
         cached_tokens=exchange.cached_tokens,
+        escalated_from=None if escalated is None else escalated.release,
+        failed_check=None if escalated is None else escalated.check,
+        rejected=None if escalated is None else redactor.redact(escalated.reply).text,
     )
 
 

@@ -13,7 +13,7 @@ from graftwork.serve.api.call import (
     TokenUsage,
     describe_reply,
 )
-from graftwork.serve.captures import ServedExchange
+from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.choices import count_usage
 from graftwork.serve.engine_protocol import ServingEngine
 from graftwork.serve.failover.chain import failure_code
@@ -57,6 +57,12 @@ class RunningExchange:
     disconnected: bool = False
     route: str = ""
     """The member of the family that answers, and why; for the response header."""
+    is_held: bool = False
+    """The answer is checked before its first byte is sent, also where it is streamed."""
+    escalation: str = ""
+    """Which check failed and who answers; for the response header."""
+    escalated: EscalatedAnswer | None = None
+    """The small model's answer, where the large one answers instead."""
 
     def headers(self, *, captured: bool) -> Headers:
         headers: Headers = (("x-graft-release", self.head.release),)
@@ -66,7 +72,23 @@ class RunningExchange:
             headers += (("x-graft-capture", self.capture_id),)
         if self.replica is not None:
             headers += (("x-graft-replica", self.replica),)
+        if self.escalation:
+            headers += (("x-graft-escalation", self.escalation),)
         return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
+
+    def escalate_to(self, target: FallbackTarget, *, check: str, answer: str) -> None:
+        """The large model answers; the small one's answer is kept as the rejected one."""
+        self.escalated = EscalatedAnswer(self.head.release, check, answer)
+        self.head = replace(self.head, release=target.release)
+        self.engine, self.model = target.engine, target.model
+        if self.assignment is not None:
+            self.assignment, self.capture_id = None, uuid.uuid4().hex
+
+    def keep_small(self, small: "RunningExchange") -> None:
+        """The large model failed: the small one's answer is sent after all."""
+        self.escalated = None
+        self.head, self.engine, self.model = small.head, small.engine, small.model
+        self.assignment, self.capture_id = small.assignment, small.capture_id
 
     def answer_by(self, target: FallbackTarget, why: str) -> None:
         """Another model answers. It is no part of an experiment, and the capture is its own."""
@@ -112,6 +134,7 @@ class RunningExchange:
             total_ms=elapsed * 1000,
             disconnected=self.disconnected,
             assignment=self.assignment,
+            escalated=self.escalated,
         )
 
 

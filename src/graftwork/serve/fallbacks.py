@@ -45,12 +45,13 @@ class Fallbacks:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
         names = find_chain(self.chains, model)
         for place in range(passed, len(names)):
-            target = self._resolve(names[place], routes, place + 1)
+            target = self.resolve(names[place], routes, place + 1)
             if target is not None and target.release != failed:
                 return target
         return None
 
-    def _resolve(self, name: str, routes: Routes, passed: int) -> FallbackTarget | None:
+    def resolve(self, name: str, routes: Routes, passed: int = 0) -> FallbackTarget | None:
+        """The endpoint, alias or release of this name, if it can be asked now."""
         endpoint = self._endpoints.get(name)
         if endpoint is not None:
             model = endpoint.models[0] if endpoint.models else ""

@@ -28,6 +28,7 @@ from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSi
 from graftwork.serve.choices import complete_choices, stream_choices
 from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
+from graftwork.serve.escalation import Escalator, HeldReply
 from graftwork.serve.exchange import RunningExchange, begin_exchange
 from graftwork.serve.failover.chain import NoReplica, failure_code
 from graftwork.serve.failover_metrics import FallbackCounts, render_failover
@@ -55,6 +56,13 @@ APIS = {
     "/v1/messages": MESSAGES,
     "/v1/embeddings": EMBEDDINGS,
 }
+_OUTCOMES = {
+    "escalated": "answered",
+    "failed": "failed too",
+    "unavailable": "is not ready",
+    "over budget": "is over budget",
+}
+"""What became of an answer that failed a check, for the response header."""
 _KNOWN = {
     **dict.fromkeys(APIS, "POST"),
     "/v1/models": "GET",
@@ -94,6 +102,7 @@ class Gateway:
             most = settings.traces_max_unpacked_bytes
             self._traces = TraceIntake(read_traces, captures=captures, most_bytes=most)
         self.fallbacks: Fallbacks | None = None
+        self.escalator: Escalator | None = None
         self._fallback_counts: FallbackCounts = Counter()
         self.draining = False
         self._idle = asyncio.Event()
@@ -263,10 +272,15 @@ class Gateway:
         self.metrics.in_flight += 1
         streaming = False
         try:
+            running.is_held = self.escalator is not None and self.escalator.applies_to(running)
             async with asyncio.timeout(self._seconds_left(running)):
                 result = await self._ask(running)
+                if running.is_held and isinstance(result, list):
+                    result = await self._check(result, running)
             if isinstance(result, list):
-                return self._answer_whole(result, running)
+                if not running.call.stream:
+                    return self._answer_whole(result, running)
+                result = HeldReply(result)
             running.replica = getattr(result, "replica", None)
             headers = (*_EVENT_STREAM, *running.headers(captured=self._is_captured(running)))
             streaming = True  # from here on, `_events` decrements the counter
@@ -294,6 +308,29 @@ class Gateway:
                 why = failure_code(error)
                 if why is None or not self._fall_back(running, why):
                     raise first from None
+
+    async def _check(self, choices: list[PieceData], running: RunningExchange) -> list[PieceData]:
+        """The answer if it passes the project's checks, else that of the large model if it can be asked."""
+        assert self.escalator is not None
+        found = await self.escalator.judge(running.call.messages, choices[0]["text"])
+        if found is None:
+            return choices
+        target = None
+        if found.allowed and self.fallbacks is not None:
+            target = self.fallbacks.resolve(self.escalator.settings.to, self._routes())
+        outcome = "escalated" if target is not None else "unavailable" if found.allowed else "over budget"
+        if target is not None:
+            small = replace(running)
+            running.escalate_to(target, check=found.check, answer=choices[0]["text"])
+            try:
+                asked = await _ask_engine(target.engine, running)
+                choices = asked if isinstance(asked, list) else choices
+            except (OSError, ApiError):
+                running.keep_small(small)
+                outcome = "failed"
+        self.metrics.escalated[found.check, outcome] += 1
+        running.escalation = f"{found.check} failed, {self.escalator.settings.to} {_OUTCOMES[outcome]}"
+        return choices
 
     def _fall_back(self, running: RunningExchange, why: str) -> bool:
         """Whether somebody else can be asked; if so, the exchange is theirs."""
@@ -449,6 +486,8 @@ def _read_limits(settings: ServeSettings) -> ChatLimits:
 
 async def _ask_engine(engine: ServingEngine, running: RunningExchange) -> list[PieceData] | ReplyStream:
     call, model = running.call, running.model
+    if running.is_held:
+        call = replace(call, stream=False)
     if call.stream:
         if call.options is None:
             return await engine.stream(call, model=model)

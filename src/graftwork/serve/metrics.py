@@ -16,6 +16,8 @@ class Metrics:
     """Those of them that got no answer."""
     routed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Requests to the family by member and by what chose it."""
+    escalated: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Answers that failed a check, by check and by what became of them."""
     disconnects: int = 0
     in_flight: int = 0
     _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
@@ -55,6 +57,10 @@ class Metrics:
             lines.append("# TYPE graft_routed_total counter")
         for (model, by), count in sorted(self.routed.items()):
             lines.append(f'graft_routed_total{{model="{model}",by="{by}"}} {count}')
+        if self.escalated:
+            lines.append("# TYPE graft_escalations_total counter")
+        for (check, outcome), count in sorted(self.escalated.items()):
+            lines.append(f'graft_escalations_total{{check="{check}",outcome="{outcome}"}} {count}')
         own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
         for name, value in {**own, **gauges}.items():
             kind = "counter" if name.endswith("_total") else "gauge"

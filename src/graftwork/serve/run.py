@@ -5,6 +5,7 @@ import errno
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
+from graftwork.serve.escalation import AnswerChecks, Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
@@ -43,6 +45,8 @@ class ServedProject:
     read_settings: ReadSettings | None = None
     """What a reload applies; None reads the aliases only."""
     family: Family | None = None
+    checks: AnswerChecks | None = None
+    """Checks of `serve.escalate`."""
 
 
 async def serve(
@@ -79,6 +83,8 @@ async def serve(
     gateway.fallbacks = Fallbacks(
         settings.failover.fallback, engine=engines.pool, endpoints=engines.endpoints
     )
+    if settings.escalate is not None and project.checks is not None:
+        gateway.escalator = Escalator(settings.escalate, checks=project.checks, clock=time.monotonic)
     reloader = SettingsReloader(
         settings,
         read=project.read_settings,

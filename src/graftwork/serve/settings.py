@@ -99,6 +99,29 @@ class FamilySettings(Record):
     )
 
 
+class EscalateSettings(Record):
+    """The small model answers first; where one of the checks fails, a large one answers instead."""
+
+    to: str = Field(description="Who answers then: a name under `serve.failover.endpoints`, or an alias.")
+
+    checks: tuple[str, ...] = Field(
+        min_length=1,
+        description="Metrics and checks of `evaluate` that the answer must pass. Those that compare with a "
+        "reference are refused.",
+    )
+
+    models: tuple[str, ...] = Field(
+        default=(),
+        description="Names of models whose answers are checked; empty: all but `base` and release ids.",
+    )
+
+    per_minute: int | None = Field(
+        default=60, ge=1, description="Escalations in a minute. Beyond it the small model's answer is sent."
+    )
+
+    per_day: int | None = Field(default=1000, ge=1, description="Escalations in a day, likewise.")
+
+
 EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 
 
@@ -325,6 +348,12 @@ class ServeSettings(Record):
         default=None,
         description="One name for all models of the project: rules and a learned router choose the member. "
         "None: requests name their model.",
+    )
+
+    escalate: EscalateSettings | None = Field(
+        default=None,
+        description="Small first, large when needed. `graft eval escalation` predicts what it does. None: "
+        "every answer is sent as it is.",
     )
 
     split: SplitSettings | None = Field(

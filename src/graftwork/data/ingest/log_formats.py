@@ -143,7 +143,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         prompt_tokens=capture.prompt_tokens,
         reply_tokens=None if was_wrong else capture.reply_tokens,
         max_tokens=None if was_wrong else take_count(limit),
-        rejected=served if was_wrong and served.strip() else None,
+        rejected=(served if was_wrong and served.strip() else None) or capture.rejected,
         reward=None if was_wrong else capture.feedback,
         cost=capture.cost,
         cached_tokens=capture.cached_tokens,

@@ -1,0 +1,153 @@
+"""Small first, large when needed, over HTTP: who answers, what the headers say, what is captured."""
+
+import json
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from openai import AsyncOpenAI
+from serve_harness import DEADLINE, RELEASE, ListSink, open_house
+
+from graftwork.data.ingest.log_formats import read_captured
+from graftwork.records.interaction import Origin
+from graftwork.serve.escalation import Escalator
+from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.settings import EscalateSettings
+
+GOOD, BAD = "answer as JSON", "say anything"
+
+
+class LargeEngine:
+    """The large model: always right, unless it `fails`."""
+
+    state = "ready"
+    models = ("large-1",)
+
+    def __init__(self, *, fails=False):
+        self.asked, self.fails = [], fails
+
+    async def complete(self, call, *, model):
+        self.asked.append(model)
+        if self.fails:
+            raise ConnectionError("the large model is gone")
+        return {
+            "text": "from the large model",
+            "finish_reason": "stop",
+            "prompt_tokens": 3,
+            "reply_tokens": 4,
+        }
+
+
+class AsksForJson:
+    def find_failing(self, messages, text):
+        return None if "JSON" in text else "json_valid"
+
+
+@asynccontextmanager
+async def open_pair(sink=None, *, large=None, **settings):
+    large = large or LargeEngine()
+    asked = EscalateSettings(to="large", checks=("json_valid",), **settings)
+    async with (
+        open_house(sink) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
+    ):
+        house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
+        house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+        yield house, client
+
+
+async def ask(client, question, model="champion", **options):
+    messages = [{"role": "user", "content": question}]
+    answer = await client.chat.completions.with_raw_response.create(model=model, messages=messages, **options)
+    return answer.parse().choices[0].message.content, answer.headers
+
+
+def test_an_answer_that_passes_is_the_small_models(run):
+    async def main():
+        large = LargeEngine()
+        async with open_pair(large=large) as (_, client):
+            text, headers = await ask(client, GOOD)
+            assert text == f"[{RELEASE}] {GOOD}"
+            assert headers["x-graft-release"] == RELEASE
+            assert "x-graft-escalation" not in headers
+            assert not large.asked
+
+    run(main)
+
+
+def test_the_large_model_answers_where_a_check_fails_and_both_answers_are_captured(run):
+    sink = ListSink()
+
+    async def main():
+        async with open_pair(sink) as (house, client):
+            text, headers = await ask(client, BAD)
+            assert text == "from the large model"
+            assert headers["x-graft-release"] == "large"
+            assert headers["x-graft-escalation"] == "json_valid failed, large answered"
+            metrics = house.gateway.metrics.render({})
+            assert 'graft_escalations_total{check="json_valid",outcome="escalated"} 1' in metrics
+            await house.close_captures()
+
+    run(main)
+    (capture,) = sink.captures
+    assert (capture.release, capture.escalated_from) == ("large", RELEASE)
+    assert (capture.reply, capture.rejected) == ("from the large model", f"[{RELEASE}] {BAD}")
+    row = read_captured(json.loads(capture.to_line()), Origin(file="captures", line=1))
+    assert (row.reply, row.rejected) == (capture.reply, capture.rejected)
+
+
+def test_a_streamed_answer_is_checked_before_its_first_byte(run):
+    async def main():
+        async with open_pair() as (_, client):
+            for question, expected in ((GOOD, f"[{RELEASE}] {GOOD}"), (BAD, "from the large model")):
+                stream = await client.chat.completions.create(
+                    model="champion", messages=[{"role": "user", "content": question}], stream=True
+                )
+                chunks = [chunk async for chunk in stream]
+                assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
+                assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+
+    run(main)
+
+
+def test_over_the_budget_the_small_models_answer_is_sent(run):
+    async def main():
+        large = LargeEngine()
+        async with open_pair(large=large, per_minute=1) as (_, client):
+            await ask(client, BAD)
+            text, headers = await ask(client, BAD)
+            assert text == f"[{RELEASE}] {BAD}"
+            assert headers["x-graft-escalation"] == "json_valid failed, large is over budget"
+            assert headers["x-graft-release"] == RELEASE
+            assert len(large.asked) == 1
+
+    run(main)
+
+
+def test_a_large_model_that_fails_costs_no_answer(run):
+    sink = ListSink()
+
+    async def main():
+        async with open_pair(sink, large=LargeEngine(fails=True)) as (house, client):
+            text, headers = await ask(client, BAD)
+            assert text == f"[{RELEASE}] {BAD}"
+            assert headers["x-graft-release"] == RELEASE
+            assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
+            await house.close_captures()
+
+    run(main)
+    assert sink.captures[0].rejected is None
+    assert sink.captures[0].release == RELEASE
+
+
+@pytest.mark.parametrize("model", ["base", RELEASE])
+def test_a_model_asked_for_by_its_own_id_is_not_escalated(run, model):
+    async def main():
+        large = LargeEngine()
+        async with open_pair(large=large) as (_, client):
+            text, headers = await ask(client, BAD, model=model)
+            assert text.endswith(BAD)
+            assert "x-graft-escalation" not in headers
+            assert not large.asked
+
+    run(main)

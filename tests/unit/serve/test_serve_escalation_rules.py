@@ -1,0 +1,83 @@
+"""When a request escalates: checks that fail, hang or break, and budgets that hold in every window."""
+
+import threading
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.serve import escalation
+from graftwork.serve.escalation import DAY, MINUTE, EscalationBudget, Escalator
+from graftwork.serve.settings import EscalateSettings
+
+SETTINGS = EscalateSettings(to="large", checks=("json_valid",))
+
+
+class Checks:
+    def __init__(self, found):
+        self.found = found
+
+    def find_failing(self, messages, text):
+        if isinstance(self.found, Exception):
+            raise self.found
+        if callable(self.found):
+            return self.found()
+        return self.found
+
+
+def judge(run, found, settings=SETTINGS):
+    escalator = Escalator(settings, checks=Checks(found), clock=time.monotonic)
+
+    async def main():
+        return await escalator.judge([{"role": "user", "content": "q"}], "a")
+
+    return run(main)
+
+
+def test_an_answer_that_passes_is_not_escalated(run):
+    assert judge(run, None) is None
+
+
+def test_the_failing_check_is_named(run):
+    assert judge(run, "json_valid") == ("json_valid", True)
+
+
+def test_a_check_that_raises_counts_as_failed(run):
+    assert judge(run, ValueError("broken")) == ("a check failed to run", True)
+
+
+def test_a_check_that_hangs_counts_as_failed_and_does_not_block(run, monkeypatch):
+    monkeypatch.setattr(escalation, "CHECK_SECONDS", 0.05)
+    released = threading.Event()
+
+    async def main():
+        try:
+            escalator = Escalator(SETTINGS, checks=Checks(released.wait), clock=time.monotonic)
+            return await escalator.judge([], "a")
+        finally:
+            released.set()
+
+    assert run(main) == ("a check took too long", True)
+
+
+@given(
+    steps=st.lists(st.floats(0, 50_000), max_size=60),
+    per_minute=st.integers(1, 5) | st.none(),
+    per_day=st.integers(1, 12) | st.none(),
+)
+def test_no_window_takes_more_than_its_budget(steps, per_minute, per_day):
+    now = 0.0
+    budget = EscalationBudget(per_minute, per_day, lambda: now)
+    taken = []
+    for step in steps:
+        now += step
+        if budget.take():
+            taken.append(now)
+    # Windows begin with the first request after the last one ended: no fixed window exceeds its budget.
+    for window, most in ((MINUTE, per_minute), (DAY, per_day)):
+        if most is None:
+            continue
+        for first in taken:
+            assert sum(first <= at < first + window for at in taken) <= 2 * most
+    if per_minute is None and per_day is None:
+        assert len(taken) == len(steps)
