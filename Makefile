@@ -14,7 +14,7 @@ ARGS ?=
 PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-trl bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-trl test-agents bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -76,6 +76,10 @@ test-deepspeed: dev ## the files of `graft plan fit --write`, run by transformer
 test-anthropic: dev ## the tests of /v1/messages with Anthropic's own client, which stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .anthropic anthropic==2.8.0
 	PYTHONPATH=.anthropic $(BIN)/python -m pytest tests/unit/serve/test_serve_api_formats.py
+
+test-agents: dev ## the tests of an agent of openai-agents on our endpoint; the package stays apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .agents openai-agents==0.24.0
+	PYTHONPATH=.agents $(BIN)/python -m pytest tests/contract/test_agent_frameworks.py
 
 test-gepa: dev ## the tests that optimise a prompt with the real gepa on the embedded model, which stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .gepa --no-deps gepa==0.1.4

@@ -31,8 +31,8 @@ ORDER = {
     "fleet": "settings, place, wheel, far_side, bootstrap, results, trial_worker < bundle, ledger, simulator "
     "< manual, hosts, runner, control < drill, runpod, slurm",
     "cli": "output < show < progress < command < fleet < data, data_captures, data_repair, data_review, "
-    "evaluate, model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < serve < "
-    "gate, plan, release < main",
+    "evaluate, model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < "
+    "serve < gate, plan, release < main",
     "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }

@@ -1,5 +1,6 @@
 """Every port is tested on every adapter: a SQLite file and a real PostgreSQL."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from postgres_server import is_supported, running_postgres
 from s3_server import running_s3
 
 from graftwork.store.database import Database, open_database
+
+# The engines of other programs are asked through the gateway of the unit tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "serve"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,4 @@
-"""vLLM, SGLang and OpenAI-compatible endpoints as engines, against servers that keep to their interfaces.
-
-The stand-ins refuse what the real servers refuse: an adapter that is not loaded, one that is loaded twice, a
-model name in the other server's form, a missing key.
-"""
+"""vLLM, SGLang and OpenAI-compatible endpoints as engines, against servers that keep to their interfaces."""
 
 import asyncio
 import json
@@ -10,74 +6,18 @@ import sys
 from contextlib import asynccontextmanager
 
 import pytest
+from upstream_servers import MODEL, ChatServer, LoraServer
 
 from graftwork.records.interaction import Message
 from graftwork.serve.engine_protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
-from graftwork.serve.http_messages import ApiError, StreamResponse, json_response
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 from graftwork.serve.settings import EngineSettings
 from graftwork.serve.upstream_client import UpstreamClient
 from graftwork.serve.upstream_engine import UpstreamBackend
 from graftwork.serve.upstream_server import server_command
 
-MODEL = "base-model"
 KEY = "upstream-key-0123456789"
-
-
-class LoraServer:
-    """vLLM 0.32 or SGLang 0.5 as far as this engine uses them."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.loaded: dict[str, str] = {}
-        self.unloaded: list[str] = []
-        self.bodies: list[dict] = []
-        self.cancelled = asyncio.Event()
-        self.hold = False
-
-    async def handle(self, request):
-        prefix = "/v1" if self.kind == "vllm" else ""
-        if request.path == "/v1/models":
-            return json_response({"data": [{"id": MODEL}]})
-        body = json.loads(request.body)
-        if request.path == f"{prefix}/load_lora_adapter":
-            if body["lora_name"] in self.loaded:
-                raise ApiError(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
-            self.loaded[body["lora_name"]] = body["lora_path"]
-            return json_response({"message": "Success"})
-        if request.path == f"{prefix}/unload_lora_adapter":
-            self.unloaded.append(body["lora_name"])
-            del self.loaded[body["lora_name"]]
-            return json_response({"message": "Success"})
-        if request.path == "/v1/completions":
-            return self.complete(body)
-        raise ApiError(404, f"no {request.path}")
-
-    def complete(self, body):
-        self.bodies.append(body)
-        names = {MODEL, *(name if self.kind == "vllm" else f"{MODEL}:{name}" for name in self.loaded)}
-        if body["model"] not in names:
-            raise ApiError(404, f"The model `{body['model']}` does not exist.")
-        assert all(isinstance(token, int) for token in body["prompt"])
-        return StreamResponse(200, self.events(body), (("content-type", "text/event-stream"),))
-
-    async def events(self, body):
-        try:
-            for word in ("one", " two", " three", " four")[: body["max_tokens"]]:
-                yield _event({"choices": [{"text": word, "finish_reason": None}]})
-                while self.hold:
-                    await asyncio.sleep(0.01)
-            reason = "length" if body["max_tokens"] < 4 else "stop"
-            yield _event({"choices": [{"text": "", "finish_reason": reason}]})
-            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": min(body["max_tokens"], 4)}
-            yield _event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
-        except BaseException:
-            self.cancelled.set()
-            raise
-
-
-def _event(value) -> bytes:
-    return f"data: {json.dumps(value)}\n\n".encode()
 
 
 @asynccontextmanager
@@ -192,29 +132,16 @@ def test_leaving_a_stream_closes_the_connection_to_the_server(tiny_base, tmp_pat
 
 
 def test_an_endpoint_gets_messages_and_the_key_and_serves_no_adapters(tiny_base, tmp_path):
-    heads = []
-
-    async def handle(asked):
-        heads.append(asked.headers.get("authorization"))
-        body = json.loads(asked.body)
-        assert asked.path == "/v1/chat/completions"
-        assert body["messages"] == [{"role": "user", "content": "Count."}]
-        if heads[-1] != f"Bearer {KEY}":
-            raise ApiError(401, "wrong key")
-
-        async def events():
-            yield _event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-            yield _event({"choices": [{"delta": {"content": body["model"]}, "finish_reason": "stop"}]})
-            yield b"data: [DONE]\n\n"
-
-        return StreamResponse(200, events(), (("content-type", "text/event-stream"),))
-
     async def main():
-        async with engine_on("endpoint", handle, tiny_base, tmp_path, key=KEY, model="large") as backend:
-            assert (await collect(backend, request()))[0] == "large"
+        server = ChatServer(KEY)
+        async with engine_on(
+            "endpoint", server.handle, tiny_base, tmp_path, key=KEY, model="large"
+        ) as backend:
+            assert (await collect(backend, request()))[0] == "large: Count."
+            assert server.bodies[-1]["messages"] == [{"role": "user", "content": "Count."}]
             with pytest.raises(ApiError, match="serves no adapters"):
                 await backend.load_adapter(LoadAdapter(name="a", folder=adapter(tmp_path, "a")))
-        async with engine_on("endpoint", handle, tiny_base, tmp_path, model="large") as backend:
+        async with engine_on("endpoint", server.handle, tiny_base, tmp_path, model="large") as backend:
             with pytest.raises(ApiError) as refusal:
                 await collect(backend, request())
             assert refusal.value.status == 502

@@ -49,6 +49,14 @@ class LlamaOptions(NamedTuple):
     """Compute attention in float32, as the embedded engine does; else in part in float16."""
 
 
+def serving_threads(threads: int | None) -> int:
+    """One core is left to the gateway and to other programs.
+
+    llama.cpp's threads wait for each other in busy loops: one that has to share its core holds up all others.
+    """
+    return threads or max(_processors() - 1, 1)
+
+
 def engine_version() -> str:
     """The version of the installed xllamacpp, which names the llama.cpp in it."""
     from importlib.metadata import PackageNotFoundError, version

@@ -4,11 +4,12 @@ Grammars are compiled by llguidance with limits on their size and on the work of
 schema nor its regular expressions can stop the engine. What llguidance cannot enforce is refused by name.
 """
 
+import asyncio
 import importlib.util
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,10 +20,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graftwork.model.chat.template import ChatTemplate
+    from graftwork.serve.engine_protocol import GenerateRequest
 
 _WHITESPACE = r"(\n[ \t]{0,24}| )?"
 """Compact or indented JSON; a small model that may write any white space can go on with it for ever."""
-_KEPT = 64
+FREE_LAYOUT = {"whitespace_pattern": _WHITESPACE}
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as templates write it. The llguidance inside llama.cpp knows no pattern for white space."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are data and no schemas."""
+_KEPT_CHARACTERS = 256 * 1024
+"""Of grammars that stay compiled. The memory of one grows with its text."""
 _LONGEST_REASON = 200
 _PROBE = "graft_probe"
 _CALL = re.compile(
@@ -46,45 +54,57 @@ class CallForm(NamedTuple):
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. May be called from several threads."""
 
-    def __init__(self, template: "ChatTemplate") -> None:
+    def __init__(self, template: "ChatTemplate", *, layout: Mapping[str, Any] = FREE_LAYOUT) -> None:
         self._template = template
+        self._options = {"x-guidance": dict(layout)}
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
 
     def compile_schema(self, schema: dict[str, Any]) -> "GrammarConstraint":
         """Raises ApiError if the schema cannot be enforced."""
         _require_library("response_format")
-        from llguidance import LLMatcher
-
-        overrides: Any = {"whitespace_pattern": _WHITESPACE}
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
-        return self._open(grammar, param="response_format")
+        return self._open(f"start: %json {self._dump(schema)}\n", param="response_format")
 
     def compile_tools(
-        self, tools: Sequence[dict[str, Any]], *, choice: str, parallel: bool
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        choice: str,
+        parallel: bool,
+        schema: dict[str, Any] | None = None,
     ) -> "GrammarConstraint":
-        """`choice` is `required`, `=name`, or `auto`: text or calls that follow their schemas."""
-        _require_library("tool_choice" if choice != "auto" else "tools")
-        from llguidance import LLMatcher
+        """`choice` is `required`, `=name`, or `auto`: calls that follow their schemas, or else text.
 
-        form = self.call_form
-        if form is None:
-            message = (
-                "tool_choice cannot force a call: the base's template has no form for one that we can write"
-            )
-            raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
-        functions = [
-            tool["function"]
-            for tool in tools
-            if choice in ("auto", "required", f"={tool['function']['name']}")
-        ]
-        grammar = LLMatcher.grammar_from_lark(_write_tool_grammar(form, functions, choice, parallel))
+        With `schema` the text must be JSON that follows it.
+        """
+        _require_library("tool_choice" if choice != "auto" else "tools")
+        form, functions = self._call_form, choose_functions(tools, choice)
+        parts = {"body": self._dump(write_call_schema(functions, form.key))}
+        if choice == "auto" and schema is not None:
+            parts["answer"] = self._dump(schema)
+        grammar = _write_tool_grammar(form, parts, choice=choice, parallel=parallel)
         return self._open(grammar, param="tools")
 
+    async def compile_for(self, request: "GenerateRequest") -> "GrammarConstraint | None":
+        """What the answer must follow. Compiling runs in a thread, so that other streams go on."""
+        schema, choice = request.json_schema, request.tool_choice
+        if request.tools and (
+            choice != "auto" or schema is not None or (request.strict_tools and is_installed())
+        ):
+            return await asyncio.to_thread(
+                self.compile_tools,
+                request.tools,
+                choice=choice,
+                parallel=request.parallel_tool_calls,
+                schema=schema,
+            )
+        return None if schema is None else await asyncio.to_thread(self.compile_schema, schema)
+
+    def _dump(self, schema: dict[str, Any]) -> str:
+        return json.dumps({**schema, **self._options})
+
     @cached_property
-    def call_form(self) -> CallForm | None:
-        body = self._template.write_call(_PROBE, {})
-        found = None if body is None else _CALL.fullmatch(body)
-        return None if found is None else CallForm(found["before"], found["key"], found["behind"])
+    def _call_form(self) -> CallForm:
+        return require_call_form(self._template)
 
     @cached_property
     def _tokenizer(self) -> "llguidance.LLTokenizer":
@@ -97,9 +117,9 @@ class GrammarCompiler:
         if matcher is None:
             matcher = self._compile(grammar, param)
             self._compiled[grammar] = matcher
-            while len(self._compiled) > _KEPT:
+            while len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy(), eos=self._template.eos)
+        return GrammarConstraint(matcher.deep_copy(), grammar, self._tokenizer)
 
     def _compile(self, grammar: str, param: str) -> "llguidance.LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
@@ -111,7 +131,8 @@ class GrammarCompiler:
             max_lexer_states=20_000,
             max_grammar_size=50_000,
         )
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        compiled = LLMatcher.grammar_from_lark(grammar)
+        matcher = LLMatcher(self._tokenizer, compiled, log_level=0, limits=limits)
         probe = matcher.deep_copy()
         if not probe.is_error():
             probe.compute_bitmask()  # some faults show at the first token
@@ -126,10 +147,20 @@ class GrammarCompiler:
 class GrammarConstraint:
     """A TokenConstraint over one answer. A grammar that fails on the way ends the answer; see `error`."""
 
-    def __init__(self, matcher: "llguidance.LLMatcher", *, eos: int) -> None:
-        self._matcher = matcher
-        self._eos = eos
+    def __init__(
+        self, matcher: "llguidance.LLMatcher", grammar: str, tokenizer: "llguidance.LLTokenizer"
+    ) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
+        self._eos = tokenizer.eos_token
+        self.grammar = grammar
+        """The grammar in llguidance's own syntax."""
         self.error = ""
+
+    def accepts(self, text: str) -> bool:
+        """Whether a whole answer follows the grammar."""
+        matcher = self._matcher.deep_copy()
+        tokens = self._tokenizer.tokenize_str(text)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
 
     def allowed(self, vocabulary: int) -> "Tensor":
         import numpy as np
@@ -152,6 +183,26 @@ class GrammarConstraint:
             self._matcher.consume_token(token)
 
 
+def choose_functions(tools: Sequence[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
+    """The functions that `tool_choice` leaves."""
+    functions = [tool["function"] for tool in tools]
+    return [function for function in functions if choice in ("auto", "required", f"={function['name']}")]
+
+
+def find_call_form(template: "ChatTemplate") -> CallForm | None:
+    body = template.write_call(_PROBE, {})
+    found = None if body is None else _CALL.fullmatch(body)
+    return None if found is None else CallForm(found["before"], found["key"], found["behind"])
+
+
+def require_call_form(template: "ChatTemplate") -> CallForm:
+    form = find_call_form(template)
+    if form is None:
+        message = "tool_choice cannot force a call: the base's template has no form for one that we can write"
+        raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
+    return form
+
+
 def _require_library(param: str) -> None:
     if not is_installed():
         install = "pip install 'graftwork[constrained]'"
@@ -159,30 +210,57 @@ def _require_library(param: str) -> None:
         raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def _write_tool_grammar(form: CallForm, functions: list[dict[str, Any]], choice: str, parallel: bool) -> str:
+def _write_tool_grammar(form: CallForm, parts: dict[str, str], *, choice: str, parallel: bool) -> str:
+    """`parts` are JSON Schemas: `body` of a call, `answer` of what may come instead of calls."""
     before, behind = form.before, form.behind
     calls = "call" if not parallel or choice.startswith("=") else 'call ("\\n" call)*'
     lines = [f"start: {calls}"]
-    if choice == "auto":
+    if "answer" in parts:
+        lines = [f"start: answer | {calls}"]
+    elif choice == "auto":
         opening = before.strip() or "{"
         lines = [f"start: TEXT | {calls}", f"TEXT: /(?s:.*)/ & ~/(?s:.*){_escape(opening)}(?s:.*)/"]
-    schemas = [_call_schema(function, form.key) for function in functions]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
-    parts = (
+    around = (
         [_quote(text) for text in (before,) if text] + ["body"] + [_quote(text) for text in (behind,) if text]
     )
-    lines += [f"call: {' '.join(parts)}", f"body: %json {json.dumps({**options, **schema})}"]
+    lines += [f"call: {' '.join(around)}"]
+    lines += [f"{name}: %json {schema}" for name, schema in parts.items()]
     return "\n".join(lines) + "\n"
 
 
-def _call_schema(function: dict[str, Any], key: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, key: function["parameters"]},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
+def write_call_schema(functions: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    """The JSON Schema of a call of one of the functions. `key` is that of the arguments."""
+    alone = len(functions) == 1
+    schemas = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                key: _move_references(
+                    function["parameters"], f"{'' if alone else f'/anyOf/{place}'}/properties/{key}"
+                ),
+            },
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for place, function in enumerate(functions)
+    ]
+    return schemas[0] if alone else {"anyOf": schemas}
+
+
+def _move_references(schema: Any, to: str) -> Any:
+    """A schema that becomes part of another one at the JSON pointer `to`: its references follow it."""
+    if isinstance(schema, list):
+        return [_move_references(item, to) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[name] = f"#{to}{value[1:]}"
+        else:
+            moved[name] = value if name in _VALUES else _move_references(value, to)
+    return moved
 
 
 def _quote(text: str) -> str:

@@ -20,7 +20,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
-from graftwork.serve.constrained import GrammarCompiler, GrammarConstraint, is_installed
+from graftwork.serve.constrained import GrammarCompiler
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -32,7 +32,7 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
-from graftwork.serve.replies import GrowingReply, add_tools
+from graftwork.serve.replies import GrowingReply, add_tools, require_tool_form
 from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
 
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
@@ -106,12 +106,12 @@ class EmbeddedBackend:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
         if request.tools:
-            self._require_tools()
+            require_tool_form(self._template)
         prompt = await self._render(request)
         room = self._max_positions - len(prompt)
         if room < 1:
             raise self._too_long(f"take {len(prompt)} tokens")
-        constraint = await self._compile(request)
+        constraint = await self._grammars.compile_for(request)
         ticket = Ticket()
         reply = GrowingReply(
             ticket, request, self._template, prompt_tokens=len(prompt), constraint=constraint
@@ -149,27 +149,6 @@ class EmbeddedBackend:
             options=options,
         )
         return SubmittedRequest(ticket, generation, finish=reply.finish)
-
-    async def _compile(self, request: GenerateRequest) -> GrammarConstraint | None:
-        """What the answer must follow. Compiling runs in a thread, so that other streams go on."""
-        if request.json_schema is not None:
-            return await asyncio.to_thread(self._grammars.compile_schema, request.json_schema)
-        choice = request.tool_choice
-        if request.tools and (choice != "auto" or (request.strict_tools and is_installed())):
-            return await asyncio.to_thread(
-                self._grammars.compile_tools,
-                request.tools,
-                choice=choice,
-                parallel=request.parallel_tool_calls,
-            )
-        return None
-
-    def _require_tools(self) -> None:
-        if not self._template.writes_tool_calls:
-            message = (
-                "tools are not supported: the chat template of the base model has no form for tool calls"
-            )
-            raise ApiError(400, message, param="tools", code="unsupported_parameter")
 
     async def _render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""

@@ -18,6 +18,7 @@ from graftwork.records.units import MIB
 from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRequest, make_handler
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.replies import add_tools, require_tool_form
 
 BEAT_SECONDS = 2.0
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
@@ -25,20 +26,6 @@ _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
 
 A = TypeVar("A")
-
-
-def require_plain_chat(request: GenerateRequest, *, engine: str) -> None:
-    """Refuse by name what only the embedded engine computes."""
-    unsupported = {
-        "tools": bool(request.tools),
-        "response_format": request.json_schema is not None,
-        "logprobs": request.logprobs is not None,
-        "prompt": request.prompt is not None,
-    }
-    for param, asked in unsupported.items():
-        if asked:
-            message = f"{param} is not supported by the {engine} engine; the embedded engine supports it"
-            raise ApiError(400, message, param=param, code="unsupported_parameter")
 
 
 class PromptRenderer:
@@ -59,28 +46,35 @@ class PromptRenderer:
                 where=job.base_folder,
             )
 
-    async def render(self, messages: tuple[Message, ...]) -> list[int]:
+    async def render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        characters = sum(len(message.content) for message in messages)
+        if request.tools:
+            require_tool_form(self.template)
+        messages = add_tools(request.messages, request.tools) if request.tools else request.messages
+        param = "messages" if request.prompt is None else "prompt"
+        characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._positions * self.template.longest_token:
-            raise self._too_long(f"have {characters} characters")
+            raise self._too_long(f"has {characters} characters", param)
         try:
             if characters > _LONG_PROMPT:
-                prompt = await asyncio.to_thread(self.template.prompt, messages)
+                prompt = await asyncio.to_thread(self._encode, messages, request.prompt)
             else:
-                prompt = self.template.prompt(messages)
+                prompt = self._encode(messages, request.prompt)
         except UserMistake as error:
-            raise ApiError(400, f"{error.what}: {error.fix}", param="messages") from error
+            raise ApiError(400, f"{error.what}: {error.fix}", param=param) from error
         if len(prompt) >= self._positions:
-            raise self._too_long(f"take {len(prompt)} tokens")
+            raise self._too_long(f"takes {len(prompt)} tokens", param)
         return prompt
+
+    def _encode(self, messages: tuple[Message, ...], prompt: str | None) -> list[int]:
+        return self.template.prompt(messages) if prompt is None else self.template.encode_prompt(prompt)
 
     def room_after(self, prompt: list[int]) -> int:
         return self._positions - len(prompt)
 
-    def _too_long(self, size: str) -> ApiError:
-        message = f"the messages {size}; the engine has room for {self._positions} tokens"
-        return ApiError(400, message, param="messages", code="context_length_exceeded")
+    def _too_long(self, size: str, param: str) -> ApiError:
+        message = f"the prompt {size}; the engine has room for {self._positions} tokens"
+        return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 class RequestRoom:

@@ -13,14 +13,14 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import orjson
 from pydantic import ValidationError
 
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
-from graftwork.serve.api.call import CallData, ChatCall, LogprobData, PieceData
+from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
 from graftwork.serve.failover.breaker import BreakerState
 from graftwork.serve.http_messages import (
     Answer,
@@ -153,6 +153,11 @@ class GenerateRequest(Record):
     """The JSON Schema that the answer must follow."""
     prompt: str | None = None
     """A text to continue without a template, instead of messages."""
+    embed: dict[str, Any] | None = None
+    """What to embed, instead of messages: fields of a request for embeddings."""
+    chat: dict[str, Any] | None = None
+    """Messages, tools and formats as the client sent them, if there are tools or formats: for servers that
+    take them as they are."""
     timeout_seconds: float | None = None
     """How long the client still waits: for the whole answer, or for the first piece of a streamed one."""
 
@@ -173,17 +178,22 @@ class ReplyPiece:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     tool_calls: tuple[CallData, ...] = ()
+    call_deltas: tuple[CallDelta, ...] = ()
+    """What is new of calls that are still being written. The last piece has all calls as a whole."""
     logprobs: tuple[LogprobData, ...] | None = None
     stop: str | None = None
     """The stop string that ended the reply."""
     queue_ms: float | None = None
     """How long the request waited before it was started; on the last piece."""
+    embeddings: tuple[dict[str, Any], ...] = ()
 
     def to_data(self) -> PieceData:
         """The piece without what it does not have."""
         data: PieceData = {"text": self.text}
         if self.logprobs is not None:
             data["logprobs"] = list(self.logprobs)
+        if self.call_deltas:
+            data["call_deltas"] = list(self.call_deltas)
         if self.finish_reason is not None:
             data["finish_reason"] = self.finish_reason
             data["prompt_tokens"], data["reply_tokens"] = self.prompt_tokens, self.reply_tokens
@@ -193,6 +203,8 @@ class ReplyPiece:
                 data["stop"] = self.stop
             if self.queue_ms is not None:
                 data["queue_ms"] = self.queue_ms
+            if self.embeddings:
+                data["embeddings"] = list(self.embeddings)
         return data
 
 
@@ -206,6 +218,13 @@ class EngineBackend(Protocol):
         ...
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
+
+
+@runtime_checkable
+class EmbeddingBackend(Protocol):
+    """A backend that computes embeddings, or passes them on."""
+
+    async def embed(self, request: GenerateRequest) -> ReplyPiece: ...
 
 
 ENGINE_MODULES: dict[EngineKind, str] = {
@@ -250,11 +269,18 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
 
 
 async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:
+    if request.embed is not None:
+        if not isinstance(backend, EmbeddingBackend):
+            message = "embeddings are not supported: the engine of this server does not compute them; the "
+            message += "kinds vllm, sglang and endpoint pass them on"
+            raise ApiError(404, message, code="unsupported_endpoint")
+        return json_response((await backend.embed(request)).to_data())
     pieces = backend.generate(request)
     if not request.stream:
         parts = [piece async for piece in pieces]
         whole = parts[-1].to_data()
         whole["text"] = "".join(piece.text for piece in parts)
+        whole.pop("call_deltas", None)
         if request.logprobs is not None:
             whole["logprobs"] = [token for piece in parts for token in piece.logprobs or ()]
         return json_response(whole)

@@ -20,6 +20,7 @@ from graftwork.serve.api.call import (
 )
 from graftwork.serve.api.chat import CHAT, encode_models
 from graftwork.serve.api.completions import COMPLETIONS
+from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.captures import CaptureWriter
@@ -55,6 +56,7 @@ APIS = {
     "/v1/completions": COMPLETIONS,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
+    "/v1/embeddings": EMBEDDINGS,
 }
 _OUTCOMES = {
     "escalated": "answered",
@@ -183,9 +185,6 @@ class Gateway:
             return await self._take_feedback(request)
         if route == ("POST", "/v1/traces"):
             return await self._take_traces(request)
-        if request.path == "/v1/embeddings":
-            message = "embeddings are not supported: no engine behind this server computes them"
-            raise ApiError(404, message, code="unsupported_endpoint")
         if request.path in _KNOWN and not (
             request.path == "/metrics" and self._settings.admin_port is not None
         ):

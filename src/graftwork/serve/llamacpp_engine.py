@@ -20,15 +20,17 @@ from graftwork.inference.llamacpp import (
     LlamaServer,
     finish_reason,
     max_positions,
+    serving_threads,
 )
 from graftwork.model.gguf.cache import adapter_file, base_file
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError
+from graftwork.serve.api.call import LogprobData
+from graftwork.serve.constrained import ONE_LINE, GrammarCompiler, GrammarConstraint
 from graftwork.serve.engine_process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
-    require_plain_chat,
     serve_backend,
 )
 from graftwork.serve.engine_protocol import (
@@ -41,7 +43,7 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import JSON_TYPE, ApiError
-from graftwork.serve.replies import TextStream
+from graftwork.serve.replies import ReplyText, describe_token
 
 
 class _RunningServer:
@@ -77,6 +79,7 @@ class LlamaCppBackend:
         self._folder = Path(job.base_folder)
         self._context = min(job.engine.context, max_positions(self._folder))
         self._prompts = PromptRenderer(job, positions=self._context)
+        self._grammars = GrammarCompiler(self._prompts.template, layout=ONE_LINE)
         self._base = base_file(self._folder, precision=job.engine.precision)
         self._adapters: AdapterSet[Path] = AdapterSet(most=job.engine.max_adapters)
         for name, folder in job.adapters.items():
@@ -87,7 +90,7 @@ class LlamaCppBackend:
 
     def _start(self, adapters: dict[str, Path]) -> LlamaServer:
         options = LlamaOptions(
-            threads=self._job.threads,
+            threads=serving_threads(self._job.threads),
             slots=self._job.batch_size,
             context=self._context,
             exact=self._job.engine.precision == "f32",
@@ -121,18 +124,20 @@ class LlamaCppBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        require_plain_chat(request, engine="llamacpp")
-        prompt = await self._prompts.render(request.messages)
+        prompt = await self._prompts.render(request)
+        constraint = await self._grammars.compile_for(request)
         tokens = min(request.max_tokens, self._prompts.room_after(prompt))
         adapter = None if request.model == BASE else request.model
         with self._adapters.using(adapter):
             async with self._room.take(len(prompt) + tokens), self._running as server:
                 decoding = DecodingSettings(tokens, request.temperature, request.top_p, request.seed)
-                body = server.encode(prompt, decoding, adapter=adapter)
+                more = _encode_options(request, constraint)
+                body = server.encode(prompt, decoding, adapter=adapter, **more)
                 client = Client(path=server.socket, keep=0)
                 reply = await client.send("POST", ENDPOINT, body=body, headers=(JSON_TYPE,))
                 try:
-                    async for piece in _read(reply, request):
+                    text = ReplyText(request, self._prompts.template.tool_form)
+                    async for piece in _read(reply, request, text, constraint):
                         yield piece
                 finally:
                     # llama.cpp stops computing when the connection closes.
@@ -142,32 +147,70 @@ class LlamaCppBackend:
         await self._running.retire()
 
 
-async def _read(reply: ClientReply, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
+def _encode_options(request: GenerateRequest, constraint: GrammarConstraint | None) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if constraint is not None:
+        options["grammar"] = f"%llguidance {{}}\n{constraint.grammar}"
+    if request.logprobs is not None:
+        options["n_probs"] = max(request.logprobs, 1)
+    return options
+
+
+async def _read(
+    reply: ClientReply, request: GenerateRequest, flow: ReplyText, constraint: GrammarConstraint | None
+) -> AsyncGenerator[ReplyPiece, None]:
     if reply.status != 200:
         raise _explain(reply.status, await reply.read())
-    flow, text, unsent, count = TextStream(request.stop), "", "", 0
+    text, unsent, count = "", "", 0
+    logprobs: list[LogprobData] | None = None if request.logprobs is None else []
     async for event in _events(reply):
         if "error" in event:
             raise _explain(500, orjson.dumps(event))
         text += event["content"]
         count = event.get("tokens_predicted", count)
         unsent += flow.push(text)
-        if flow.stopped or event["stop"]:
-            reason = "stop" if flow.stopped else finish_reason(event)
+        if logprobs is not None:
+            logprobs += _read_logprobs(event, request.logprobs or 0)
+        if flow.stopped is not None or event["stop"]:
+            reason = "stop" if flow.stopped is not None else finish_reason(event)
+            if constraint is not None and event["stop"] and reason == "stop" and not constraint.accepts(text):
+                raise _not_enforced()
             # The token that ends the turn is counted by llama.cpp, and is no part of the answer.
             spoken = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
+            rest, calls = flow.finish(unsent)
             yield ReplyPiece(
-                text=unsent + flow.finish(),
+                text=rest,
                 finish_reason=reason,
                 prompt_tokens=event["tokens_evaluated"],
                 reply_tokens=spoken,
+                tool_calls=calls,
+                logprobs=None if logprobs is None else tuple(logprobs),
                 stop=flow.stopped,
             )
             return
         if request.stream and unsent:
-            yield ReplyPiece(text=unsent)
-            unsent = ""
+            yield ReplyPiece(text=unsent, logprobs=None if logprobs is None else tuple(logprobs))
+            unsent, logprobs = "", None if logprobs is None else []
     raise ApiError(502, "llama.cpp ended its answer too early", code="engine_error")
+
+
+def _read_logprobs(event: dict[str, Any], most: int) -> list[LogprobData]:
+    return [
+        {
+            **describe_token(bytes(token["bytes"]), token["logprob"]),
+            "top_logprobs": [
+                describe_token(bytes(other["bytes"]), other["logprob"])
+                for other in token["top_logprobs"][:most]
+            ],
+        }
+        for token in event.get("completion_probabilities") or ()
+    ]
+
+
+def _not_enforced() -> ApiError:
+    """llama.cpp goes on without the grammar where one of its steps exceeds a limit."""
+    message = "the schema needs more work than llama.cpp allows for a token"
+    return ApiError(400, message, param="response_format", code="unsupported_schema")
 
 
 async def _events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:

@@ -1,4 +1,4 @@
-"""A reply of the embedded engine as it grows: tokens in, text, tool calls and log-probabilities out."""
+"""A reply as it grows: text or tokens in, text, tool calls and log-probabilities out."""
 
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from graftwork.serve.constrained import GrammarConstraint
 from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.request_loop import Ticket
-from graftwork.text.tool_calls import write_tools
+from graftwork.text.tool_calls import TextAndCalls, write_tools
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
@@ -70,6 +70,48 @@ class TextStream:
         return piece
 
 
+class ReplyText:
+    """The text of a reply to one request: what is certain of it so far, and at the end its tool calls.
+
+    `opening` is the beginning of a call that the prompt holds already: the whole reply is the rest of it.
+    """
+
+    def __init__(self, request: GenerateRequest, form: "ToolForm | None", *, opening: str = "") -> None:
+        self._form = form if request.tools else None
+        self._parallel = request.parallel_tool_calls
+        self._opening = opening
+        self._flow = TextStream(request.stop, ("",) if opening else _call_marks(self._form))
+
+    @property
+    def stopped(self) -> str | None:
+        return self._flow.stopped
+
+    @property
+    def text(self) -> str:
+        return self._flow.text
+
+    def push(self, text: str) -> str:
+        """`text` is everything so far. The new part that can be sent."""
+        return self._flow.push(text)
+
+    def finish(self, unsent: str = "") -> tuple[str, tuple[CallData, ...]]:
+        """The text that is not sent yet, and the calls. `unsent` was given out and not sent."""
+        rest = unsent + self._flow.finish()
+        whole = self._flow.text
+        found = None if self._form is None else self._read(whole)
+        if found is None:
+            return rest, ()
+        made: list[CallData] = [
+            {"name": call.name, "arguments": dump_arguments(call.arguments)} for call in found.calls
+        ]
+        text = found.text.removeprefix(whole[: len(whole) - len(rest)])
+        return text, tuple(made if self._parallel else made[:1])
+
+    def _read(self, whole: str) -> TextAndCalls | None:
+        assert self._form is not None
+        return self._form.read(f"{self._opening}{whole}{self._form.behind}" if self._opening else whole)
+
+
 class GrowingReply:
     """Decodes tokens, stops, and emits what is certain."""
 
@@ -86,8 +128,7 @@ class GrowingReply:
         self.noted_logprobs: deque[TokenLogprobs] = deque()
         self._request, self._template = request, template
         self._prompt_tokens = prompt_tokens
-        self._form = template.tool_form if request.tools else None
-        self._flow = TextStream(request.stop, _call_marks(self._form))
+        self._flow = ReplyText(request, template.tool_form if request.tools else None)
         self._tokens: list[int] = []
         self._unsent = ""
         self._logprobs: list[LogprobData] = []
@@ -118,7 +159,7 @@ class GrowingReply:
             return
         if self._flow.stopped is None:
             self._unsent += self._flow.push(self._decode())
-        text, calls = self._read_calls(self._unsent + self._flow.finish())
+        text, calls = self._flow.finish(self._unsent)
         self.ticket.emit(
             ReplyPiece(
                 text=text,
@@ -135,18 +176,6 @@ class GrowingReply:
     def _decode(self) -> str:
         return self._template.decode_text(self._tokens)
 
-    def _read_calls(self, rest: str) -> tuple[str, tuple[CallData, ...]]:
-        """Read the whole reply; the text of it that is not sent yet, and its calls."""
-        whole = self._flow.text
-        found = None if self._form is None else self._form.read(whole)
-        if found is None:
-            return rest, ()
-        made: list[CallData] = [
-            {"name": call.name, "arguments": dump_arguments(call.arguments)} for call in found.calls
-        ]
-        text = found.text.removeprefix(whole[: len(whole) - len(rest)])
-        return text, tuple(made if self._request.parallel_tool_calls else made[:1])
-
     def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
         if self._request.logprobs is None:
             return None
@@ -158,10 +187,12 @@ class GrowingReply:
         return {**self._alternative(token, noted.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, logprob: float) -> AlternativeData:
-        data = self._template.token_bytes(token)
-        # JSON has no infinity; OpenAI writes -9999 for tokens that cannot come.
-        shown = max(logprob, -9999.0)
-        return {"token": data.decode(errors="replace"), "logprob": shown, "bytes": list(data)}
+        return describe_token(self._template.token_bytes(token), logprob)
+
+
+def describe_token(data: bytes, logprob: float) -> AlternativeData:
+    # JSON has no infinity; OpenAI writes -9999 for tokens that cannot come.
+    return {"token": data.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
 
 
 def _call_marks(form: "ToolForm | None") -> tuple[str, ...]:
@@ -180,3 +211,9 @@ def add_tools(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...]) 
     first = messages[0]
     content = f"{first.content}\n\n{block}" if first.content else block
     return (Message(role="system", content=content), *messages[1:])
+
+
+def require_tool_form(template: "ChatTemplate") -> None:
+    if not template.writes_tool_calls:
+        message = "tools are not supported: the chat template of the base model has no form for tool calls"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")

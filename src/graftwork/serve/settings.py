@@ -342,7 +342,8 @@ class ServeSettings(OperationSettings):
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="Threads of the engine; None takes all that this process may use.",
+        description="Threads of the engine. None takes all cores that this process may use; llamacpp leaves "
+        "one of them to others.",
     )
 
     family: FamilySettings | None = Field(

@@ -5,6 +5,7 @@ In: a base URL and an optional key. Out: replies as of `http_client`. The key go
 
 import asyncio
 import ssl
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,12 +47,24 @@ class UpstreamClient(Client):
 
 
 def explain_refusal(status: int, body: bytes) -> ApiError:
-    """A server's refusal as the gateway passes it on: its message, without our key or address."""
-    try:
+    """A server's refusal as the gateway passes it on: its message and field, without our key or address."""
+    message, param = f"the engine's server answered with status {status}", None
+    with suppress(orjson.JSONDecodeError, AttributeError, TypeError):
         found = orjson.loads(body)
         error = found.get("error", found)
-        message = str(error.get("message") or error.get("detail") or error)[:500]
-    except (orjson.JSONDecodeError, AttributeError):
-        message = f"the engine's server answered with status {status}"
-    passed_on = status if status in (400, 404, 422, 429, 503) else 502
-    return ApiError(passed_on, message, code="engine_error")
+        if isinstance(error, str):
+            message = error
+        elif isinstance(detail := error.get("detail"), list) and detail:
+            # The form of FastAPI: a list of fields with what is wrong with each.
+            param = ".".join(str(part) for part in detail[0].get("loc", ()) if part != "body")
+            message = f"{param} {detail[0].get('msg', '')}".strip()
+        else:
+            message = str(error.get("message") or detail or error)
+            param = error.get("param")
+    passed_on = _PASSED_ON.get(status, 502)
+    named = str(param)[:200] if param and passed_on == 400 else None
+    return ApiError(passed_on, message[:500], param=named, code="engine_error")
+
+
+_PASSED_ON = {400: 400, 404: 404, 413: 413, 422: 400, 429: 429, 503: 503}
+"""What the client can act upon; everything else is the server's fault, or ours."""

@@ -1,66 +1,136 @@
 """How vLLM, SGLang and OpenAI-compatible endpoints are asked. Pure: bodies and names, no network.
 
 vLLM and SGLang take the prompt as tokens and adapters at run time: vLLM by the name alone, SGLang as
-`base:adapter`. Both refuse run-time loading unless they were started for it.
+`base:adapter`. Both refuse run-time loading unless they were started for it. An endpoint gets what the client
+sent.
 """
 
 from typing import Any, NamedTuple
 
+from graftwork.serve.constrained import CallForm, choose_functions, write_call_schema
 from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import EngineKind
+
+_ANY_OBJECT = {"type": "object"}
+
+
+class TokenPrompt(NamedTuple):
+    """A prompt of our own template, with what the answer must follow."""
+
+    tokens: list[int]
+    end: int
+    """The token that ends a turn."""
+    format: dict[str, Any] | None = None
+    """`response_format` for the server."""
 
 
 class Dialect(NamedTuple):
     """`load_path` is None where no adapters can be loaded."""
 
-    path: str
     takes_tokens: bool
     load_path: str | None = None
     unload_path: str | None = None
     loads_at_root: bool = False
     """Whether adapters are loaded at the server's root instead of below /v1."""
     joins_names: bool = False
+    names_tokens: bool = False
+    """Whether log-probabilities can name tokens by their ids."""
+
+    def path(self, request: GenerateRequest) -> str:
+        chats = not self.takes_tokens and request.prompt is None
+        return "/chat/completions" if chats else "/completions"
 
     def name_model(self, base: str, adapter: str | None) -> str:
         if adapter is None:
             return base
         return f"{base}:{adapter}" if self.joins_names else adapter
 
-    def encode(self, request: GenerateRequest, *, model: str, prompt: list[int], end: int) -> dict[str, Any]:
-        """The body of a streamed request. `end` is the token that ends a turn in our template."""
-        sampled = request.temperature > 0
+    def encode(self, request: GenerateRequest, *, model: str, prompt: TokenPrompt | None) -> dict[str, Any]:
+        """The body of a streamed request. `prompt` is None for servers that take messages."""
         body: dict[str, Any] = {
             "model": model,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({"top_p": request.top_p} if sampled else {}),
+            **({"top_p": request.top_p} if request.temperature > 0 else {}),
             **({"seed": request.seed} if request.seed is not None else {}),
             **({"stop": list(request.stop)} if request.stop else {}),
         }
-        if self.takes_tokens:
-            return {**body, "prompt": prompt, "stop_token_ids": [end], "skip_special_tokens": True}
-        messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        return {**body, "messages": messages}
+        if prompt is None and request.prompt is None:
+            return body | _as_sent(request)
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        if prompt is None:
+            return body | {"prompt": request.prompt}
+        if request.logprobs is not None and self.names_tokens:
+            body["return_tokens_as_token_ids"] = True
+        if prompt.format is not None:
+            body["response_format"] = prompt.format
+        return body | {
+            "prompt": prompt.tokens, "stop_token_ids": [prompt.end], "skip_special_tokens": True
+        }  # fmt: skip
 
-    def text_of(self, choice: dict[str, Any]) -> str:
-        """The new text of one choice of an event."""
-        text = choice.get("text") if self.takes_tokens else (choice.get("delta") or {}).get("content")
-        return text or ""
+
+def _as_sent(request: GenerateRequest) -> dict[str, Any]:
+    """Messages, tools and formats for a server that takes chats."""
+    if request.chat is None:
+        return {"messages": [{"role": turn.role, "content": turn.content} for turn in request.messages]}
+    messages = [
+        {
+            **{key: value for key, value in turn.items() if value is not None and value != []},
+            "role": "system" if turn["role"] == "developer" else turn["role"],
+        }
+        for turn in request.chat["messages"]
+    ]
+    return {**request.chat, "messages": messages}
+
+
+def write_format(request: GenerateRequest, form: CallForm | None) -> tuple[dict[str, Any] | None, str]:
+    """`response_format` of a request to vLLM or SGLang, and the text that its prompt must end with.
+
+    A forced call begins in the prompt, so that the rest is JSON of a schema, which both servers enforce.
+    """
+    if request.json_schema is not None and request.tools and request.tool_choice == "auto":
+        message = "response_format is not supported together with tools by this engine"
+        raise ApiError(400, message, param="response_format", code="unsupported_parameter")
+    if request.json_schema is not None and not request.tools:
+        return _json_format(request.json_schema), ""
+    if not request.tools or form is None:
+        return None, ""
+    if request.tool_choice != "auto":
+        schema = write_call_schema(choose_functions(request.tools, request.tool_choice), form.key)
+        return _json_format(schema), form.before
+    return (_tagged_format(request, form) if request.strict_tools else None), ""
+
+
+def _json_format(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema == _ANY_OBJECT:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def _tagged_format(request: GenerateRequest, form: CallForm) -> dict[str, Any]:
+    """Text is free; what begins as a call must go on as one of the functions."""
+    structures = [
+        {
+            "begin": f'{form.before}{{"name": "{function["name"]}", "{form.key}": ',
+            "schema": function["parameters"],
+            "end": f"}}{form.behind}",
+        }
+        for function in choose_functions(request.tools, "auto")
+    ]
+    trigger = form.before.rstrip() or '{"name": "'
+    return {"type": "structural_tag", "structures": structures, "triggers": [trigger]}
 
 
 DIALECTS: dict[EngineKind, Dialect] = {
     "vllm": Dialect(
-        "/completions", True, "/v1/load_lora_adapter", "/v1/unload_lora_adapter", loads_at_root=True
+        True, "/v1/load_lora_adapter", "/v1/unload_lora_adapter", loads_at_root=True, names_tokens=True
     ),
     "sglang": Dialect(
-        "/completions",
-        True,
-        "/load_lora_adapter",
-        "/unload_lora_adapter",
-        loads_at_root=True,
-        joins_names=True,
+        True, "/load_lora_adapter", "/unload_lora_adapter", loads_at_root=True, joins_names=True
     ),
-    "endpoint": Dialect("/chat/completions", False),
+    "endpoint": Dialect(False),
 }

@@ -18,12 +18,12 @@ from graftwork.model.gguf.cache import adapter_content
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.serve.constrained import require_call_form
 from graftwork.serve.deadline import timeout_headers
 from graftwork.serve.engine_process import (
     AdapterSet,
     PromptRenderer,
     RequestRoom,
-    require_plain_chat,
     serve_backend,
 )
 from graftwork.serve.engine_protocol import (
@@ -36,10 +36,11 @@ from graftwork.serve.engine_protocol import (
 )
 from graftwork.serve.http_client import ClientReply
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.replies import TextStream
+from graftwork.serve.replies import ReplyText
 from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
-from graftwork.serve.upstream_dialects import DIALECTS, Dialect
+from graftwork.serve.upstream_dialects import DIALECTS, Dialect, TokenPrompt, write_format
 from graftwork.serve.upstream_health import UpstreamHealth
+from graftwork.serve.upstream_replies import UpstreamReply, read_embeddings
 from graftwork.serve.upstream_server import UpstreamServer
 
 _POLL_SECONDS = 0.2
@@ -133,32 +134,63 @@ class UpstreamBackend:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        require_plain_chat(request, engine=self._job.engine.kind)
-        prompt = await self._prompts.render(request.messages) if self._dialect.takes_tokens else []
-        room = self._prompts.room_after(prompt) if self._dialect.takes_tokens else request.max_tokens
+        opening, prompt = "", None
+        if self._dialect.takes_tokens:
+            prompt, opening = await self._render(request)
+            room = self._prompts.room_after(prompt.tokens)
+            request = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
+        template = self._prompts.template
+        form = template.tool_form if prompt is not None and request.tools else None
         with self._adapters.using(None if request.model == BASE else request.model) as adapter:
             async with self._room.take(1):
-                fitted = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
-                reply = await self._ask(fitted, prompt, adapter)
+                reply = await self._ask(request, prompt, adapter)
+                answer = UpstreamReply(
+                    request, ReplyText(request, form, opening=opening), template.token_bytes
+                )
                 try:
-                    async for piece in _read(reply, request, self._dialect, len(prompt)):
+                    read = answer.read(reply, prompt_tokens=0 if prompt is None else len(prompt.tokens))
+                    async for piece in read:
                         yield piece
                 finally:
                     # The server stops computing when the connection closes.
                     reply.close()
 
-    async def _ask(self, request: GenerateRequest, prompt: list[int], adapter: str | None) -> ClientReply:
+    async def embed(self, request: GenerateRequest) -> ReplyPiece:
+        if request.model not in (BASE, *self._adapters.names):
+            raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
+        with self._adapters.using(None if request.model == BASE else request.model) as adapter:
+            async with self._room.take(1):
+                model = self._dialect.name_model(self._base_name, adapter)
+                reply = await self._client.post("/embeddings", {"model": model, **(request.embed or {})})
+                answer = await reply.read()
+        if reply.status != 200:
+            raise explain_refusal(reply.status, answer)
+        return read_embeddings(answer)
+
+    async def _render(self, request: GenerateRequest) -> tuple[TokenPrompt, str]:
+        """The prompt, and the beginning of a call in it that the answer goes on with."""
+        template = self._prompts.template
+        tokens = await self._prompts.render(request)
+        is_bound = bool(request.tools) and (request.tool_choice != "auto" or request.strict_tools)
+        wanted, opening = write_format(request, require_call_form(template) if is_bound else None)
+        if opening:
+            tokens += template.encode_text(opening)
+        return TokenPrompt(tokens, template.eos, wanted), opening
+
+    async def _ask(
+        self, request: GenerateRequest, prompt: TokenPrompt | None, adapter: str | None
+    ) -> ClientReply:
         model = self._dialect.name_model(self._base_name, adapter)
-        body = self._dialect.encode(request, model=model, prompt=prompt, end=self._prompts.template.eos)
+        body = self._dialect.encode(request, model=model, prompt=prompt)
         allowed = timeout_headers(request.timeout_seconds)
-        reply = await self._client.post(self._dialect.path, body, headers=allowed)
+        reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
         if reply.status in (400, 404) and adapter is not None:
             refusal = explain_refusal(reply.status, await reply.read())
             if adapter not in refusal.message:
                 raise refusal
             # The server was restarted and has forgotten its adapters.
             await self._load(adapter, self._folders[adapter])
-            reply = await self._client.post(self._dialect.path, body, headers=allowed)
+            reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
         if reply.status != 200:
             raise explain_refusal(reply.status, await reply.read())
         return reply
@@ -168,53 +200,6 @@ class UpstreamBackend:
         self._client.close()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
-
-
-async def _read(
-    reply: ClientReply, request: GenerateRequest, dialect: Dialect, prompt_tokens: int
-) -> AsyncGenerator[ReplyPiece, None]:
-    flow, text, unsent, finish, usage = TextStream(request.stop), "", "", "", dict[str, Any]()
-    pieces = 0
-    async for event in _events(reply):
-        if "error" in event:
-            raise explain_refusal(502, orjson.dumps(event))
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
-            new = dialect.text_of(choice)
-            pieces += bool(new)
-            text += new
-            finish = choice.get("finish_reason") or finish
-        unsent += flow.push(text)
-        if flow.stopped:
-            finish = "stop"
-            break
-        if request.stream and unsent:
-            yield ReplyPiece(text=unsent)
-            unsent = ""
-    if not finish:
-        raise ApiError(502, "the engine's server ended its answer too early", code="engine_error")
-    yield ReplyPiece(
-        text=unsent + flow.finish(),
-        finish_reason="length" if finish == "length" else "stop",
-        prompt_tokens=int(usage.get("prompt_tokens") or prompt_tokens),
-        reply_tokens=int(usage.get("completion_tokens") or pieces),
-        stop=flow.stopped,
-    )
-
-
-async def _events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:
-    rest = b""
-    while (chunk := await reply.next_chunk()) is not None:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                try:
-                    event = orjson.loads(data)
-                except orjson.JSONDecodeError as error:
-                    message = "the engine's server sent something else than events"
-                    raise ApiError(502, message, code="engine_error") from error
-                yield event
 
 
 async def _start(job: EngineJob) -> UpstreamBackend:

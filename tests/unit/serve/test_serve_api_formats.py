@@ -3,13 +3,16 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from serve_engines import embedded, serve_with
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
-from test_serve_api_options import ASK, FIND, PLACE, SCHEMA, TOOLS, serving, tool_base  # noqa: F401
+from test_serve_api_options import SCHEMA
+from tool_template import ASK, FIND, PLACE, TOOLS
 
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.engine_protocol import GenerateRequest
@@ -19,6 +22,8 @@ from graftwork.serve.http_messages import ApiError
 LIMITS = ChatLimits()
 FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CLAUDE_TOOLS = [{"name": "find", "description": "Finds it.", "input_schema": FIND}]
+
+serving = partial(serve_with, embedded)
 
 
 def client_of(house, key="x"):
@@ -92,7 +97,7 @@ def test_a_response_has_the_text_and_its_events_build_the_same(run):
     run(main)
 
 
-def test_a_response_calls_tools_and_takes_their_results(run, tool_base):  # noqa: F811
+def test_a_response_calls_tools_and_takes_their_results(run, tool_base):
     async def main():
         async with serving(tool_base) as (_, client):
             choice = {"type": "function", "name": "find"}
@@ -171,7 +176,7 @@ def test_anthropics_client_gets_messages_whole_and_streamed(run):
     run(main)
 
 
-def test_anthropics_client_calls_tools_and_sends_their_results(run, tool_base):  # noqa: F811
+def test_anthropics_client_calls_tools_and_sends_their_results(run, tool_base):
     async def main():
         async with serving(tool_base) as (house, _), anthropic_of(house) as client:
             ask = {"model": "base", "max_tokens": 100, "tools": CLAUDE_TOOLS}
@@ -236,6 +241,7 @@ FIELDS = {
         "stop_sequences",
         "metadata",
     ],
+    "/v1/embeddings": ["input", "encoding_format", "dimensions", "user"],
 }
 GOOD = {
     "messages": ASK, "prompt": "x", "input": "x", "max_tokens": 5, "tools": TOOLS, "tool_choice": "auto",

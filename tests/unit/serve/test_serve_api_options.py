@@ -1,43 +1,16 @@
 """Tools, JSON, log-probabilities and several choices: OpenAI's client and a real, tiny model."""
 
-import asyncio
 import json
-import shutil
-from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
-from serve_harness import DEADLINE, ListSink, open_house
+from openai import BadRequestError
+from serve_engines import embedded, llamacpp, serve_with
+from serve_harness import ListSink
+from tool_template import ASK, PLACE, TOOLS
 
 from graftwork.serve.embedded_engine import EmbeddedBackend
-from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.routing import Routes
 
-TOOL_TEMPLATE = (
-    "{%- set led = messages[0].role == 'system' %}"
-    "{%- if tools %}<|im_start|>system\n{% if led %}{{ messages[0].content }}\n{% endif %}"
-    "TOOLS{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>\n"
-    "{%- elif led %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{%- endif %}"
-    "{%- for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
-    "{% if not loop.first or m.content %}\n{% endif %}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ASK = [{"role": "user", "content": "Where is it?"}]
-PLACE = {"enum": ["Bern", "Rome"]}
-FIND = {
-    "type": "object",
-    "properties": {"place": PLACE},
-    "required": ["place"],
-    "additionalProperties": False,
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = [
-    {"type": "function", "function": {"name": "find", "description": "Finds it.", "parameters": FIND}},
-    {"type": "function", "function": {"name": "wait", "parameters": NOTHING}},
-]
 SCHEMA = {
     "type": "object",
     "properties": {"place": PLACE, "sure": {"type": "boolean"}},
@@ -46,33 +19,17 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def tool_base(tiny_base, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tool_base")
-    shutil.copytree(tiny_base, folder, dirs_exist_ok=True)
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    return folder
-
-
-@asynccontextmanager
-async def serving(base: Path, sink=None):
-    backend = EmbeddedBackend(EngineJob(folder=str(base), base_folder=str(base), threads=1))
-    backend.loop.start()
-    try:
-        async with (
-            open_house(sink, backend=backend, routes=Routes()) as house,
-            AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
-        ):
-            yield house, client
-    finally:
-        await asyncio.to_thread(backend.loop.close, seconds=5.0)
+@pytest.fixture(params=[embedded, llamacpp])
+def serving(request, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
+    return partial(serve_with, request.param)
 
 
 def schema_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
 
 
-def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed(run, tool_base):
+def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed(run, serving, tool_base):
     async def main():
         sink = ListSink()
         async with serving(tool_base, sink) as (house, client):
@@ -98,7 +55,7 @@ def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed
     run(main)
 
 
-def test_required_calls_one_of_the_tools(run, tool_base):
+def test_required_calls_one_of_the_tools(run, serving, tool_base):
     async def main():
         async with serving(tool_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "tools": TOOLS, "parallel_tool_calls": False}
@@ -108,7 +65,7 @@ def test_required_calls_one_of_the_tools(run, tool_base):
     run(main)
 
 
-def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(run, tool_base):
+def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(run, serving, tool_base):
     async def main():
         call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"place":"Bern"}'}}
         turns = [
@@ -118,7 +75,8 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
         ]
         async with serving(tool_base) as (house, client):
             rendered = []
-            template = house.stub._template
+            engine = house.stub
+            template = engine._template if isinstance(engine, EmbeddedBackend) else engine._prompts.template
             prompt = template.prompt
             template.prompt = lambda messages: rendered.append(prompt(messages)) or rendered[-1]
             await client.chat.completions.create(model="base", messages=turns, tools=TOOLS, max_tokens=2)
@@ -130,7 +88,7 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
     run(main)
 
 
-def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, tiny_base):
+def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             with pytest.raises(BadRequestError, match="tools are not supported") as refused:
@@ -140,7 +98,7 @@ def test_a_base_without_a_form_for_calls_refuses_tools_by_name(run, tiny_base):
     run(main)
 
 
-def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, tiny_base):
+def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             for temperature in (0, 1.5):
@@ -168,7 +126,7 @@ def test_an_answer_follows_its_json_schema_greedy_and_sampled(run, tiny_base):
         {"$ref": "#"},
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, tiny_base, schema):
+def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, serving, tiny_base, schema):
     async def main():
         async with serving(tiny_base) as (_, client):
             with pytest.raises(BadRequestError, match="response_format cannot be enforced") as refused:
@@ -180,7 +138,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name(run, tiny_base, sch
     run(main)
 
 
-def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, tiny_base):
+def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "logprobs": True, "top_logprobs": 3, "max_tokens": 5}
@@ -202,7 +160,7 @@ def test_log_probabilities_name_each_token_and_the_likeliest_in_its_place(run, t
     run(main)
 
 
-def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prompt(run, tiny_base):
+def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prompt(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (_, client):
             ask = {"model": "base", "messages": ASK, "temperature": 1.0, "seed": 5, "max_tokens": 4}
@@ -224,5 +182,43 @@ def test_several_choices_are_numbered_and_their_tokens_counted_once_for_the_prom
                     streamed[choice.index] += choice.delta.content or ""
             assert streamed == texts
             assert usage == three.usage
+
+    run(main)
+
+
+def test_with_tools_and_a_schema_an_answer_is_a_call_or_json_that_follows_it(run, serving, tool_base):
+    async def main():
+        async with serving(tool_base) as (_, client):
+            ask = {"model": "base", "messages": ASK, "tools": TOOLS, "response_format": schema_format(SCHEMA)}
+            free = (await client.chat.completions.create(**ask, max_tokens=200)).choices[0].message
+            if free.tool_calls:
+                assert {call.function.name for call in free.tool_calls} <= {"find", "wait"}
+            else:
+                assert json.loads(free.content)["place"] in PLACE["enum"]
+            choice = {"type": "function", "function": {"name": "wait"}}
+            forced = (await client.chat.completions.create(**ask, tool_choice=choice)).choices[0].message
+            assert [call.function.name for call in forced.tool_calls] == ["wait"]
+
+    run(main)
+
+
+def test_tools_may_refer_to_definitions_of_their_own(run, serving, tool_base):
+    async def main():
+        parameters = {
+            "type": "object",
+            "$defs": {"Place": PLACE},
+            "properties": {"at": {"$ref": "#/$defs/Place"}},
+            "required": ["at"],
+            "additionalProperties": False,
+        }
+        tools = [*TOOLS, {"type": "function", "function": {"name": "go", "parameters": parameters}}]
+        async with serving(tool_base) as (_, client):
+            choice = {"type": "function", "function": {"name": "go"}}
+            ask = {"model": "base", "messages": ASK, "tools": tools}
+            forced = (await client.chat.completions.create(**ask, tool_choice=choice)).choices[0].message
+            assert json.loads(forced.tool_calls[0].function.arguments)["at"] in PLACE["enum"]
+            ask |= {"tool_choice": "required", "parallel_tool_calls": False}
+            several = await client.chat.completions.create(**ask, max_tokens=200)
+            assert several.choices[0].message.tool_calls
 
     run(main)

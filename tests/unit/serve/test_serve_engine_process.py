@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from graftwork.records.interaction import Message
-from graftwork.serve.engine_process import AdapterSet, RequestRoom, require_plain_chat
-from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.engine_process import AdapterSet, RequestRoom
 from graftwork.serve.http_messages import ApiError
 
 
@@ -68,20 +66,3 @@ def test_a_request_that_is_given_up_while_it_waits_frees_its_place():
         assert room.running == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))
-
-
-@pytest.mark.parametrize(
-    ("param", "asked"),
-    [
-        ("tools", {"tools": ({"type": "function"},)}),
-        ("response_format", {"json_schema": {}}),
-        ("logprobs", {"logprobs": 0}),
-        ("prompt", {"prompt": "once"}),
-    ],
-)
-def test_engines_of_other_programs_refuse_by_name_what_they_would_ignore(param, asked):
-    plain = GenerateRequest(model="base", messages=(Message(role="user", content="hi"),), max_tokens=1)
-    require_plain_chat(plain, engine="llamacpp")
-    with pytest.raises(ApiError, match=f"{param} is not supported by the llamacpp engine") as refused:
-        require_plain_chat(plain.model_copy(update=asked), engine="llamacpp")
-    assert refused.value.param == param

@@ -183,6 +183,10 @@ class ChatTemplate:
             tokens.insert(0, begin)
         return tokens
 
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text on its own, between control tokens."""
+        return self._join([text], self._segments.encode_for_real([text]).tokens).tolist()
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; not every token is whole characters."""
         byte_level = (self._definition.get("decoder") or {}).get("type") == "ByteLevel"

@@ -1,22 +1,31 @@
 """GGUF files of bases and adapters, converted once and named by the content that they are made of.
 
 In: a base or an adapter of it. Out: the path of its GGUF file. The cache is shared by all projects of a user,
-next to converted base models. A file appears whole or not at all.
+next to converted base models. A file appears whole or not at all. A new one removes those that were not used
+for longest, until all of them together are below a limit: each can be converted again.
 """
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, file_digest, make_folder, sync_folder
 from graftwork.model.base import find_base, models_folder
 from graftwork.model.gguf.writer import WRITER, write_adapter, write_base
 from graftwork.records.base import fingerprint
+from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
+from graftwork.records.units import GIB
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+LIMIT_VARIABLE = "GRAFT_GGUF_CACHE_GIB"
+DEFAULT_LIMIT_GIB = 20.0
 _SHOWN = 24
+_IN_USE_SECONDS = 3600.0
+"""A file that was asked for so recently may be about to be opened."""
 
 
 def base_file(folder: Path, *, precision: GgufPrecision) -> Path:
@@ -44,6 +53,8 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
     folder = models_folder() / "gguf"
     path = folder / name
     if path.is_file():
+        with suppress(OSError):
+            os.utime(path)  # when it was last used
         return path
     try:
         make_folder(folder)
@@ -56,9 +67,44 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
         # Of several processes that convert the same model, each puts the same content here.
         Path(temporary).replace(path)
         sync_folder(folder)
+        remove_unused(folder, most_bytes=_limit_bytes())
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
         os.close(descriptor)
         Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def remove_unused(folder: Path, *, most_bytes: float, now: float | None = None) -> list[Path]:
+    """Remove the files that were not used for longest until the rest is below the limit; what was removed.
+
+    A server that has a file open keeps reading it.
+    """
+    now = time.time() if now is None else now
+    found = []
+    for path in folder.glob("*.gguf"):
+        with suppress(OSError):  # another process removed it
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    total, removed = sum(size for _, size, _ in found), []
+    for used, size, path in sorted(found):
+        unfinished = path.name.startswith(".")
+        if now - used < _IN_USE_SECONDS or (total <= most_bytes and not unfinished):
+            continue
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+            total -= size
+    return removed
+
+
+def _limit_bytes() -> float:
+    try:
+        return float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
+    except ValueError as error:
+        raise UserMistake(
+            f"{LIMIT_VARIABLE} is no number",
+            why="it limits the converted files that are kept, in GiB",
+            fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
+        ) from error

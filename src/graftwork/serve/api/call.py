@@ -14,6 +14,12 @@ MOST_CHOICES = 16
 """Answers that one request may ask for: `n` times its prompts."""
 
 
+_AS_SENT = (
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs", "top_logprobs"
+)  # fmt: skip
+"""Fields that a server which takes chats gets as the client sent them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatLimits:
     default_model: str = "champion"
@@ -39,6 +45,8 @@ class GenerationOptions:
     """The JSON Schema that the answer must follow."""
     prompts: tuple[str, ...] = ()
     """Texts to continue, without a chat template; empty for a chat."""
+    embed: dict[str, Any] | None = None
+    """What to embed, instead of a chat: fields of a request for embeddings."""
 
     def encode_for_engine(self) -> dict[str, Any]:
         return {
@@ -49,6 +57,7 @@ class GenerationOptions:
             "strict_tools": self.strict_tools,
             "json_schema": self.schema,
             "prompt": self.prompts[0] if self.prompts else None,
+            "embed": self.embed,
         }
 
 
@@ -85,9 +94,14 @@ class ChatCall:
         }
         if self.options is not None:
             value |= self.options.encode_for_engine()
+        if self.messages and (self.options is not None or self._holds_calls()):
+            value["chat"] = {key: self.body[key] for key in _AS_SENT if self.body.get(key) is not None}
         if self.deadline is not None:
             value["timeout_seconds"] = max(self.deadline - time.monotonic(), 0.001)
         return orjson.dumps(value)
+
+    def _holds_calls(self) -> bool:
+        return any(message.get("tool_calls") for message in self.body["messages"])
 
     @property
     def choices(self) -> int:
@@ -120,6 +134,14 @@ class CallData(TypedDict):
     arguments: str
 
 
+class CallDelta(TypedDict):
+    """What is new of a call. `name` comes with its first part."""
+
+    index: int
+    name: NotRequired[str]
+    arguments: str
+
+
 class AlternativeData(TypedDict):
     token: str
     logprob: float
@@ -140,11 +162,14 @@ class PieceData(TypedDict):
     prompt_tokens: NotRequired[int]
     reply_tokens: NotRequired[int]
     tool_calls: NotRequired[list[CallData]]
+    call_deltas: NotRequired[list[CallDelta]]
+    """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
     logprobs: NotRequired[list[LogprobData]]
     stop: NotRequired[str | None]
     """The stop string that ended the reply."""
     queue_ms: NotRequired[float]
     """How long the request waited in the engine."""
+    embeddings: NotRequired[list[dict[str, Any]]]
     index: NotRequired[int]
     """Which of several choices it belongs to."""
     replica: NotRequired[str]
@@ -153,8 +178,15 @@ class PieceData(TypedDict):
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
     """Text and calls as the captures keep them: calls in tags."""
-    made = tuple(ToolCall(call["name"], orjson.loads(call["arguments"])) for call in calls)
+    made = tuple(ToolCall(call["name"], _load_arguments(call["arguments"])) for call in calls)
     return write_calls(TextAndCalls(text, made)) if made else text
+
+
+def _load_arguments(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text  # another server's call that was cut off
 
 
 class TokenUsage(NamedTuple):

@@ -264,6 +264,8 @@ class OptionChunkEncoder(ChunkEncoder):
         super().__init__(head, call)
         self._unique = head.unique
         self._choices = call.options.n if call.options is not None else 1
+        self._begun: set[tuple[int, int]] = set()
+        """Choice and index of the calls that were sent in parts."""
 
     def opening(self) -> bytes:
         opened = {"role": "assistant", "content": ""}
@@ -273,17 +275,25 @@ class OptionChunkEncoder(ChunkEncoder):
         place, out = piece.get("index", 0), b""
         if piece["text"] or piece.get("logprobs"):
             out = self._encode(place, {"content": piece["text"]}, logprobs=piece.get("logprobs"))
+        for delta in piece.get("call_deltas") or []:
+            out += self._call_part(place, delta["index"], delta.get("name"), delta["arguments"])
         calls = piece.get("tool_calls") or []
         for number, call in enumerate(calls):
-            whole = encode_call(call, call_id(self._unique, place, number))
-            named = {**whole, "function": {"name": call["name"], "arguments": ""}}
-            out += self._encode(place, {"tool_calls": [{"index": number, **named}]})
-            arguments = {"index": number, "function": {"arguments": call["arguments"]}}
-            out += self._encode(place, {"tool_calls": [arguments]})
+            if (place, number) not in self._begun:
+                out += self._call_part(place, number, call["name"], "")
+                out += self._call_part(place, number, None, call["arguments"])
         reason = piece.get("finish_reason")
         if reason is not None:
             out += self._encode(place, {}, reason="tool_calls" if calls and reason == "stop" else reason)
         return out
+
+    def _call_part(self, place: int, number: int, name: str | None, arguments: str) -> bytes:
+        part: dict[str, Any] = {"index": number, "function": {"arguments": arguments}}
+        if name is not None:
+            self._begun.add((place, number))
+            made = encode_call({"name": name, "arguments": arguments}, call_id(self._unique, place, number))
+            part = {"index": number, **made}
+        return self._encode(place, {"tool_calls": [part]})
 
     def _encode(
         self, place: int, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None

@@ -25,10 +25,6 @@ def parse_options(body: dict[str, Any], limits: ChatLimits) -> GenerationOptions
         strict_tools=used.strict,
         schema=_parse_format(body, limits),
     )
-    if options.schema is not None and options.tools and options.tool_choice != "auto":
-        raise unsupported("tool_choice", "cannot force a call if response_format asks for JSON")
-    if options.schema is not None and options.tools:
-        raise unsupported("response_format", "is not supported together with tools")
     return None if options == GenerationOptions() else options
 
 

@@ -1,0 +1,162 @@
+"""Reads the streamed answers of other servers: events in, pieces of a reply out.
+
+Texts, tool calls, log-probabilities and counts come in two forms: those of chats and those of completions.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import orjson
+
+from graftwork.serve.api.call import AlternativeData, CallData, CallDelta, LogprobData
+from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
+from graftwork.serve.http_client import ClientReply
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.replies import ReplyText, describe_token
+from graftwork.serve.upstream_client import explain_refusal
+
+_TOKEN_ID = "token_id:"
+
+TokenBytes = Callable[[int], bytes]
+
+
+async def read_events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:
+    """The server-sent events of a reply. Raises ApiError for what is no event, or an error."""
+    rest = b""
+    while (chunk := await reply.next_chunk()) is not None:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                yield _load(data)
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        raise ApiError(502, "the engine's server sent something else than events", code="engine_error")
+    if "error" in event:
+        raise explain_refusal(502, data)
+    return event
+
+
+def read_embeddings(body: bytes) -> ReplyPiece:
+    try:
+        found = orjson.loads(body)
+        tokens = (found.get("usage") or {}).get("prompt_tokens") or 0
+        return ReplyPiece("", "stop", prompt_tokens=int(tokens), embeddings=tuple(found["data"]))
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+        message = "the engine's server sent something else than embeddings"
+        raise ApiError(502, message, code="engine_error") from error
+
+
+class UpstreamReply:
+    """One answer as it arrives. `token_bytes` reads tokens that the server names by their ids."""
+
+    def __init__(self, request: GenerateRequest, text: ReplyText, token_bytes: TokenBytes) -> None:
+        self._request, self._flow, self._token_bytes = request, text, token_bytes
+        self._text = self._unsent = self._finish = ""
+        self._stop: str | None = None
+        self._usage: dict[str, Any] = {}
+        self._pieces = 0
+        self._calls: dict[int, CallData] = {}
+        self._deltas: list[CallDelta] = []
+        self._logprobs: list[LogprobData] = []
+
+    async def read(self, reply: ClientReply, *, prompt_tokens: int) -> AsyncGenerator[ReplyPiece, None]:
+        async for event in read_events(reply):
+            self._usage = event.get("usage") or self._usage
+            for choice in event.get("choices") or ():
+                self._take(choice)
+            self._unsent += self._flow.push(self._text)
+            if self._flow.stopped is not None:
+                self._finish = "stop"
+                break
+            if self._request.stream and (self._unsent or self._deltas):
+                yield self._piece()
+        if not self._finish:
+            raise ApiError(502, "the engine's server ended its answer too early", code="engine_error")
+        yield self._last_piece(prompt_tokens)
+
+    def _take(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        new = choice.get("text") or delta.get("content") or ""
+        self._text += new
+        self._pieces += bool(new)
+        for part in delta.get("tool_calls") or ():
+            self._take_call(part)
+        if self._request.logprobs is not None and choice.get("logprobs"):
+            self._logprobs += self._read_logprobs(choice["logprobs"], self._request.logprobs)
+        self._finish = choice.get("finish_reason") or self._finish
+        # vLLM and SGLang name the stop string or the number of the token that ended the answer.
+        reason = choice.get("stop_reason", choice.get("matched_stop"))
+        self._stop = reason if reason in self._request.stop else self._stop
+
+    def _take_call(self, part: dict[str, Any]) -> None:
+        index, function = int(part.get("index") or 0), part.get("function") or {}
+        new = str(function.get("arguments") or "")
+        delta: CallDelta = {"index": index, "arguments": new}
+        if index not in self._calls:
+            self._calls[index] = {"name": str(function.get("name") or ""), "arguments": ""}
+            delta["name"] = self._calls[index]["name"]
+        self._calls[index]["arguments"] += new
+        self._deltas.append(delta)
+
+    def _piece(self) -> ReplyPiece:
+        piece = ReplyPiece(self._unsent, call_deltas=tuple(self._deltas), logprobs=self._take_logprobs())
+        self._unsent, self._deltas = "", []
+        return piece
+
+    def _last_piece(self, prompt_tokens: int) -> ReplyPiece:
+        text, calls = self._flow.finish(self._unsent)
+        calls = calls or tuple(self._calls[index] for index in sorted(self._calls))
+        return ReplyPiece(
+            text=text,
+            finish_reason="length" if self._finish == "length" else "stop",
+            prompt_tokens=int(self._usage.get("prompt_tokens") or prompt_tokens),
+            reply_tokens=int(self._usage.get("completion_tokens") or self._pieces),
+            tool_calls=calls,
+            call_deltas=tuple(self._deltas),
+            logprobs=self._take_logprobs(),
+            stop=self._flow.stopped or self._stop,
+        )
+
+    def _take_logprobs(self) -> tuple[LogprobData, ...] | None:
+        if self._request.logprobs is None:
+            return None
+        taken, self._logprobs = tuple(self._logprobs), []
+        return taken
+
+    def _read_logprobs(self, listed: dict[str, Any], most: int) -> list[LogprobData]:
+        if "content" in listed:
+            return [_of_chat(token, most) for token in listed["content"] or ()]
+        tops = listed.get("top_logprobs") or [None] * len(listed["tokens"])
+        found = zip(listed["tokens"], listed["token_logprobs"], tops, strict=True)
+        return [self._of_completion(token, value, top or {}, most) for token, value, top in found]
+
+    def _of_completion(
+        self, token: str, value: float | None, top: dict[str, float], most: int
+    ) -> LogprobData:
+        best = sorted(top.items(), key=lambda item: -item[1])[:most]
+        alternatives = [self._describe(other, logprob) for other, logprob in best]
+        return {**self._describe(token, value), "top_logprobs": alternatives}
+
+    def _describe(self, token: str, value: float | None) -> AlternativeData:
+        number = token.removeprefix(_TOKEN_ID)
+        data = self._token_bytes(int(number)) if number != token and number.isdigit() else token.encode()
+        return describe_token(data, 0.0 if value is None else value)
+
+
+def _of_chat(token: dict[str, Any], most: int) -> LogprobData:
+    top = [_alternative(other) for other in token.get("top_logprobs") or ()]
+    return {**_alternative(token), "top_logprobs": top[:most]}
+
+
+def _alternative(token: dict[str, Any]) -> AlternativeData:
+    text = str(token["token"])
+    data = token.get("bytes")
+    listed = list(text.encode()) if data is None else [int(byte) for byte in data]
+    return {"token": text, "logprob": float(token["logprob"]), "bytes": listed}
