@@ -31,8 +31,11 @@ EXPORTED = [
     "__version__",
     "audit_files",
     "init_project",
+    "list_models",
     "open_project",
     "plan_fit",
+    "pull_model",
+    "remove_model",
 ]
 
 

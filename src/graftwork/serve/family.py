@@ -8,11 +8,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.settings import FamilySettings, RouteRule
-from graftwork.text.classifier import TextClassifier
+
+if TYPE_CHECKING:
+    from graftwork.text.classifier import TextClassifier
 
 ROLE_HEADER = "x-graft-role"
 
@@ -33,7 +35,7 @@ class Family:
     main: str
     aliases: Mapping[str, str]
     """The alias of each model's live release."""
-    router: TextClassifier | None = None
+    router: "TextClassifier | None" = None
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.records.base import Record
+from graftwork.records.base import NotSecret, Record, SecretText
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
@@ -60,13 +60,15 @@ class RouteRule(Record):
         description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
     )
 
-    headers: dict[str, str] = Field(default={}, description="Headers of the request with their values.")
+    headers: dict[str, SecretText] = Field(
+        default={}, description="Headers of the request with their values."
+    )
 
     schema_names: tuple[str, ...] = Field(
         default=(), description="Names of the JSON Schema in `response_format`."
     )
 
-    keywords: tuple[str, ...] = Field(
+    keywords: Annotated[tuple[str, ...], NotSecret("words that users write")] = Field(
         default=(), description="Words of which the user's last turn must contain one, in any case."
     )
 

@@ -68,7 +68,7 @@ def test_a_long_run_is_reported_in_hours_and_a_short_one_in_minutes():
 
 
 def test_a_no_shows_what_would_make_it_fit():
-    done = graft("--model", "llama-3.2-1b", *CARD, "--method", "full", "--memory", "6")
+    done = graft("--model", "llama-3.2-1b", *CARD, "--method", "full", "--memory", "6", "--offload", "none")
     assert done.exit_code == 1
     assert done.stdout.startswith("✗ llama-3.2-1b by full")
     assert "what would make it fit" in done.stdout
