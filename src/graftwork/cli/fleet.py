@@ -235,7 +235,7 @@ def receive(
 
 @app.command("reconcile")
 def reconcile(project: Folder = None, json: Json = False) -> None:
-    """Compare the ledger with what exists at the places, and end what nobody needs.
+    """Compare the ledger with what exists at the places, and end orphaned machines.
 
     Run it every few minutes, from cron, while paid jobs are open. Exit code 1: a place did not answer.
 

@@ -78,7 +78,7 @@ class ManualPlace:
         take_folder(received, folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        """Only the person can stop it there; here nobody waits for it any more."""
+        """Only the person can stop it there; here it is no longer waited for."""
         del at_once
         if (self._root / job.label).exists():
             write_atomic(self._root / job.label / _STOPPED, "")

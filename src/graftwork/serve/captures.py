@@ -316,7 +316,7 @@ class _SinkCall:
 
 
 class _SinkThread:
-    """Calls the sink, one call at a time, so that nobody has to wait for a slow one."""
+    """Calls the sink, one call at a time, so that a slow one blocks no other."""
 
     def __init__(self, sink: CaptureSink) -> None:
         self._sink = sink

@@ -72,7 +72,7 @@ def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: floa
 
 
 def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
-    """Prompts that nobody can solve: what is right was replaced by a secret. A reward for one is an alarm."""
+    """Prompts without a right answer: it was replaced by a secret. A reward for one is an alarm."""
     chosen = sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]
     return [_make_canary(case, seed) for case in chosen]
 

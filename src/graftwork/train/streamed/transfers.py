@@ -177,7 +177,7 @@ class BlockInputs:
         self._coming[key] = (hidden, self._up.copy(hidden.view(-1), flat))
 
     def take(self, block: int, portion: int) -> Tensor:
-        """Hidden states that nobody else holds any more."""
+        """Hidden states without other references."""
         key = (block, portion)
         self.prefetch(block, portion)
         if key in self._coming:
