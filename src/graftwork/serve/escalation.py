@@ -88,7 +88,11 @@ class Escalator:
     def applies_to(self, running: "RunningExchange") -> bool:
         """Whether the answer of this exchange is checked: one choice of a named model, without tools."""
         call, named = running.call, self.settings.models
-        if call.choices != 1 or (call.options is not None and call.options.tools):
+        if (
+            not running.api.is_captured
+            or call.choices != 1
+            or (call.options is not None and call.options.tools)
+        ):
             return False
         return call.model in named if named else call.model not in (BASE, running.head.release)
 
