@@ -22,6 +22,13 @@ log = logging.getLogger(__name__)
 MINUTE, DAY = 60.0, 86_400.0
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
+OUTCOMES = {
+    "escalated": "answered",
+    "failed": "failed too",
+    "unavailable": "is not ready",
+    "over budget": "is over budget",
+}
+"""What became of an answer that failed a check, for the response header."""
 
 
 class AnswerChecks(Protocol):

@@ -27,7 +27,7 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
-from graftwork.serve.escalation import Escalator, HeldReply
+from graftwork.serve.escalation import OUTCOMES, Escalator, HeldReply
 from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
 from graftwork.serve.failover.chain import NoReplica, failure_code
 from graftwork.serve.failover_metrics import FallbackCounts, render_failover
@@ -58,13 +58,6 @@ APIS = {
     "/v1/messages": MESSAGES,
     "/v1/embeddings": EMBEDDINGS,
 }
-_OUTCOMES = {
-    "escalated": "answered",
-    "failed": "failed too",
-    "unavailable": "is not ready",
-    "over budget": "is over budget",
-}
-"""What became of an answer that failed a check, for the response header."""
 _KNOWN = {
     **dict.fromkeys(APIS, "POST"),
     "/v1/models": "GET",
@@ -325,8 +318,8 @@ class Gateway:
             running.is_held = self.escalator is not None and self.escalator.applies_to(running)
             async with asyncio.timeout(self._seconds_left(running)):
                 result = await self._ask(running)
-                if running.is_held and isinstance(result, list):
-                    result = await self._check(result, running)
+            if running.is_held and isinstance(result, list):
+                result = await self._check(result, running)
             if isinstance(result, list):
                 if not running.call.stream:
                     return self._answer_whole(result, running)
@@ -373,13 +366,14 @@ class Gateway:
             small = replace(running)
             running.escalate_to(target, check=found.check, answer=choices[0]["text"])
             try:
-                asked = await ask_engine(target.engine, running)
+                async with asyncio.timeout(self._seconds_left(running)):
+                    asked = await ask_engine(target.engine, running)
                 choices = asked if isinstance(asked, list) else choices
             except (OSError, ApiError):
                 running.keep_small(small)
                 outcome = "failed"
         self.metrics.escalated[found.check, outcome] += 1
-        running.escalation = f"{found.check} failed, {self.escalator.settings.to} {_OUTCOMES[outcome]}"
+        running.escalation = f"{found.check} failed, {self.escalator.settings.to} {OUTCOMES[outcome]}"
         return choices
 
     def _fall_back(self, running: RunningExchange, why: str) -> bool:

@@ -1,5 +1,6 @@
 """Small first, large when needed, over HTTP: who answers, what the headers say, what is captured."""
 
+import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
@@ -12,24 +13,26 @@ from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.settings import EscalateSettings
+from graftwork.serve.settings import EscalateSettings, ServeSettings
 
 GOOD, BAD = "answer as JSON", "say anything"
 
 
 class LargeEngine:
-    """The large model: always right, unless it `fails`."""
+    """The large model: always right, unless it `fails` or `hangs`."""
 
     state = "ready"
     models = ("large-1",)
 
-    def __init__(self, *, fails=False):
-        self.asked, self.fails = [], fails
+    def __init__(self, *, fails=False, hangs=False):
+        self.asked, self.fails, self.hangs = [], fails, hangs
 
     async def complete(self, call, *, model):
         self.asked.append(model)
         if self.fails:
             raise ConnectionError("the large model is gone")
+        if self.hangs:
+            await asyncio.Event().wait()
         return {
             "text": "from the large model",
             "finish_reason": "stop",
@@ -44,15 +47,15 @@ class AsksForJson:
 
 
 @asynccontextmanager
-async def open_pair(sink=None, *, large=None, **settings):
+async def open_pair(sink=None, *, large=None, serving=None, checks=None, **settings):
     large = large or LargeEngine()
     asked = EscalateSettings(to="large", checks=("json_valid",), **settings)
     async with (
-        open_house(sink) as house,
+        open_house(sink, settings=serving) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
-        house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+        house.gateway.escalator = Escalator(asked, checks=checks or AsksForJson(), clock=time.monotonic)
         yield house, client
 
 
@@ -138,6 +141,18 @@ def test_a_large_model_that_fails_costs_no_answer(run):
     run(main)
     assert sink.captures[0].rejected is None
     assert sink.captures[0].release == RELEASE
+
+
+def test_a_large_model_that_never_answers_costs_no_answer(run):
+    async def main():
+        large, serving = LargeEngine(hangs=True), ServeSettings(request_timeout_seconds=1.0)
+        async with open_pair(large=large, serving=serving) as (_, client):
+            text, headers = await ask(client, BAD)
+            assert text == f"[{RELEASE}] {BAD}"
+            assert headers["x-graft-release"] == RELEASE
+            assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
+
+    run(main)
 
 
 @pytest.mark.parametrize("model", ["base", RELEASE])
