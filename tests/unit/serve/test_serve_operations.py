@@ -215,9 +215,9 @@ def test_half_of_a_certificate_is_refused():
 ORIGIN = ("origin", "https://app.example.org")
 
 
-def preflight(origin):
+def preflight(origin, more=""):
     lines = f"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\n"
-    return f"{lines}access-control-request-method: POST\r\nconnection: close\r\n\r\n".encode()
+    return f"{lines}access-control-request-method: POST\r\nconnection: close\r\n{more}\r\n".encode()
 
 
 def test_no_header_of_cors_is_sent_by_default(run):
@@ -247,6 +247,17 @@ def test_pages_of_named_origins_may_ask_and_others_may_not(run):
             assert "access-control-allow-origin" not in dict(reply.headers)
             reply, _ = await chat(house.port, headers=(*JSON, ORIGIN))
             assert reply.status == 401  # the key is needed all the same
+
+    run(main)
+
+
+@pytest.mark.parametrize("body", ["content-length: 1000\r\n", "transfer-encoding: chunked\r\n"])
+def test_a_preflight_request_with_a_body_is_refused_before_the_body_is_read(run, body):
+    async def main():
+        settings = ServeSettings(cors_origins=(ORIGIN[1],))
+        async with open_house(settings=settings, keys=KeyRing("right")) as house:
+            answer = await raw(house.port, preflight(ORIGIN[1], body))
+            assert answer.startswith(b"HTTP/1.1 400")
 
     run(main)
 
