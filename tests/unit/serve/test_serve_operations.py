@@ -28,7 +28,7 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Response
 from graftwork.serve.http_server import Server
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.operations import Operations, list_listeners
+from graftwork.serve.operations import Operations, list_listeners, open_keys
 from graftwork.serve.otlp import parse_json
 from graftwork.serve.request_log import AccessLog, FinishedRequest, log_as_json
 from graftwork.serve.run import ServedProject, serve
@@ -99,6 +99,17 @@ def test_the_admin_listener_asks_for_the_key_too(run):
                 assert json.loads((await get(port, "/health"))[1]) == {"status": "ok"}
             finally:
                 await admin.server.close()
+
+    run(main)
+
+
+def test_an_admin_listener_that_others_can_reach_needs_a_key(run):
+    async def main():
+        for settings in (ServeSettings(), ServeSettings(admin_host="0.0.0.0")):
+            assert not (await open_keys(settings, tuple)).required  # there is no admin listener
+        with pytest.raises(UserMistake) as refused:
+            await open_keys(ServeSettings(admin_port=0, admin_host="0.0.0.0"), tuple)
+        assert refused.value.where == "serve.admin_host"
 
     run(main)
 
