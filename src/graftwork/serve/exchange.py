@@ -159,6 +159,7 @@ class RunningExchange:
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
+        small = "" if self.escalated is None else self.escalated.reply
         return ServedExchange(
             id=self.capture_id,
             at=self.at,
@@ -175,7 +176,7 @@ class RunningExchange:
             disconnected=self.disconnected,
             assignment=self.assignment,
             user=self.call.user,
-            size=self.body_bytes + sum(map(len, self.texts)),
+            size=self.body_bytes + sum(map(len, self.texts)) + len(small),
             escalated=self.escalated,
         )
 

@@ -99,6 +99,24 @@ def test_the_large_model_answers_where_a_check_fails_and_both_answers_are_captur
     assert (row.reply, row.rejected) == (capture.reply, capture.rejected)
 
 
+def test_both_answers_count_for_the_memory_of_the_capture_queue(run):
+    offered = []
+
+    async def main():
+        async with open_pair(ListSink()) as (house, client):
+            offer = house.captures.offer
+            house.captures.offer = lambda exchange, **options: (
+                offered.append(exchange) or offer(exchange, **options)
+            )
+            await ask(client, BAD)
+            await house.close_captures()
+
+    run(main)
+    (exchange,) = offered
+    body = json.dumps(exchange.request, separators=(",", ":"))
+    assert exchange.size == len(body) + len(exchange.reply) + len(exchange.escalated.reply)
+
+
 def test_a_streamed_answer_is_checked_before_its_first_byte(run):
     async def main():
         async with open_pair() as (_, client):
