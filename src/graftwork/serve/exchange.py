@@ -21,7 +21,7 @@ from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
-from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
+from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 
 
@@ -42,6 +42,8 @@ class RunningExchange:
     """The engine that is asked instead of the gateway's own."""
     model: str = ""
     """What the engine is asked for."""
+    shown_model: str = OTHER_MODEL
+    """The model that was asked for, in metrics and logs: a known name, never a client's text."""
     passed: int = 0
     """How many names of the fallback chain were passed."""
     fallback: str = ""
@@ -143,7 +145,7 @@ class RunningExchange:
             path=self.path,
             status=CLIENT_LEFT if self.disconnected else 200,
             key=self.key.name,
-            model=self.head.model,
+            model=self.shown_model,
             release=self.head.release,
             capture=self.capture_id,
             prompt_tokens=self.usage.prompt,
@@ -193,7 +195,7 @@ def begin_exchange(
     except ApiError as error:
         # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
         why = failure_code(error) or str(error.code)
-        if fallbacks is not None and (error.status == 503 or fallbacks.covers(call.model)):
+        if fallbacks is not None and fallbacks.may_replace(call.model, error):
             target = fallbacks.find_next(call.model, routes)
         if target is None:
             raise
@@ -210,6 +212,10 @@ def begin_exchange(
         model=release,
         deadline=call.deadline,
     )
+    if routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):
+        running.shown_model = call.model
+    elif target is None:  # the prefix of a release
+        running.shown_model = release
     if target is not None:
         running.answer_by(target, why)
     return running

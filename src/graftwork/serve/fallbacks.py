@@ -4,6 +4,7 @@ In: the model of a request and the routes. Out: the next engine and release that
 before the first byte of an answer.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from graftwork.serve.engine_protocol import ServingEngine
 from graftwork.serve.failover.chain import find_chain
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes
+
+_NAME = re.compile(r"[\w./-]{1,130}", re.ASCII)
 
 
 class FallbackTarget(NamedTuple):
@@ -38,6 +41,10 @@ class Fallbacks:
     def covers(self, model: str) -> bool:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
         return model in self.chains
+
+    def may_replace(self, model: str, error: ApiError) -> bool:
+        """Whether another model may answer. Before the aliases are loaded any sensible name may be one."""
+        return self.covers(model) or (error.status == 503 and _NAME.fullmatch(model) is not None)
 
     def find_next(
         self, model: str, routes: Routes, *, passed: int = 0, failed: str | None = None
@@ -67,5 +74,5 @@ class Fallbacks:
 
 def describe_fallback(model: str, why: str) -> str:
     """The value of the response header `x-graft-fallback`."""
-    name = model.encode("ascii", "replace").decode().replace(";", "?")
+    name = "".join(c if c.isascii() and c.isprintable() and c != ";" else "?" for c in model)
     return f"from={name}; why={why}"

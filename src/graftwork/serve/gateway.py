@@ -391,7 +391,7 @@ class Gateway:
         return True
 
     def _count_fallback(self, running: RunningExchange) -> None:
-        self._fallback_counts[running.call.model, running.head.release, running.why] += 1
+        self._fallback_counts[running.shown_model, running.head.release, running.why] += 1
 
     def _seconds_left(self, running: RunningExchange) -> float:
         longest = self._settings.request_timeout_seconds

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
@@ -431,6 +432,30 @@ def test_while_the_engine_is_down_a_remote_endpoint_answers_and_without_one_the_
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "engine_down", "1")
 
     run(main)
+
+
+def test_a_name_that_only_the_client_knows_reaches_no_header_metric_or_log(run):
+    noted = []
+
+    async def main():
+        routes = Routes(loaded=False)
+        chain = {"*": ["remote"], "gruß; ok": ["remote"]}
+        async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
+            fleet.gateway.observers = (SimpleNamespace(note=noted.append),)
+            for name in ("a\r\nset-cookie: x", "a b", "é", "x" * 131):
+                assert (await fleet.ask(model=name))[0] == 503
+            noted.clear()
+            for name, shown in (("made-up", "made-up"), ("gruß; ok", "gru?? ok"), ("base", None)):
+                status, headers, _ = await fleet.ask(model=name)
+                assert status == 200
+                if shown:
+                    assert headers["x-graft-fallback"].startswith(f"from={shown}; why=")
+            metrics = await (await fleet.http.send("GET", "/metrics")).read()
+            assert b'model="other",to="remote"' in metrics
+            assert b"made-up" not in metrics
+
+    run(main)
+    assert [request.model for request in noted if request.release] == ["other", "gruß; ok", "base"]
 
 
 def test_a_bad_request_is_not_passed_down_the_chain(run):
