@@ -142,10 +142,13 @@ class Gateway:
     async def _handle(self, request: Request) -> Answer:
         if not self.observers or request.path in APIS:
             return await self._dispatch(request)
-        at, started, error = time.time(), time.perf_counter(), None
+        at, started, status, error = time.time(), time.perf_counter(), 500, None
         try:
             answer = await self._dispatch(request)
             status = answer.status
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
         except ApiError as refused:
             status, error = refused.status, refused
             raise
@@ -286,6 +289,8 @@ class Gateway:
             self.metrics.count_request(label, error.status)
             if self.observers:
                 self._note_request(request, at=at, started=started, status=error.status, error=error)
+            if running is not None and running.asked and error.code == "timeout":
+                running.key.usage.add_tokens(running.count_tokens())
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)

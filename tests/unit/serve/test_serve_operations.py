@@ -308,6 +308,18 @@ def test_the_access_log_has_every_request_and_no_text_of_a_client(run, as_json):
     assert [entry["path"] for entry in entries if entry["status"] == 404] == ["other"]
 
 
+def test_a_request_that_fails_in_an_unexpected_way_is_logged_as_500(run):
+    async def main():
+        noted = Noted()
+        async with open_house() as house:
+            house.gateway.observers = (noted,)
+            house.engine.describe = lambda: 1 / 0
+            assert (await get(house.port, "/health"))[0].status == 500
+            assert [request.status for request in noted.requests] == [500]
+
+    run(main)
+
+
 def test_messages_are_json_lines_and_tracebacks_quote_nothing():
     stream = io.StringIO()
     with log_as_json(stream):
