@@ -105,7 +105,9 @@ class Escalator:
             or (call.options is not None and call.options.tools)
         ):
             return False
-        return call.model in named if named else call.model not in (BASE, running.head.release)
+        if named:
+            return any(name in named for name in running.names)
+        return call.model not in (BASE, running.head.release)
 
     async def judge(self, messages: Sequence[Mapping[str, str]], text: str) -> Escalation | None:
         """None where the answer passes every check."""

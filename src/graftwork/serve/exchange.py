@@ -42,6 +42,8 @@ class RunningExchange:
     """The engine that is asked instead of the gateway's own."""
     model: str = ""
     """What the engine is asked for."""
+    asked_for: str = ""
+    """The name that the client gave; for a family, `call.model` is the alias of its member."""
     shown_model: str = OTHER_MODEL
     """The model that was asked for, in metrics and logs: a known name, never a client's text."""
     passed: int = 0
@@ -73,6 +75,11 @@ class RunningExchange:
     """Which check failed and who answers; for the response header."""
     escalated: EscalatedAnswer | None = None
     """The small model's answer, where the large one answers instead."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names that settings may give the model, the most specific first."""
+        return (self.call.model, self.asked_for)
 
     def headers(self, *, captured: bool) -> Headers:
         headers: Headers = (("x-graft-release", self.head.release),)
@@ -184,7 +191,13 @@ class RunningExchange:
 
 
 def begin_exchange(
-    call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None, fallbacks: Fallbacks | None = None
+    call: ChatCall,
+    *,
+    api: ApiFormat,
+    routes: Routes,
+    session: str | None,
+    fallbacks: Fallbacks | None = None,
+    asked_for: str = "",
 ) -> RunningExchange:
     unique = uuid.uuid4().hex
     now = time.time()
@@ -195,8 +208,9 @@ def begin_exchange(
     except ApiError as error:
         # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
         why = failure_code(error) or str(error.code)
-        if fallbacks is not None and fallbacks.may_replace(call.model, error):
-            target = fallbacks.find_next(call.model, routes)
+        names = (call.model, asked_for)
+        if fallbacks is not None and fallbacks.may_replace(names, error):
+            target = fallbacks.find_next(names, routes)
         if target is None:
             raise
         release, assignment = target.release, None
@@ -210,6 +224,7 @@ def begin_exchange(
         at=now,
         assignment=assignment,
         model=release,
+        asked_for=asked_for,
         deadline=call.deadline,
     )
     if routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):

@@ -5,7 +5,7 @@ before the first byte of an answer.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.serve.engine_protocol import ServingEngine
@@ -42,17 +42,18 @@ class Fallbacks:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
         return model in self.chains
 
-    def may_replace(self, model: str, error: ApiError) -> bool:
+    def may_replace(self, names: Sequence[str], error: ApiError) -> bool:
         """Whether another model may answer. Before the aliases are loaded any sensible name may be one."""
-        return self.covers(model) or (error.status == 503 and _NAME.fullmatch(model) is not None)
+        sensible = _NAME.fullmatch(names[0]) is not None
+        return any(map(self.covers, names)) or (error.status == 503 and sensible)
 
     def find_next(
-        self, model: str, routes: Routes, *, passed: int = 0, failed: str | None = None
+        self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
     ) -> FallbackTarget | None:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
-        names = find_chain(self.chains, model)
-        for place in range(passed, len(names)):
-            target = self.resolve(names[place], routes, place + 1)
+        chain = find_chain(self.chains, *names)
+        for place in range(passed, len(chain)):
+            target = self.resolve(chain[place], routes, place + 1)
             if target is not None and target.release != failed:
                 return target
         return None

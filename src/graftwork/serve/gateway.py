@@ -272,9 +272,14 @@ class Gateway:
             call = with_deadline(self._admit(request, api), request)
             key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
-            call, route = self._choose_member(call, request)
+            member, route = self._choose_member(call, request)
             running = begin_exchange(
-                call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
+                member,
+                api=api,
+                routes=self._routes(),
+                session=session,
+                fallbacks=self.fallbacks,
+                asked_for=call.model,
             )
             running.route = route
             label, running.key, running.body_bytes = running.head.release, key, len(request.body)
@@ -386,7 +391,7 @@ class Gateway:
         if self.fallbacks is None:
             return False
         target = self.fallbacks.find_next(
-            running.call.model, self._routes(), passed=running.passed, failed=running.head.release
+            running.names, self._routes(), passed=running.passed, failed=running.head.release
         )
         if target is None:
             return False

@@ -158,7 +158,7 @@ class Routes:
 
     def knows(self, name: str) -> bool:
         """Whether it is a name of ours, loaded or not. A prefix of a release is not."""
-        if self.family is not None and name == self.family.name:
+        if self.family is not None and name in (self.family.name, *self.family.aliases.values()):
             return True
         return name in self.aliases or name in self.pending or name == BASE or name in self.releases
 

@@ -13,7 +13,9 @@ from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.settings import EscalateSettings, ServeSettings
+from graftwork.serve.family import Family
+from graftwork.serve.routing import Routes
+from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 
 GOOD, BAD = "answer as JSON", "say anything"
 
@@ -47,15 +49,15 @@ class AsksForJson:
 
 
 @asynccontextmanager
-async def open_pair(sink=None, *, large=None, serving=None, checks=None, **settings):
+async def open_pair(sink=None, *, large=None, serving=None, routes=None, **settings):
     large = large or LargeEngine()
     asked = EscalateSettings(to="large", checks=("json_valid",), **settings)
     async with (
-        open_house(sink, settings=serving) as house,
+        open_house(sink, settings=serving, routes=routes) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
-        house.gateway.escalator = Escalator(asked, checks=checks or AsksForJson(), clock=time.monotonic)
+        house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
         yield house, client
 
 
@@ -169,6 +171,18 @@ def test_a_large_model_that_never_answers_costs_no_answer(run):
             assert text == f"[{RELEASE}] {BAD}"
             assert headers["x-graft-release"] == RELEASE
             assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
+
+    run(main)
+
+
+@pytest.mark.parametrize("named", ["auto", "champion"])
+def test_a_family_is_checked_by_its_own_name_and_by_that_of_its_member(run, named):
+    async def main():
+        family = Family(FamilySettings(), main="main", aliases={"main": "champion"})
+        routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE}, family=family)
+        async with open_pair(routes=routes, models=(named,)) as (_, client):
+            assert (await ask(client, BAD, model="auto"))[0] == "from the large model"
+            assert (await ask(client, BAD, model=RELEASE))[0].endswith(BAD)
 
     run(main)
 

@@ -16,13 +16,14 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
 from graftwork.serve.routing import Routes, update_routes
-from graftwork.serve.settings import ServeSettings, SplitSettings
+from graftwork.serve.settings import FamilySettings, ServeSettings, SplitSettings
 from graftwork.serve.stub_engine import StubEngine
 from graftwork.serve.supervisor import EngineClient
 
@@ -398,6 +399,28 @@ def test_a_chain_is_followed_to_its_end_and_the_header_says_who_answered_and_why
             _, headers, _ = await fleet.ask(stream=stream)
             assert headers["x-graft-release"] == RELEASE
             assert "x-graft-fallback" not in headers
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("chain", "release"),
+    [
+        ({"auto": ["remote"]}, "remote"),
+        ({"auto": ["champion", "remote"]}, "remote"),
+        ({"auto": ["base"], "champion": ["remote"]}, "remote"),
+        ({"auto": ["remote"], "*": ["base"]}, "remote"),
+    ],
+)
+def test_the_chain_of_a_family_holds_for_members_without_one(run, chain, release):
+    async def main():
+        family = Family(FamilySettings(), main="main", aliases={"main": "champion"})
+        routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE}, family=family)
+        async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
+            fleet.stubs[0].error = ApiError(500, "broken")
+            _, headers, _ = await fleet.ask(model="auto")
+            assert headers["x-graft-release"] == release
+            assert headers["x-graft-fallback"] == "from=champion; why=engine_error"
 
     run(main)
 
