@@ -524,6 +524,48 @@ def test_an_adapter_reaches_replicas_that_were_down_when_it_was_loaded(run):
     run(main)
 
 
+async def until(condition):
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_replica_that_is_replaced_answers_until_the_new_one_is_ready(run):
+    async def main():
+        async with open_fleet(2) as fleet:
+            ended = asyncio.Event()
+            old, new = fleet.pool.replicas
+            new.engine.change("starting")
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=ended.set)
+            for _ in range(3):
+                status, headers, _ = await fleet.ask()
+                assert (status, served_by(headers)) == (200, "1")
+            assert not ended.is_set()
+            new.engine.change("ready")
+            assert served_by((await fleet.ask())[1]) == "2"
+            await until(ended.is_set)
+            assert fleet.pool.replicas == [new]
+            assert old.engine.state == "stopped"
+            assert (await fleet.ask())[0] == 200
+
+    run(main)
+
+
+def test_a_replica_that_is_wanted_again_before_it_ended_stays(run):
+    async def main():
+        async with open_fleet(2) as fleet:
+            old, new = fleet.pool.replicas
+            new.engine.change("starting")
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=lambda: None)
+            await fleet.ask()
+            old.retiring = False
+            await until(lambda: not fleet.pool._tasks)
+            assert fleet.pool.replicas == [old, new]
+            assert old.engine.state == "ready"
+
+    run(main)
+
+
 def test_a_model_is_asked_only_where_it_is_loaded(run):
     async def main():
         async with open_fleet(2) as fleet:
