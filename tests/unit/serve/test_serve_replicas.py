@@ -13,7 +13,8 @@ from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
 
 from graftwork.records.errors import WorkerFailed
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.engine_protocol import make_handler
+from graftwork.serve.engine_protocol import EngineJob, make_handler
+from graftwork.serve.engines import EngineSet
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
@@ -562,6 +563,25 @@ def test_a_replica_that_is_wanted_again_before_it_ended_stays(run):
             await until(lambda: not fleet.pool._tasks)
             assert fleet.pool.replicas == [old, new]
             assert old.engine.state == "ready"
+
+    run(main)
+
+
+def test_fewer_replicas_keep_those_that_are_ready_and_free_a_name_when_its_engine_has_ended(run, tmp_path):
+    async def main():
+        job = EngineJob(folder=str(tmp_path), base_folder="none")
+        engines = EngineSet(job, ServeSettings.model_validate({"engine": {"replicas": 2}}))
+        down, ready = engines.pool.replicas
+        for replica, state in ((down, "down"), (ready, "ready")):
+            replica.engine = PooledEngine(None, StubEngine([]))
+            replica.engine.change(state)
+        down.outstanding = 1
+        engines.revise(ServeSettings())
+        await until(lambda: engines.pool.replicas == [ready])
+        assert set(engines._engines) == {"1", "2"}  # its folder is still in use
+        down.outstanding = 0
+        await until(lambda: set(engines._engines) == {"2"})
+        assert down.engine.state == "stopped"
 
     run(main)
 
