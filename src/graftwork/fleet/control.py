@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from graftwork.fleet.ledger import JobLedger
-from graftwork.fleet.place import LABEL, Place, PlaceUnreachable, Refused
+from graftwork.fleet.place import LABEL, Place, Refused
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, GraftError, UserMistake
 from graftwork.records.fleet import (
@@ -195,14 +195,15 @@ class Controller:
             return _stopping(job, "failed", wrong, now)
         try:
             found = self.place.poll(placed)
-        except PlaceUnreachable:
+        except GraftError:
+            # The limits below hold for a place that gives no answer, too.
             found = JobPoll(phase="starting")
-        if found.phase == "running" and job.booted_at is None:
+        if found.phase in ("running", "ended") and job.booted_at is None:
             job = job.model_copy(update={"booted_at": now})
         if found.phase == "ended":
-            if not self._collected(job, now):
+            job = self._collected(job)
+            if self.collect is not None and not job.fetched and not self._is_over(job, now):
                 return job
-            job = job.model_copy(update={"fetched": self.collect is not None})
             state, reason = _outcome(found)
             return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
         if machines:
@@ -214,15 +215,20 @@ class Controller:
             return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
         return job
 
-    def _collected(self, job: FleetJob, now: float) -> bool:
-        """Whether the machine may go: its files are here, or its time is over."""
+    def _collected(self, job: FleetJob) -> FleetJob:
+        """The job, fetched if its files could be brought."""
         if self.collect is None or job.fetched:
-            return True
+            return job
         try:
             self.collect(job)
         except GraftError:
-            return now - job.created_at > self.safety.boot_seconds + job.seconds
-        return True
+            return job
+        return job.model_copy(update={"fetched": True})
+
+    def _is_over(self, job: FleetJob, now: float) -> bool:
+        """Whether the time of the job has passed. Waiting for a machine without a price takes none of it."""
+        begun = job.created_at if self.place.paid else job.booted_at
+        return begun is not None and now - begun > self.safety.boot_seconds + job.seconds
 
     def _within_limits(self, job: FleetJob, now: float) -> FleetJob:
         """The job as it is, or stopping because it takes too long."""
@@ -230,7 +236,7 @@ class Controller:
         age = now - job.created_at
         if job.booted_at is None and self.place.paid and age > self.safety.boot_seconds:
             return _stopping(job, "failed", "the machine never came up", now)
-        if age > self.safety.boot_seconds + job.seconds:
+        if self._is_over(job, now):
             return _stopping(job, "stopped", "its time is over", now)
         return job
 

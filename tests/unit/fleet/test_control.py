@@ -14,7 +14,7 @@ from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.fleet.simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from graftwork.records.errors import Busy, UserMistake
-from graftwork.records.fleet import JobOrder
+from graftwork.records.fleet import JobOrder, JobPoll
 
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
 CAPS = CapSettings(job_usd=3.0, month_usd=10.0, project_usd=None)
@@ -134,6 +134,52 @@ def test_a_machine_of_a_closed_job_is_ended_and_paid_by_that_job():
     drill.reconcile(rounds=2)
     assert drill.provider.alive() == ()
     assert drill.only().actual_usd > cost
+
+
+def test_a_place_that_refuses_to_answer_for_a_job_does_not_keep_its_machine():
+    drill = Drill()
+    drill.start()
+    place = drill.controller.place
+    place.poll = lambda _job: raise_error(Refused("the far side has no Python 3.11"))
+    drill.reconcile()
+    assert (drill.only().state, drill.only().reason) == ("failed", "the machine never came up")
+    assert drill.provider.alive() == ()
+
+
+def raise_error(error):
+    raise error
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_job_is_fetched_only_if_its_files_came(works):
+    drill = Drill()
+    drill.controller.collect = lambda _job: works or raise_error(PlaceUnreachable("no answer"))
+    drill.start()
+    drill.reconcile(rounds=40)
+    assert (drill.only().state, drill.only().fetched) == ("done", works)
+    assert drill.provider.alive() == ()
+
+
+def test_a_reconciliation_without_collecting_keeps_that_the_files_came():
+    drill = Drill()
+    drill.ledger.update(drill.start().model_copy(update={"fetched": True}))
+    drill.reconcile()
+    assert (drill.only().state, drill.only().fetched) == ("done", True)
+
+
+def test_waiting_in_a_queue_without_a_price_takes_no_time_of_the_job():
+    drill = Drill()
+    place = drill.controller.place
+    place.paid = False
+    place.poll = lambda _job: JobPoll(phase="starting")
+    drill.start(seconds=3600.0)
+    drill.reconcile(rounds=100)
+    assert drill.only().state == "submitted"
+    place.poll = lambda _job: JobPoll(phase="running")
+    drill.reconcile(rounds=10)
+    assert drill.only().state == "submitted"
+    drill.reconcile(rounds=10)
+    assert (drill.only().state, drill.only().reason) == ("stopped", "its time is over")
 
 
 def test_caps_hold_for_a_job_a_month_and_the_project():
