@@ -327,6 +327,7 @@ def reconcile(work: OpenProject) -> Reconciled:
         checked=sum(report.checked for report in found),
         closed=tuple(line for report in found for line in report.closed),
         ended=tuple(line for report in found for line in report.ended),
+        unknown=tuple(sorted({line for report in found for line in report.unknown})),
         unreachable=tuple(line for report in found for line in report.unreachable),
         open=sum(report.open for report in found),
     )

@@ -26,7 +26,7 @@ class FleetLedger:
 
     @property
     def key(self) -> str:
-        """Made once a project and database: a copy of the project elsewhere has another one."""
+        """Made once for a project in a database. A copy of the project with its database has the same one."""
         query = select(fleet_keys.c.ledger).where(fleet_keys.c.project == self._project)
         with self._database.read() as connection:
             known: str | None = connection.scalar(query)

@@ -114,15 +114,41 @@ def test_a_refusal_costs_nothing_and_frees_its_reservation():
     assert drill.start(2).state == "submitted"
 
 
-def test_orphans_of_this_ledger_are_ended_and_machines_of_others_are_not():
+def test_machines_without_a_job_in_this_ledger_are_reported_or_ignored_but_never_ended():
     drill = Drill()
+    # A copy of the project has the same key: what it starts is not ours.
     ours = make_label(drill.ledger.key, "f" * 12)
     others = (make_label("1" * 8, "f" * 12), f"{ours}-x", f"x{ours}", "training", ours.upper())
     for label in (ours, *others):
         drill.provider.create(label, gpu=CARD, seconds=60)
     (report,) = drill.reconcile(rounds=1)
-    assert [machine.label for machine in drill.provider.alive()] == list(others)
-    assert len(report.ended) == 1
+    assert [machine.label for machine in drill.provider.alive()] == [ours, *others]
+    assert report.ended == ()
+    (unknown,) = report.unknown
+    assert unknown.startswith(f"{ours}: not in this ledger")
+
+
+def test_a_job_of_another_place_that_this_one_lists_too_is_left_alone():
+    """`ssh` and `ssh:HOST` list the same machines."""
+    drill = Drill()
+    drill.ledger.update(drill.start().model_copy(update={"place": "simulated:one"}))
+    (report,) = drill.reconcile(rounds=1)
+    assert (report.ended, report.unknown) == ((), ())
+    assert len(drill.provider.alive()) == 1
+
+
+def test_a_job_that_is_started_during_a_reconciliation_is_left_alone():
+    drill = Drill()
+    place, list_machines = drill.controller.place, drill.controller.place.list
+
+    def list_after_a_start():
+        place.list = list_machines
+        drill.start()
+        return list_machines()
+
+    place.list = list_after_a_start
+    report = drill.controller.reconcile(now=drill.provider.now)
+    assert (report.ended, report.unknown, drill.only().state) == ((), (), "submitted")
 
 
 def test_a_machine_of_a_closed_job_is_ended_and_paid_by_that_job():
