@@ -229,8 +229,8 @@ class TrainSettings(Record):
             raise ValueError("grpo needs `rewards`: a list of metrics that say how good an answer is")
         if self.objective == "grpo" and self.method == "full" and self.policy.kl:
             raise ValueError(
-                "policy.kl needs a second copy of the model where all weights are trained: set `policy.kl: 0`, "
-                "or another method"
+                "policy.kl needs a second copy of the model where all weights are trained: set "
+                "`policy.kl: 0`, or another method"
             )
         if self.objective == "grpo" and self.rollouts.temperature != 1:
             raise ValueError(
