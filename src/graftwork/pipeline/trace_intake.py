@@ -52,6 +52,7 @@ def _to_exchange(call: Interaction) -> ServedExchange:
         trace=call.trace,
         cost=call.cost,
         cached_tokens=call.cached_tokens,
+        size=sum(len(turn.content) for turn in call.messages) + len(call.reply),
     )
 
 

@@ -1,9 +1,11 @@
-"""Hands items to a thread that works on them in batches: bounded, and never in the way of a request."""
+"""Work in threads that block nothing else: items in batches, and calls that may hang. Bounded."""
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -58,3 +60,33 @@ class BackgroundBatches(Generic[T]):
                 log.warning("%s: %s", self._thread.name, type(error).__name__)
             if ending and not self._waiting:
                 return
+
+
+class DaemonThreads(Generic[T]):
+    """Runs calls that may hang: they block neither asyncio's threads nor the end of the process."""
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most, self._name = most, name
+        self._waiting: SimpleQueue[tuple[Future[T], Callable[[], T]]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Call it from one thread only. Waits for nothing."""
+        future: Future[T] = Future()
+        self._waiting.put((future, work))
+        if not self._idle.acquire(blocking=False) and self._started < self._most:
+            self._started += 1
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, work = self._waiting.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, work
+            self._idle.release()

@@ -5,6 +5,7 @@ end with their last answer.
 """
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from graftwork.files.disk import make_folder
@@ -52,17 +53,19 @@ class EngineSet:
         self._revise_endpoints()
 
     def _revise_replicas(self) -> None:
-        unused = list(self.pool.replicas)
+        unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
         for engine, weight in self._settings.engine.split_replicas():
             kept = next((r for r in unused if self._engines[r.name] == engine), None)
             if kept is None:
                 self.pool.add(self._open(engine, weight))
             else:
                 unused.remove(kept)
-                kept.weight = weight
+                kept.weight, kept.retiring = weight, False
         for replica in unused:
-            del self._engines[replica.name]
-            self.pool.retire(replica, seconds=self._settings.drain_seconds)
+            if not replica.retiring:
+                # Its name and folder are free when it has ended.
+                free = partial(self._engines.pop, replica.name, None)
+                self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=free)
 
     def _revise_endpoints(self) -> None:
         wanted = self._settings.failover.endpoints

@@ -8,9 +8,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from graftwork.serve.api.call import PieceData
+from graftwork.serve.background import DaemonThreads
 from graftwork.serve.engine_protocol import BASE
 from graftwork.serve.settings import EscalateSettings
 
@@ -22,6 +24,14 @@ log = logging.getLogger(__name__)
 MINUTE, DAY = 60.0, 86_400.0
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
+_CHECK_THREADS = 4
+OUTCOMES = {
+    "escalated": "answered",
+    "failed": "failed too",
+    "unavailable": "is not ready",
+    "over budget": "is over budget",
+}
+"""What became of an answer that failed a check, for the response header."""
 
 
 class AnswerChecks(Protocol):
@@ -83,6 +93,7 @@ class Escalator:
     ) -> None:
         self.settings = settings
         self._checks = checks
+        self._threads: DaemonThreads[str | None] = DaemonThreads(_CHECK_THREADS, name="answer-check")
         self._budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
 
     def applies_to(self, running: "RunningExchange") -> bool:
@@ -94,16 +105,19 @@ class Escalator:
             or (call.options is not None and call.options.tools)
         ):
             return False
-        return call.model in named if named else call.model not in (BASE, running.head.release)
+        if named:
+            return any(name in named for name in running.names)
+        return call.model not in (BASE, running.head.release)
 
     async def judge(self, messages: Sequence[Mapping[str, str]], text: str) -> Escalation | None:
         """None where the answer passes every check."""
         try:
-            checking = asyncio.to_thread(self._checks.find_failing, messages, text)
-            failing = await asyncio.wait_for(checking, CHECK_SECONDS)
+            checking = self._threads.submit(partial(self._checks.find_failing, messages, text))
+            failing = await asyncio.wait_for(asyncio.wrap_future(checking), CHECK_SECONDS)
         except TimeoutError:
             failing = "a check took too long"
-        except Exception:
-            log.exception("escalation: a check failed to run; the answer counts as failed")
+        except Exception as error:
+            # Its message may quote the answer.
+            log.warning("escalation: a check failed to run (%s): counted as failed", type(error).__name__)
             failing = "a check failed to run"
         return None if failing is None else Escalation(failing, self._budget.take())

@@ -21,7 +21,7 @@ from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
-from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
+from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 
 
@@ -42,6 +42,10 @@ class RunningExchange:
     """The engine that is asked instead of the gateway's own."""
     model: str = ""
     """What the engine is asked for."""
+    asked_for: str = ""
+    """The name that the client gave; for a family, `call.model` is the alias of its member."""
+    shown_model: str = OTHER_MODEL
+    """The model that was asked for, in metrics and logs: a known name, never a client's text."""
     passed: int = 0
     """How many names of the fallback chain were passed."""
     fallback: str = ""
@@ -71,6 +75,11 @@ class RunningExchange:
     """Which check failed and who answers; for the response header."""
     escalated: EscalatedAnswer | None = None
     """The small model's answer, where the large one answers instead."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names that settings may give the model, the most specific first."""
+        return (self.call.model, self.asked_for)
 
     def headers(self, *, captured: bool) -> Headers:
         headers: Headers = (("x-graft-release", self.head.release),)
@@ -143,7 +152,7 @@ class RunningExchange:
             path=self.path,
             status=CLIENT_LEFT if self.disconnected else 200,
             key=self.key.name,
-            model=self.head.model,
+            model=self.shown_model,
             release=self.head.release,
             capture=self.capture_id,
             prompt_tokens=self.usage.prompt,
@@ -159,6 +168,7 @@ class RunningExchange:
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
+        small = "" if self.escalated is None else self.escalated.reply
         return ServedExchange(
             id=self.capture_id,
             at=self.at,
@@ -175,13 +185,19 @@ class RunningExchange:
             disconnected=self.disconnected,
             assignment=self.assignment,
             user=self.call.user,
-            size=self.body_bytes + sum(map(len, self.texts)),
+            size=self.body_bytes + sum(map(len, self.texts)) + len(small),
             escalated=self.escalated,
         )
 
 
 def begin_exchange(
-    call: ChatCall, *, api: ApiFormat, routes: Routes, session: str | None, fallbacks: Fallbacks | None = None
+    call: ChatCall,
+    *,
+    api: ApiFormat,
+    routes: Routes,
+    session: str | None,
+    fallbacks: Fallbacks | None = None,
+    asked_for: str = "",
 ) -> RunningExchange:
     unique = uuid.uuid4().hex
     now = time.time()
@@ -192,8 +208,9 @@ def begin_exchange(
     except ApiError as error:
         # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
         why = failure_code(error) or str(error.code)
-        if fallbacks is not None and (error.status == 503 or fallbacks.covers(call.model)):
-            target = fallbacks.find_next(call.model, routes)
+        names = (call.model, asked_for)
+        if fallbacks is not None and fallbacks.may_replace(names, error):
+            target = fallbacks.find_next(names, routes)
         if target is None:
             raise
         release, assignment = target.release, None
@@ -207,8 +224,13 @@ def begin_exchange(
         at=now,
         assignment=assignment,
         model=release,
+        asked_for=asked_for,
         deadline=call.deadline,
     )
+    if routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):
+        running.shown_model = call.model
+    elif target is None:  # the prefix of a release
+        running.shown_model = release
     if target is not None:
         running.answer_by(target, why)
     return running

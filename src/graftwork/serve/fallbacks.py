@@ -4,13 +4,16 @@ In: the model of a request and the routes. Out: the next engine and release that
 before the first byte of an answer.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.serve.engine_protocol import ServingEngine
 from graftwork.serve.failover.chain import find_chain
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import Routes
+
+_NAME = re.compile(r"[\w./-]{1,130}", re.ASCII)
 
 
 class FallbackTarget(NamedTuple):
@@ -39,13 +42,18 @@ class Fallbacks:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
         return model in self.chains
 
+    def may_replace(self, names: Sequence[str], error: ApiError) -> bool:
+        """Whether another model may answer. Before the aliases are loaded any sensible name may be one."""
+        sensible = _NAME.fullmatch(names[0]) is not None
+        return any(map(self.covers, names)) or (error.status == 503 and sensible)
+
     def find_next(
-        self, model: str, routes: Routes, *, passed: int = 0, failed: str | None = None
+        self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
     ) -> FallbackTarget | None:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
-        names = find_chain(self.chains, model)
-        for place in range(passed, len(names)):
-            target = self.resolve(names[place], routes, place + 1)
+        chain = find_chain(self.chains, *names)
+        for place in range(passed, len(chain)):
+            target = self.resolve(chain[place], routes, place + 1)
             if target is not None and target.release != failed:
                 return target
         return None
@@ -67,5 +75,5 @@ class Fallbacks:
 
 def describe_fallback(model: str, why: str) -> str:
     """The value of the response header `x-graft-fallback`."""
-    name = model.encode("ascii", "replace").decode().replace(";", "?")
+    name = "".join(c if c.isascii() and c.isprintable() and c != ";" else "?" for c in model)
     return f"from={name}; why={why}"

@@ -27,7 +27,7 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.deadline import TIMEOUT_HEADER, with_deadline
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
-from graftwork.serve.escalation import Escalator, HeldReply
+from graftwork.serve.escalation import OUTCOMES, Escalator, HeldReply
 from graftwork.serve.exchange import RunningExchange, ask_engine, begin_exchange
 from graftwork.serve.failover.chain import NoReplica, failure_code
 from graftwork.serve.failover_metrics import FallbackCounts, render_failover
@@ -58,13 +58,6 @@ APIS = {
     "/v1/messages": MESSAGES,
     "/v1/embeddings": EMBEDDINGS,
 }
-_OUTCOMES = {
-    "escalated": "answered",
-    "failed": "failed too",
-    "unavailable": "is not ready",
-    "over budget": "is over budget",
-}
-"""What became of an answer that failed a check, for the response header."""
 _KNOWN = {
     **dict.fromkeys(APIS, "POST"),
     "/v1/models": "GET",
@@ -139,20 +132,23 @@ class Gateway:
         """Refuse unauthorized requests, and bodies where none is expected, at the end of the headers."""
         self._require_host(head)
         if head.path == "/health" and head.method in ("GET", "HEAD"):
-            if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
-                raise ApiError(400, "/health takes no body")
+            head.require_no_body("/health")
             return
         if self._settings.cors_origins and is_preflight(head):
+            head.require_no_body("a preflight request")
             return
         self._keys.require(head).require(_SCOPES.get(head.path, "models"))
 
     async def _handle(self, request: Request) -> Answer:
         if not self.observers or request.path in APIS:
             return await self._dispatch(request)
-        at, started, error = time.time(), time.perf_counter(), None
+        at, started, status, error = time.time(), time.perf_counter(), 500, None
         try:
             answer = await self._dispatch(request)
             status = answer.status
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
         except ApiError as refused:
             status, error = refused.status, refused
             raise
@@ -276,9 +272,14 @@ class Gateway:
             call = with_deadline(self._admit(request, api), request)
             key.require_model(call.model)
             session = request.headers.get("x-session-id") or call.user or None
-            call, route = self._choose_member(call, request)
+            member, route = self._choose_member(call, request)
             running = begin_exchange(
-                call, api=api, routes=self._routes(), session=session, fallbacks=self.fallbacks
+                member,
+                api=api,
+                routes=self._routes(),
+                session=session,
+                fallbacks=self.fallbacks,
+                asked_for=call.model,
             )
             running.route = route
             label, running.key, running.body_bytes = running.head.release, key, len(request.body)
@@ -293,6 +294,8 @@ class Gateway:
             self.metrics.count_request(label, error.status)
             if self.observers:
                 self._note_request(request, at=at, started=started, status=error.status, error=error)
+            if running is not None and running.asked and error.code == "timeout":
+                running.key.usage.add_tokens(running.count_tokens())
             if running is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)
@@ -325,8 +328,8 @@ class Gateway:
             running.is_held = self.escalator is not None and self.escalator.applies_to(running)
             async with asyncio.timeout(self._seconds_left(running)):
                 result = await self._ask(running)
-                if running.is_held and isinstance(result, list):
-                    result = await self._check(result, running)
+            if running.is_held and isinstance(result, list):
+                result = await self._check(result, running)
             if isinstance(result, list):
                 if not running.call.stream:
                     return self._answer_whole(result, running)
@@ -373,13 +376,14 @@ class Gateway:
             small = replace(running)
             running.escalate_to(target, check=found.check, answer=choices[0]["text"])
             try:
-                asked = await ask_engine(target.engine, running)
+                async with asyncio.timeout(self._seconds_left(running)):
+                    asked = await ask_engine(target.engine, running)
                 choices = asked if isinstance(asked, list) else choices
             except (OSError, ApiError):
                 running.keep_small(small)
                 outcome = "failed"
         self.metrics.escalated[found.check, outcome] += 1
-        running.escalation = f"{found.check} failed, {self.escalator.settings.to} {_OUTCOMES[outcome]}"
+        running.escalation = f"{found.check} failed, {self.escalator.settings.to} {OUTCOMES[outcome]}"
         return choices
 
     def _fall_back(self, running: RunningExchange, why: str) -> bool:
@@ -387,7 +391,7 @@ class Gateway:
         if self.fallbacks is None:
             return False
         target = self.fallbacks.find_next(
-            running.call.model, self._routes(), passed=running.passed, failed=running.head.release
+            running.names, self._routes(), passed=running.passed, failed=running.head.release
         )
         if target is None:
             return False
@@ -397,7 +401,7 @@ class Gateway:
         return True
 
     def _count_fallback(self, running: RunningExchange) -> None:
-        self._fallback_counts[running.call.model, running.head.release, running.why] += 1
+        self._fallback_counts[running.shown_model, running.head.release, running.why] += 1
 
     def _seconds_left(self, running: RunningExchange) -> float:
         longest = self._settings.request_timeout_seconds

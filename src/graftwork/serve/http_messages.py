@@ -21,6 +21,11 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
 
+    def require_no_body(self, what: str) -> None:
+        """Raise ApiError where the headers announce a body."""
+        if self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers:
+            raise ApiError(400, f"{what} takes no body")
+
 
 @dataclass(frozen=True, slots=True)
 class Response:

@@ -37,7 +37,8 @@ class OperationSettings(Record):
 
     admin_host: str | None = Field(
         default=None,
-        description="Address of the admin listener. None: 127.0.0.1.",
+        description="Address of the admin listener. None: 127.0.0.1. Anything but this machine itself needs "
+        "keys, as for `host`.",
     )
 
     admin_port: int | None = Field(

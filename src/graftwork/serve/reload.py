@@ -24,6 +24,8 @@ RELOADED = frozenset(
     }
 )
 """Settings of `serve` that a running endpoint takes over."""
+_ENGINE_TIMES = ("probe_seconds", "frozen_seconds", "restart_seconds")
+"""Settings of `serve.failover` that an engine gets when it starts."""
 RESULT_FILE = "reload.json"
 
 
@@ -53,4 +55,10 @@ def plan_reload(old: ServeSettings, new: ServeSettings) -> ReloadPlan:
         update["engine"] = new.engine
         changed.append("engine.replicas")
         restart.remove("engine")
+    if "failover" in update:
+        kept = {name: getattr(old.failover, name) for name in _ENGINE_TIMES}
+        restart += [f"failover.{name}" for name in _ENGINE_TIMES if getattr(new.failover, name) != kept[name]]
+        update["failover"] = new.failover.model_copy(update=kept)
+        if update["failover"] == old.failover:
+            changed.remove("failover")
     return ReloadPlan(old.model_copy(update=update), tuple(changed), tuple(restart))

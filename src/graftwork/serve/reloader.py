@@ -59,8 +59,11 @@ class SettingsReloader:
         while True:
             await self.asked.wait()
             self.asked.clear()
-            result = await self.reload()
-            await asyncio.to_thread(write_atomic, self._folder / RESULT_FILE, result.to_json())
+            try:
+                result = await self.reload()
+                await asyncio.to_thread(write_atomic, self._folder / RESULT_FILE, result.to_json())
+            except Exception:
+                log.exception("reload: it failed; the endpoint goes on")
 
     async def reload(self) -> ReloadResult:
         """Take over the settings and read the aliases. Invalid settings change nothing."""
@@ -68,14 +71,17 @@ class SettingsReloader:
         try:
             new = self.settings if self._read is None else await asyncio.to_thread(self._read)
             plan = plan_reload(self.settings, new)
-            self.settings = plan.settings
-            self._gateway.revise(plan.settings)
             self._engines.revise(plan.settings)
-            self._watcher.revise(plan.settings.split, seconds=plan.settings.alias_refresh_seconds)
-            await self._watcher.refresh()
         except (GraftError, OSError) as error:
             log.warning("reload: nothing changed: %s", error)
             return ReloadResult(number=self.number, error=str(error))
+        self.settings = plan.settings
+        self._gateway.revise(plan.settings)
+        self._watcher.revise(plan.settings.split, seconds=plan.settings.alias_refresh_seconds)
+        try:
+            await self._watcher.refresh()
+        except Exception:
+            log.exception("reload: cannot read the aliases; they are read again soon")
         log.info("reload: changed %s", ", ".join(plan.changed) or "nothing")
         if plan.restart:
             log.warning("reload: these need a restart: %s", ", ".join(plan.restart))

@@ -77,6 +77,8 @@ class Replica:
         self.outstanding = 0
         self.assigned = 0
         self.failures = 0
+        self.retiring = False
+        """It answers only until another one can, then it ends."""
 
     def begin(self) -> int:
         self.outstanding += 1
@@ -210,10 +212,33 @@ class ReplicaPool:
         self.replicas.append(replica)
         self._run(self._start_later(asyncio.create_task(replica.engine.start()), replica))
 
-    def retire(self, replica: Replica, *, seconds: float) -> None:
-        """Send it no more requests, and end it with its last answer, at the latest after `seconds`."""
+    def retire(self, replica: Replica, *, seconds: float, on_end: Callable[[], object]) -> None:
+        """Once another replica answers, end it with its last answer, at the latest after `seconds`.
+
+        Until it leaves the pool, setting `retiring` to False keeps it.
+        """
+        replica.retiring = True
+        self._run(self._retire(replica, seconds, on_end))
+
+    async def _retire(self, replica: Replica, seconds: float, on_end: Callable[[], object]) -> None:
+        while replica.engine.state == "ready" and not self._has_successor(replica):
+            await asyncio.sleep(_IDLE_SECONDS)
+            if not replica.retiring or replica not in self.replicas:
+                return
         self.replicas.remove(replica)
-        self._run(_end_when_idle(replica, seconds))
+        try:
+            await _wait_idle(replica, seconds)
+        finally:
+            await replica.engine.stop()
+            on_end()
+
+    def _has_successor(self, replica: Replica) -> bool:
+        """Whether a replica that stays is ready and holds the adapters that were loaded meanwhile."""
+        needed = set(self._folders).intersection(replica.engine.models)
+        return any(
+            not other.retiring and other.engine.state == "ready" and needed.issubset(other.engine.models)
+            for other in self.replicas
+        )
 
     async def close(self, seconds: float) -> None:
         """Stop when the running requests have ended, at the latest after `seconds`."""
@@ -311,6 +336,7 @@ class ReplicaPool:
         allowed = [replica for replica in ready if replica.breaker.allows()]
         if not allowed and not self._settings.fallback and not tried:
             allowed = ready  # there is no other answer: asking costs less than refusing
+        allowed = [replica for replica in allowed if not replica.retiring] or allowed
         return choose_replica(allowed, key=key, slack=self._settings.affinity_slack) if allowed else None
 
     async def _choose_again(
@@ -418,13 +444,6 @@ async def _wait_idle(replica: Replica, seconds: float) -> None:
     until = asyncio.get_running_loop().time() + seconds
     while replica.outstanding and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(_IDLE_SECONDS)
-
-
-async def _end_when_idle(replica: Replica, seconds: float) -> None:
-    try:
-        await _wait_idle(replica, seconds)
-    finally:
-        await replica.engine.stop()
 
 
 def _has_succeeded(task: "asyncio.Task[None]") -> bool:

@@ -18,6 +18,8 @@ from graftwork.serve.background import BackgroundBatches
 
 CLIENT_LEFT = 499
 """The status in logs of a request whose client left before its answer."""
+OTHER_MODEL = "other"
+"""Stands for the names of models that only the client knows."""
 
 
 class FinishedRequest(NamedTuple):

@@ -156,6 +156,12 @@ class Routes:
             message = "the server is starting: its aliases and releases are not loaded yet; try again soon"
             raise ApiError(503, message, code="starting", headers=RETRY)
 
+    def knows(self, name: str) -> bool:
+        """Whether it is a name of ours, loaded or not. A prefix of a release is not."""
+        if self.family is not None and name in (self.family.name, *self.family.aliases.values()):
+            return True
+        return name in self.aliases or name in self.pending or name == BASE or name in self.releases
+
     def names(self) -> dict[str, str]:
         """Every name that can be requested, with the model that answers it."""
         family = {} if self.family is None else {self.family.name: "family"}

@@ -384,14 +384,18 @@ def is_loopback(host: str) -> bool:
 def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | None:
     """The key of the environment, or None where there are others or only this machine can ask."""
     if settings.api_key_env is None:
-        if has_keys or is_loopback(settings.host):
+        hosts = {"serve.host": settings.host}
+        if settings.admin_port is not None and settings.admin_host is not None:
+            hosts["serve.admin_host"] = settings.admin_host
+        where, host = next(((w, h) for w, h in hosts.items() if not is_loopback(h)), ("", ""))
+        if has_keys or not where:
             return None
         raise UserMistake(
-            f"serving on {settings.host} needs a key",
+            f"serving on {host} needs a key",
             why="everyone who can reach this machine could use the model and fill the captures",
             fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
             "GRAFT_API_KEY`, or serve on 127.0.0.1",
-            where="serve.host",
+            where=where,
         )
     key = os.environ.get(settings.api_key_env, "").strip()
     if not key:

@@ -1,5 +1,6 @@
 """Small first, large when needed, over HTTP: who answers, what the headers say, what is captured."""
 
+import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
@@ -12,24 +13,28 @@ from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
-from graftwork.serve.settings import EscalateSettings
+from graftwork.serve.family import Family
+from graftwork.serve.routing import Routes
+from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 
 GOOD, BAD = "answer as JSON", "say anything"
 
 
 class LargeEngine:
-    """The large model: always right, unless it `fails`."""
+    """The large model: always right, unless it `fails` or `hangs`."""
 
     state = "ready"
     models = ("large-1",)
 
-    def __init__(self, *, fails=False):
-        self.asked, self.fails = [], fails
+    def __init__(self, *, fails=False, hangs=False):
+        self.asked, self.fails, self.hangs = [], fails, hangs
 
     async def complete(self, call, *, model):
         self.asked.append(model)
         if self.fails:
             raise ConnectionError("the large model is gone")
+        if self.hangs:
+            await asyncio.Event().wait()
         return {
             "text": "from the large model",
             "finish_reason": "stop",
@@ -44,11 +49,11 @@ class AsksForJson:
 
 
 @asynccontextmanager
-async def open_pair(sink=None, *, large=None, **settings):
+async def open_pair(sink=None, *, large=None, serving=None, routes=None, **settings):
     large = large or LargeEngine()
     asked = EscalateSettings(to="large", checks=("json_valid",), **settings)
     async with (
-        open_house(sink) as house,
+        open_house(sink, settings=serving, routes=routes) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
@@ -96,6 +101,24 @@ def test_the_large_model_answers_where_a_check_fails_and_both_answers_are_captur
     assert (row.reply, row.rejected) == (capture.reply, capture.rejected)
 
 
+def test_both_answers_count_for_the_memory_of_the_capture_queue(run):
+    offered = []
+
+    async def main():
+        async with open_pair(ListSink()) as (house, client):
+            offer = house.captures.offer
+            house.captures.offer = lambda exchange, **options: (
+                offered.append(exchange) or offer(exchange, **options)
+            )
+            await ask(client, BAD)
+            await house.close_captures()
+
+    run(main)
+    (exchange,) = offered
+    body = json.dumps(exchange.request, separators=(",", ":"))
+    assert exchange.size == len(body) + len(exchange.reply) + len(exchange.escalated.reply)
+
+
 def test_a_streamed_answer_is_checked_before_its_first_byte(run):
     async def main():
         async with open_pair() as (_, client):
@@ -138,6 +161,30 @@ def test_a_large_model_that_fails_costs_no_answer(run):
     run(main)
     assert sink.captures[0].rejected is None
     assert sink.captures[0].release == RELEASE
+
+
+def test_a_large_model_that_never_answers_costs_no_answer(run):
+    async def main():
+        large, serving = LargeEngine(hangs=True), ServeSettings(request_timeout_seconds=1.0)
+        async with open_pair(large=large, serving=serving) as (_, client):
+            text, headers = await ask(client, BAD)
+            assert text == f"[{RELEASE}] {BAD}"
+            assert headers["x-graft-release"] == RELEASE
+            assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
+
+    run(main)
+
+
+@pytest.mark.parametrize("named", ["auto", "champion"])
+def test_a_family_is_checked_by_its_own_name_and_by_that_of_its_member(run, named):
+    async def main():
+        family = Family(FamilySettings(), main="main", aliases={"main": "champion"})
+        routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE}, family=family)
+        async with open_pair(routes=routes, models=(named,)) as (_, client):
+            assert (await ask(client, BAD, model="auto"))[0] == "from the large model"
+            assert (await ask(client, BAD, model=RELEASE))[0].endswith(BAD)
+
+    run(main)
 
 
 @pytest.mark.parametrize("model", ["base", RELEASE])

@@ -1,5 +1,6 @@
 """When a request escalates: checks that fail, hang or break, and budgets that hold in every window."""
 
+import asyncio
 import threading
 import time
 
@@ -42,8 +43,10 @@ def test_the_failing_check_is_named(run):
     assert judge(run, "json_valid") == ("json_valid", True)
 
 
-def test_a_check_that_raises_counts_as_failed(run):
-    assert judge(run, ValueError("broken")) == ("a check failed to run", True)
+def test_a_check_that_raises_counts_as_failed_and_its_message_is_not_logged(run, caplog):
+    assert judge(run, ValueError("quotes the answer")) == ("a check failed to run", True)
+    assert "ValueError" in caplog.text
+    assert "quotes the answer" not in caplog.text
 
 
 def test_a_check_that_hangs_counts_as_failed_and_does_not_block(run, monkeypatch):
@@ -58,6 +61,25 @@ def test_a_check_that_hangs_counts_as_failed_and_does_not_block(run, monkeypatch
             released.set()
 
     assert run(main) == ("a check took too long", True)
+
+
+def test_checks_that_hang_leave_other_threads_alone_and_do_not_keep_the_loop_open(monkeypatch):
+    monkeypatch.setattr(escalation, "CHECK_SECONDS", 0.05)
+    released = threading.Event()
+
+    async def main():
+        escalator = Escalator(SETTINGS, checks=Checks(released.wait), clock=time.monotonic)
+        found = await asyncio.gather(*(escalator.judge([], "a") for _ in range(40)))
+        assert {escalation.check for escalation in found} == {"a check took too long"}
+        hanging = [thread for thread in threading.enumerate() if thread.name == "answer-check"]
+        assert all(thread.daemon for thread in hanging)
+        return await asyncio.to_thread(lambda: "free")
+
+    try:
+        assert asyncio.run(main()) == "free"  # the end of the loop waits for asyncio's own threads
+        assert not released.is_set()
+    finally:
+        released.set()
 
 
 @given(

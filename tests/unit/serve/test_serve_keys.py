@@ -12,6 +12,7 @@ from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
+from graftwork.serve.settings import ServeSettings
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
 JSON = ("content-type", "application/json")
@@ -215,6 +216,20 @@ def test_an_answer_that_breaks_off_counts_against_the_budget(run):
             async with asyncio.timeout(DEADLINE):
                 while ring.holders[0].usage.tokens == 0:
                     await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_a_request_that_times_out_counts_against_the_budget(run):
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 5000}))
+        settings = ServeSettings(request_timeout_seconds=0.2)
+        async with open_house(ListSink(), settings=settings, keys=ring) as house:
+            house.stub.gate.clear()
+            reply, _ = await ask(house, "s")
+            house.stub.gate.set()
+            assert reply.status == 504
+            assert ring.holders[0].usage.tokens > 0
 
     run(main)
 

@@ -28,7 +28,7 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import Response
 from graftwork.serve.http_server import Server
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
-from graftwork.serve.operations import Operations, list_listeners
+from graftwork.serve.operations import Operations, list_listeners, open_keys
 from graftwork.serve.otlp import parse_json
 from graftwork.serve.request_log import AccessLog, FinishedRequest, log_as_json
 from graftwork.serve.run import ServedProject, serve
@@ -99,6 +99,17 @@ def test_the_admin_listener_asks_for_the_key_too(run):
                 assert json.loads((await get(port, "/health"))[1]) == {"status": "ok"}
             finally:
                 await admin.server.close()
+
+    run(main)
+
+
+def test_an_admin_listener_that_others_can_reach_needs_a_key(run):
+    async def main():
+        for settings in (ServeSettings(), ServeSettings(admin_host="0.0.0.0")):
+            assert not (await open_keys(settings, tuple)).required  # there is no admin listener
+        with pytest.raises(UserMistake) as refused:
+            await open_keys(ServeSettings(admin_port=0, admin_host="0.0.0.0"), tuple)
+        assert refused.value.where == "serve.admin_host"
 
     run(main)
 
@@ -215,9 +226,9 @@ def test_half_of_a_certificate_is_refused():
 ORIGIN = ("origin", "https://app.example.org")
 
 
-def preflight(origin):
+def preflight(origin, more=""):
     lines = f"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\n"
-    return f"{lines}access-control-request-method: POST\r\nconnection: close\r\n\r\n".encode()
+    return f"{lines}access-control-request-method: POST\r\nconnection: close\r\n{more}\r\n".encode()
 
 
 def test_no_header_of_cors_is_sent_by_default(run):
@@ -247,6 +258,17 @@ def test_pages_of_named_origins_may_ask_and_others_may_not(run):
             assert "access-control-allow-origin" not in dict(reply.headers)
             reply, _ = await chat(house.port, headers=(*JSON, ORIGIN))
             assert reply.status == 401  # the key is needed all the same
+
+    run(main)
+
+
+@pytest.mark.parametrize("body", ["content-length: 1000\r\n", "transfer-encoding: chunked\r\n"])
+def test_a_preflight_request_with_a_body_is_refused_before_the_body_is_read(run, body):
+    async def main():
+        settings = ServeSettings(cors_origins=(ORIGIN[1],))
+        async with open_house(settings=settings, keys=KeyRing("right")) as house:
+            answer = await raw(house.port, preflight(ORIGIN[1], body))
+            assert answer.startswith(b"HTTP/1.1 400")
 
     run(main)
 
@@ -284,6 +306,18 @@ def test_the_access_log_has_every_request_and_no_text_of_a_client(run, as_json):
     assert len(answered) == 2
     assert all(entry["reply_tokens"] > 0 and entry["key"] == "serve.api_key_env" for entry in answered)
     assert [entry["path"] for entry in entries if entry["status"] == 404] == ["other"]
+
+
+def test_a_request_that_fails_in_an_unexpected_way_is_logged_as_500(run):
+    async def main():
+        noted = Noted()
+        async with open_house() as house:
+            house.gateway.observers = (noted,)
+            house.engine.describe = lambda: 1 / 0
+            assert (await get(house.port, "/health"))[0].status == 500
+            assert [request.status for request in noted.requests] == [500]
+
+    run(main)
 
 
 def test_messages_are_json_lines_and_tracebacks_quote_nothing():

@@ -6,6 +6,7 @@ import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
@@ -15,13 +16,14 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
+from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
 from graftwork.serve.routing import Routes, update_routes
-from graftwork.serve.settings import ServeSettings, SplitSettings
+from graftwork.serve.settings import FamilySettings, ServeSettings, SplitSettings
 from graftwork.serve.stub_engine import StubEngine
 from graftwork.serve.supervisor import EngineClient
 
@@ -401,6 +403,28 @@ def test_a_chain_is_followed_to_its_end_and_the_header_says_who_answered_and_why
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("chain", "release"),
+    [
+        ({"auto": ["remote"]}, "remote"),
+        ({"auto": ["champion", "remote"]}, "remote"),
+        ({"auto": ["base"], "champion": ["remote"]}, "remote"),
+        ({"auto": ["remote"], "*": ["base"]}, "remote"),
+    ],
+)
+def test_the_chain_of_a_family_holds_for_members_without_one(run, chain, release):
+    async def main():
+        family = Family(FamilySettings(), main="main", aliases={"main": "champion"})
+        routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE}, family=family)
+        async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
+            fleet.stubs[0].error = ApiError(500, "broken")
+            _, headers, _ = await fleet.ask(model="auto")
+            assert headers["x-graft-release"] == release
+            assert headers["x-graft-fallback"] == "from=champion; why=engine_error"
+
+    run(main)
+
+
 def test_a_model_that_is_not_loaded_yet_is_answered_by_its_chain(run):
     async def main():
         routes = Routes(
@@ -431,6 +455,30 @@ def test_while_the_engine_is_down_a_remote_endpoint_answers_and_without_one_the_
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "engine_down", "1")
 
     run(main)
+
+
+def test_a_name_that_only_the_client_knows_reaches_no_header_metric_or_log(run):
+    noted = []
+
+    async def main():
+        routes = Routes(loaded=False)
+        chain = {"*": ["remote"], "gruß; ok": ["remote"]}
+        async with open_fleet(1, endpoints=["remote"], routes=routes, fallback=chain) as fleet:
+            fleet.gateway.observers = (SimpleNamespace(note=noted.append),)
+            for name in ("a\r\nset-cookie: x", "a b", "é", "x" * 131):
+                assert (await fleet.ask(model=name))[0] == 503
+            noted.clear()
+            for name, shown in (("made-up", "made-up"), ("gruß; ok", "gru?? ok"), ("base", None)):
+                status, headers, _ = await fleet.ask(model=name)
+                assert status == 200
+                if shown:
+                    assert headers["x-graft-fallback"].startswith(f"from={shown}; why=")
+            metrics = await (await fleet.http.send("GET", "/metrics")).read()
+            assert b'model="other",to="remote"' in metrics
+            assert b"made-up" not in metrics
+
+    run(main)
+    assert [request.model for request in noted if request.release] == ["other", "gruß; ok", "base"]
 
 
 def test_a_bad_request_is_not_passed_down_the_chain(run):
@@ -472,6 +520,48 @@ def test_an_adapter_reaches_replicas_that_were_down_when_it_was_loaded(run):
             async with asyncio.timeout(DEADLINE):
                 while "new1new1" not in fleet.engines[1].models:
                     await asyncio.sleep(0)
+
+    run(main)
+
+
+async def until(condition):
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_replica_that_is_replaced_answers_until_the_new_one_is_ready(run):
+    async def main():
+        async with open_fleet(2) as fleet:
+            ended = asyncio.Event()
+            old, new = fleet.pool.replicas
+            new.engine.change("starting")
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=ended.set)
+            for _ in range(3):
+                status, headers, _ = await fleet.ask()
+                assert (status, served_by(headers)) == (200, "1")
+            assert not ended.is_set()
+            new.engine.change("ready")
+            assert served_by((await fleet.ask())[1]) == "2"
+            await until(ended.is_set)
+            assert fleet.pool.replicas == [new]
+            assert old.engine.state == "stopped"
+            assert (await fleet.ask())[0] == 200
+
+    run(main)
+
+
+def test_a_replica_that_is_wanted_again_before_it_ended_stays(run):
+    async def main():
+        async with open_fleet(2) as fleet:
+            old, new = fleet.pool.replicas
+            new.engine.change("starting")
+            fleet.pool.retire(old, seconds=DEADLINE, on_end=lambda: None)
+            await fleet.ask()
+            old.retiring = False
+            await until(lambda: not fleet.pool._tasks)
+            assert fleet.pool.replicas == [old, new]
+            assert old.engine.state == "ready"
 
     run(main)
 

@@ -15,6 +15,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
 from graftwork.serve.reload import plan_reload
+from graftwork.serve.reloader import SettingsReloader
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
@@ -219,3 +220,63 @@ def test_only_settings_that_a_running_endpoint_can_take_over_are_reloaded():
     assert plan.restart == ("engine", "port")
     assert plan.settings == old.model_copy(update={"default_model": "base", "failover": new.failover})
     assert plan_reload(old, old)[1:] == ((), ())
+
+
+def test_times_that_an_engine_gets_at_its_start_need_a_restart():
+    old = ServeSettings()
+    times = {"probe_seconds": 1.0, "restart_seconds": 40.0}
+    plan = plan_reload(old, ServeSettings.model_validate({"failover": times}))
+    assert plan == (old, (), ("failover.probe_seconds", "failover.restart_seconds"))
+    plan = plan_reload(old, ServeSettings.model_validate({"failover": {**times, "retries": 3}}))
+    assert plan.changed == ("failover",)
+    assert plan.settings.failover == old.failover.model_copy(update={"retries": 3})
+
+
+class Part:
+    """A part of the endpoint that a reload revises."""
+
+    def __init__(self):
+        self.revised, self.error = [], None
+
+    def revise(self, settings, **_):
+        self.revised.append(settings)
+
+    async def refresh(self):
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_reload_that_cannot_read_the_aliases_reports_the_settings_that_it_applied(run, tmp_path):
+    async def main():
+        parts = {name: Part() for name in ("gateway", "engines", "watcher")}
+        parts["watcher"].error = OSError("the database is busy")
+        new = ServeSettings(max_new_tokens=7)
+        reloader = SettingsReloader(ServeSettings(), read=lambda: new, folder=tmp_path, **parts)
+        result = await reloader.reload()
+        assert (result.changed, result.error) == (("max_new_tokens",), None)
+        assert reloader.settings == new
+        assert all(part.revised for part in parts.values())
+
+    run(main)
+
+
+def test_a_reload_that_fails_does_not_end_the_next_ones(run, tmp_path):
+    async def main():
+        parts = {name: Part() for name in ("gateway", "engines", "watcher")}
+        found = [ZeroDivisionError(), ServeSettings(max_new_tokens=7)]
+
+        def read():
+            if isinstance(found[0], Exception):
+                raise found.pop(0)
+            return found[0]
+
+        reloader = SettingsReloader(ServeSettings(), read=read, folder=tmp_path, **parts)
+        following = asyncio.create_task(reloader.follow())
+        async with asyncio.timeout(DEADLINE):
+            while reloader.settings.max_new_tokens != 7:
+                reloader.asked.set()
+                await asyncio.sleep(0.01)
+        assert not following.done()
+        following.cancel()
+
+    run(main)

@@ -85,6 +85,12 @@ def test_a_batch_that_is_sent_again_has_the_same_ids():
     assert len(set(first)) == 6
 
 
+def test_a_traced_call_counts_for_the_memory_of_the_capture_queue():
+    for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges:
+        texts = [turn["content"] for turn in exchange.request["messages"]]
+        assert exchange.size == len("".join([*texts, exchange.reply])) > 0
+
+
 def test_protobuf_and_json_of_the_same_spans_are_read_alike():
     packed = read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges
     plain = [exchange for line in LINES for exchange in read_traces(parse_json(line)).exchanges]

@@ -32,9 +32,7 @@ def is_replica_fault(error: BaseException) -> bool:
     return isinstance(error, OSError)
 
 
-def find_chain(chains: Mapping[str, tuple[str, ...]], model: str) -> tuple[str, ...]:
-    """Who answers instead of the model, in order."""
-    found = chains.get(model)
-    if found is None:
-        found = chains.get(ANY_MODEL, ())
+def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
+    """Who answers instead of the model, in order. Its own chain goes before those of its other names."""
+    found = next((chains[name] for name in (model, *aliases, ANY_MODEL) if name in chains), ())
     return tuple(name for name in found if name != model)
