@@ -2,10 +2,10 @@
 
 import pytest
 
-from graftwork.fleet.ledger import OverCap
+from graftwork.fleet.ledger import MemoryLedger, OverCap
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
-from graftwork.records.fleet import FleetJob, PlacedJob
+from graftwork.records.fleet import FleetJob, MachineBill, PlacedJob
 from graftwork.store.fleet import FleetLedger
 
 CAPS = CapSettings(job_usd=5, month_usd=8)
@@ -59,3 +59,35 @@ def test_the_key_of_a_ledger_is_made_once_and_belongs_to_one_project(database):
     assert other.list() == ()
     with pytest.raises(UserMistake, match="there is no job"):
         other.update(make(1))
+
+
+PLACED = PlacedJob(place="runpod", id="x", label="y")
+
+
+@pytest.fixture(params=["database", "memory"])
+def either(request, ledger):
+    return MemoryLedger() if request.param == "memory" else ledger
+
+
+def test_a_stale_update_does_not_undo_a_later_state(either):
+    either.reserve(make(1), CAPS)
+    bills = {"x": MachineBill(created_at=1.0, last_seen=9.0, usd_per_hour=1.0)}
+    ended = {"outcome": "done", "reason": "done", "fetched": True, "placed": PLACED, "machines": bills}
+    either.update(make(1, state="stopping", **ended))
+    # Another process read the job before.
+    either.update(make(1, state="submitted", placed=PLACED, updated_at=1.9e9))
+    found = either.get(make(1).id)
+    assert found == make(1, state="stopping", updated_at=1.9e9, **ended)
+    either.update(make(1, state="done", **ended))
+    either.update(make(1))
+    assert either.get(make(1).id) == make(1, state="done", **ended)
+
+
+def test_a_job_that_was_given_up_while_it_was_sent_is_open_again_once_it_is_placed(either):
+    either.reserve(make(1), CAPS)
+    either.update(make(1, state="failed", reason="the place did not show it"))
+    either.update(make(1))
+    assert either.get(make(1).id).state == "failed"
+    placed = make(1, state="submitted", placed=PLACED)
+    either.update(placed)
+    assert either.get(make(1).id) == placed

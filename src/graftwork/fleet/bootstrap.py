@@ -7,6 +7,7 @@ it at the time limit, whatever else has failed. Uses the standard library alone.
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -105,12 +107,28 @@ def find_python(folder: Path, bundle: dict[str, Any], cache: Path) -> str:
     name = next(name for name in bundle["files"] if name.endswith(".whl"))
     environment = cache / f"env-{bundle['files'][name]['sha256'][:16]}"
     python = environment / "bin" / "python"
-    if (environment / "complete").exists():
-        return str(python)
+    with locked(cache / f".{environment.name}.lock"):
+        if not (environment / "complete").exists():
+            install(environment, (folder / name).resolve(), missing)
+    return str(python)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; without a lock where the file system has none."""
+    with path.open("w") as handle:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def install(environment: Path, wheel: Path, missing: list[str]) -> None:
+    """Make the environment and mark it as complete."""
+    python = environment / "bin" / "python"
     print(f"installing {', '.join(missing)} into {environment}", flush=True)
     steps = (
         [sys.executable, "-m", "venv", "--system-site-packages", str(environment)],
-        [str(python), "-m", "pip", "install", "--quiet", f"{(folder / name).resolve()}[train,mirror]"],
+        [str(python), "-m", "pip", "install", "--quiet", f"{wheel}[train,mirror]"],
     )
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True, check=False)
@@ -122,7 +140,6 @@ def find_python(folder: Path, bundle: dict[str, Any], cache: Path) -> str:
                 fix=f"install graftwork[train] for {sys.executable} on this machine, or name another Python",
             )
     (environment / "complete").touch()
-    return str(python)
 
 
 def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | None) -> tuple[int, str]:

@@ -2,8 +2,8 @@
 
 In: a place, the ledger, the time. Out: jobs whose every state is in the ledger before the place is asked for
 the next thing. A crash between any two actions is harmless: `reconcile` looks at what exists, adopts what was
-made for an open job, and ends everything else that carries a label of this ledger, until the list of the
-place no longer shows it.
+made for an open job, and ends duplicates and machines of closed jobs until the list of the place no longer
+shows them. A machine whose job is not in the ledger is reported, not ended.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from graftwork.fleet.ledger import JobLedger
-from graftwork.fleet.place import LABEL, Place, PlaceUnreachable, Refused
+from graftwork.fleet.place import LABEL, Place, Refused
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, GraftError, UserMistake
 from graftwork.records.fleet import (
@@ -27,6 +27,8 @@ from graftwork.records.fleet import (
 
 STOP_ROUNDS = 3
 """Reconciliations until a machine is gone: one sees it, one repeats a stop that was ignored, one confirms."""
+
+_UNKNOWN = "not in this ledger; a copied project or an old backup? end it at the provider if it is yours"
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,7 @@ class Controller:
 
     def reconcile(self, *, now: float) -> Reconciled:
         """Compare the ledger with the place and act on every difference."""
-        jobs = {job.label: job for job in self.ledger.list() if job.place == self.place.name}
-        was_open = [job for job in jobs.values() if job.is_open]
+        was_open = [job for job in self.ledger.list() if job.place == self.place.name and job.is_open]
         try:
             listed = self.place.list()
         except GraftError:
@@ -141,21 +142,24 @@ class Controller:
         key = self.ledger.key
         for machine in listed:
             found = LABEL.fullmatch(machine.label)
-            # Accounts are shared: only labels of this very ledger are ours.
+            # Accounts are shared: only labels with the key of this ledger can be ours.
             if found is not None and found["ledger"] == key:
                 machines[machine.label].append(machine)
         ended: list[str] = []
         for job in was_open:
             found_here = sorted(machines.pop(job.label, []), key=lambda one: (one.created_at, one.id))
             self._settle(job, found_here, now, ended)
-        for label, orphans in machines.items():
-            self._end_orphans(jobs.get(label), orphans, now, ended)
         after = {job.id: job for job in self.ledger.list()}
+        # Read after the list: a job that was started since is no orphan.
+        known = {job.label: job for job in after.values()}
+        for label in sorted(machines.keys() & known.keys()):
+            self._end_orphans(known[label], machines[label], now, ended)
         closed = [after[job.id] for job in was_open if not after[job.id].is_open]
         return Reconciled(
             checked=len(was_open),
             closed=tuple(f"{job.id} {job.state}: {job.reason}" for job in closed),
             ended=tuple(ended),
+            unknown=tuple(f"{label}: {_UNKNOWN}" for label in sorted(machines.keys() - known.keys())),
             open=sum(after[job.id].is_open for job in was_open),
         )
 
@@ -195,14 +199,15 @@ class Controller:
             return _stopping(job, "failed", wrong, now)
         try:
             found = self.place.poll(placed)
-        except PlaceUnreachable:
+        except GraftError:
+            # The limits below hold for a place that gives no answer, too.
             found = JobPoll(phase="starting")
-        if found.phase == "running" and job.booted_at is None:
+        if found.phase in ("running", "ended") and job.booted_at is None:
             job = job.model_copy(update={"booted_at": now})
         if found.phase == "ended":
-            if not self._collected(job, now):
+            job = self._collected(job)
+            if self.collect is not None and not job.fetched and not self._is_over(job, now):
                 return job
-            job = job.model_copy(update={"fetched": self.collect is not None})
             state, reason = _outcome(found)
             return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
         if machines:
@@ -214,15 +219,20 @@ class Controller:
             return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
         return job
 
-    def _collected(self, job: FleetJob, now: float) -> bool:
-        """Whether the machine may go: its files are here, or its time is over."""
+    def _collected(self, job: FleetJob) -> FleetJob:
+        """The job, fetched if its files could be brought."""
         if self.collect is None or job.fetched:
-            return True
+            return job
         try:
             self.collect(job)
         except GraftError:
-            return now - job.created_at > self.safety.boot_seconds + job.seconds
-        return True
+            return job
+        return job.model_copy(update={"fetched": True})
+
+    def _is_over(self, job: FleetJob, now: float) -> bool:
+        """Whether the time of the job has passed. Waiting for a machine without a price takes none of it."""
+        begun = job.created_at if self.place.paid else job.booted_at
+        return begun is not None and now - begun > self.safety.boot_seconds + job.seconds
 
     def _within_limits(self, job: FleetJob, now: float) -> FleetJob:
         """The job as it is, or stopping because it takes too long."""
@@ -230,7 +240,7 @@ class Controller:
         age = now - job.created_at
         if job.booted_at is None and self.place.paid and age > self.safety.boot_seconds:
             return _stopping(job, "failed", "the machine never came up", now)
-        if age > self.safety.boot_seconds + job.seconds:
+        if self._is_over(job, now):
             return _stopping(job, "stopped", "its time is over", now)
         return job
 
@@ -239,14 +249,13 @@ class Controller:
         waits = self.safety.settle_seconds if self.place.paid else 0.0
         return job.absent_since is not None and now - job.absent_since >= waits
 
-    def _end_orphans(
-        self, job: FleetJob | None, orphans: list[PlacedJob], now: float, ended: list[str]
-    ) -> None:
-        """Machines of a closed job, or of one that the ledger has lost."""
-        if job is not None:
-            for machine in orphans:
-                job = _with_machine(job, machine, now)
-            self.ledger.update(job)
+    def _end_orphans(self, job: FleetJob, orphans: list[PlacedJob], now: float, ended: list[str]) -> None:
+        """End the machines of a closed job of this place; `ssh` also lists those of `ssh:HOST`."""
+        if job.is_open or job.place != self.place.name:
+            return
+        for machine in orphans:
+            job = _with_machine(job, machine, now)
+        self.ledger.update(job)
         for machine in orphans:
             self._end(machine, ended)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import AnswerIsNo, Busy
-from graftwork.records.fleet import FleetJob
+from graftwork.records.fleet import FleetJob, JobState, MachineBill
 
 COLUMNS = (
     "id",
@@ -30,6 +30,10 @@ COLUMNS = (
 )
 
 
+_STEPS: dict[JobState, int] = {"intended": 0, "submitted": 1, "stopping": 2}
+_FINAL = 3
+
+
 class OverCap(AnswerIsNo):
     """The job could cost more than a cap allows."""
 
@@ -43,7 +47,7 @@ class JobLedger(Protocol):
         """Check the caps and write the intent in one step. Raises OverCap, or Busy if the run is open."""
 
     def update(self, job: FleetJob) -> None:
-        """Replace the entry of the job."""
+        """Replace the entry of the job, as `merge_update` allows."""
 
     def get(self, job_id: str) -> FleetJob | None: ...
 
@@ -63,13 +67,35 @@ class MemoryLedger:
         self._jobs[job.id] = job
 
     def update(self, job: FleetJob) -> None:
-        self._jobs[job.id] = job
+        self._jobs[job.id] = merge_update(self._jobs[job.id], job)
 
     def get(self, job_id: str) -> FleetJob | None:
         return self._jobs.get(job_id)
 
     def list(self) -> tuple[FleetJob, ...]:
         return tuple(self._jobs.values())
+
+
+def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
+    """The entry after an update. A process that read the job earlier does not undo a later state."""
+    kept: dict[str, object] = {
+        "fetched": stored.fetched or new.fetched,
+        "placed": new.placed or stored.placed,
+        "machines": {**new.machines, **_newer_bills(stored, new)},
+    }
+    given_up_early = stored.state == "failed" and stored.placed is None and new.placed is not None
+    if _STEPS.get(new.state, _FINAL) < _STEPS.get(stored.state, _FINAL) and not given_up_early:
+        kept |= {"state": stored.state, "outcome": stored.outcome, "reason": stored.reason}
+    return new.model_copy(update=kept)
+
+
+def _newer_bills(stored: FleetJob, new: FleetJob) -> dict[str, MachineBill]:
+    """The bills of the stored entry that the update does not have, or has as they were before."""
+    return {
+        key: bill
+        for key, bill in stored.machines.items()
+        if key not in new.machines or new.machines[key].last_seen < bill.last_seen
+    }
 
 
 def check_reservation(job: FleetJob, others: Iterable[FleetJob], caps: CapSettings) -> None:

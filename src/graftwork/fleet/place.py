@@ -57,7 +57,7 @@ class PlaceUnreachable(EnvironmentLacks):
 
 
 def make_label(key: str, job_id: str) -> str:
-    """`key` names the ledger: jobs of another project, or of a copy of this one, are not ours."""
+    """`key` names the ledger: jobs of another project are not ours."""
     return f"graft-{key}-{job_id}"
 
 

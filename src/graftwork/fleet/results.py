@@ -53,9 +53,10 @@ def _take(files: Iterable[tuple[str, bytes]], folder: Path) -> None:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise Damaged("the results name a file outside of the run", where=name[:100])
-        if name == OUTCOME:
+        plain = path.as_posix()
+        if plain == OUTCOME:
             outcome = content
-        elif name not in _KEPT_HERE:
+        elif plain not in _KEPT_HERE:
             write_atomic(folder / path, content, durable=False)
     if outcome is not None:
         write_atomic(folder / OUTCOME, _at_home(outcome, folder))

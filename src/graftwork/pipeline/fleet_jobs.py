@@ -13,7 +13,7 @@ from pathlib import Path
 
 from graftwork.fleet.control import Controller, affordable_seconds, largest_cost
 from graftwork.fleet.manual import ManualPlace
-from graftwork.fleet.place import Place, PlaceUnreachable, make_label
+from graftwork.fleet.place import Place, make_label
 from graftwork.fleet.runpod import RunPodPlace
 from graftwork.pipeline.fleet_bundle import BundleOptions, PackedRun, pack_run, secrets_of
 from graftwork.pipeline.fleet_places import control, open_place, safety_of
@@ -180,7 +180,7 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
             try:
                 _report(work, controller.place, job)
                 unreached = False
-            except PlaceUnreachable as error:
+            except GraftError as error:
                 if not unreached:
                     work.reporter.info(f"{error.what}; the job goes on, trying again")
                 unreached = True
@@ -193,7 +193,15 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
             f"no longer following; job {job.id} goes on at {job.place}",
             fix=f"`graft fleet logs -f {job.id}` follows it, `graft fleet stop {job.id}` stops it",
         ) from None
-    return job if job.fetched else fetch(work, job)
+    if job.fetched:
+        return job
+    try:
+        return fetch(work, job)
+    except GraftError:
+        if job.state == "done":
+            raise
+        # Why it did not finish is of more use than why nothing of it could be fetched.
+        return job
 
 
 def collecting(work: OpenProject, name: str) -> Controller:
@@ -319,6 +327,7 @@ def reconcile(work: OpenProject) -> Reconciled:
         checked=sum(report.checked for report in found),
         closed=tuple(line for report in found for line in report.closed),
         ended=tuple(line for report in found for line in report.ended),
+        unknown=tuple(sorted({line for report in found for line in report.unknown})),
         unreachable=tuple(line for report in found for line in report.unreachable),
         open=sum(report.open for report in found),
     )

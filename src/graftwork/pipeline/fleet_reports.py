@@ -38,9 +38,14 @@ def list_offers(work: OpenProject, *, only: str = "") -> RunOffers:
         try:
             place = open_place(work, name)
             cards = sorted({offer.gpu for offer in place.offer()})
-            quotes += [quote_run(work, plan, FleetRequest(name, gpu=card), place) for card in cards]
         except GraftError as error:
             notes.append(f"{name}: {error.what}")
+            continue
+        for card in cards:
+            try:
+                quotes.append(quote_run(work, plan, FleetRequest(name, gpu=card), place))
+            except GraftError as error:
+                notes.append(f"{name}, {card}: {error.what}" if card else f"{name}: {error.what}")
     ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.place, quote.gpu))
     return RunOffers(planned_hours=plan.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
 

@@ -7,24 +7,26 @@ not import each other: here the cases and checks of evaluation become prompts an
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftwork.evaluate.cases import choose_cases, read_case_file
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import file_digest
 from graftwork.grading.custom import hash_own, is_own
 from graftwork.grading.rewards import RewardPart, RewardSpec
-from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from graftwork.pipeline.open_project import OpenProject
+
 SPLITS_WITH_PROMPTS = ("rl", "train")
 
 
-def make_reward_spec(work: OpenProject, *, folder: Path | None = None) -> RewardSpec:
+def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> RewardSpec:
     """What a reward worker needs. The folder is left out of what names a run."""
     train, evaluate = work.settings.train, work.settings.evaluate
     own = {
@@ -44,7 +46,7 @@ def make_reward_spec(work: OpenProject, *, folder: Path | None = None) -> Reward
     )
 
 
-def name_rewards(work: OpenProject) -> dict[str, Any]:
+def name_rewards(work: "OpenProject") -> dict[str, Any]:
     """What rewards and prompts add to the name of a run; nothing for other objectives."""
     train = work.settings.train
     if train.objective != "grpo":
@@ -54,7 +56,7 @@ def name_rewards(work: OpenProject) -> dict[str, Any]:
     return {"rewards": make_reward_spec(work).model_dump(mode="json"), **prompts}
 
 
-def find_case_file(work: OpenProject) -> Path | None:
+def find_case_file(work: "OpenProject") -> Path | None:
     """The file of prompts; None if they are a split of the dataset."""
     train = work.settings.train
     source = train.rollouts.source
@@ -91,7 +93,7 @@ def job_prompts(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     return read_prompts(path, dataset=Path(job.dataset_folder), source=settings.rollouts.source)
 
 
-def rollout_rows(work: OpenProject, dataset: Path) -> tuple[list[Row], TrainSettings]:
+def rollout_rows(work: "OpenProject", dataset: Path) -> tuple[list[Row], TrainSettings]:
     """Rows as many and as long as the answers of the run may become, and settings that step over them."""
     from graftwork.model.chat.template import ChatTemplate
 

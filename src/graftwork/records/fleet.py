@@ -178,6 +178,8 @@ class Reconciled(Record):
     """Jobs that came to a final state, with its reason."""
     ended: tuple[str, ...] = ()
     """Machines that were ended: orphans, duplicates, jobs over their limits."""
+    unknown: tuple[str, ...] = ()
+    """Machines with the key of this ledger whose job is not in it; they are left as they are."""
     unreachable: tuple[str, ...] = ()
     """Places that did not answer; their jobs are as before."""
     open: int = 0

@@ -9,7 +9,7 @@ import secrets
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
-from graftwork.fleet.ledger import check_reservation
+from graftwork.fleet.ledger import check_reservation, merge_update
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob
@@ -26,7 +26,7 @@ class FleetLedger:
 
     @property
     def key(self) -> str:
-        """Made once a project and database: a copy of the project elsewhere has another one."""
+        """Made once for a project in a database. A copy of the project with its database has the same one."""
         query = select(fleet_keys.c.ledger).where(fleet_keys.c.project == self._project)
         with self._database.read() as connection:
             known: str | None = connection.scalar(query)
@@ -50,9 +50,11 @@ class FleetLedger:
     def update(self, job: FleetJob) -> None:
         found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)
         with self._database.write() as connection:
-            changed = connection.execute(fleet_jobs.update().where(found).values(**_row(job)))
-        if not changed.rowcount:
-            raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
+            body = connection.scalar(select(fleet_jobs.c.body).where(found))
+            if body is None:
+                raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
+            merged = merge_update(FleetJob.model_validate(body), job)
+            connection.execute(fleet_jobs.update().where(found).values(**_row(merged)))
 
     def get(self, job_id: str) -> FleetJob | None:
         found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)

@@ -140,7 +140,11 @@ class TrainingLoop:
 
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
-        rows = self._source.batch(number)
+        try:
+            rows = self._source.batch(number)
+        except StepInterrupted:
+            # Nothing has changed yet: what was sampled is in the journal.
+            self._leave(number - 1, self._stopped_after(number - 1))
         measured = self._measure(number, rows)
         rate = self._rate(number)
         verdicts = [callback.accept_gradient(number, measured, rows) for callback in self._callbacks]

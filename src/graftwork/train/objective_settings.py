@@ -46,7 +46,9 @@ class PolicySettings(Record):
     epsilon_high: float = Field(0.2, ge=0, description="Clip range above 1.")
     cispo_cap: float = Field(5.0, gt=0, description="Largest ratio of CISPO.")
     kl: float = Field(
-        0.0, ge=0, description="Weight of the KL divergence to the start. It is always measured."
+        0.0,
+        ge=0,
+        description="Weight of the KL divergence to the start, which is measured unless `method` is full.",
     )
 
 
@@ -64,7 +66,7 @@ class RolloutSettings(Record):
     truncated: Literal["fail", "grade"] = Field(
         "fail", description="Whether an answer that reaches max_tokens gets 0, or is graded as it is."
     )
-    temperature: float = Field(1.0, gt=0, description="Temperature of sampling.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of sampling; only 1 is supported.")
     updates: int = Field(1, ge=1, description="Optimizer steps per batch of rollouts.")
     revisit: bool = Field(
         True, description="Prefer prompts that are sometimes solved, by p(1 − p) of the share solved so far."

@@ -227,6 +227,15 @@ class TrainSettings(Record):
             raise ValueError(f"the objective {self.objective} does not stream layers: set `offload: false`")
         if self.objective == "grpo" and not self.rewards:
             raise ValueError("grpo needs `rewards`: a list of metrics that say how good an answer is")
+        if self.objective == "grpo" and self.method == "full" and self.policy.kl:
+            raise ValueError(
+                "policy.kl needs a second copy of the model where all weights are trained: set "
+                "`policy.kl: 0`, or another method"
+            )
+        if self.objective == "grpo" and self.rollouts.temperature != 1:
+            raise ValueError(
+                "the loss is that of answers sampled at temperature 1: set `rollouts.temperature: 1`"
+            )
         return self
 
     @model_validator(mode="after")

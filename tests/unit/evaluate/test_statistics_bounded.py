@@ -156,6 +156,13 @@ def test_the_number_of_units_has_the_power_that_was_asked_for(size):
     assert 0.75 <= shown / 600 <= 0.9
 
 
+@given(right=st.integers(1, 3000), wrong=st.integers(0, 4000), limit=st.floats(0.005, 0.995))
+@example(right=188, wrong=2525, limit=0.3078894265632005)
+def test_the_chance_of_two_weights_is_that_of_a_beta_distribution(right, wrong, limit):
+    chance = chance_not_positive(np.array([[1 - limit, -limit, -limit]]), np.array([[right, wrong, 1.0]]))
+    assert chance == pytest.approx(stats.beta.cdf(limit, right, wrong + 1), abs=1e-4)
+
+
 @given(
     right=st.integers(1, 400),
     wrong=st.integers(0, 4000),
@@ -163,6 +170,7 @@ def test_the_number_of_units_has_the_power_that_was_asked_for(size):
 )
 @example(right=29, wrong=71, limit=0.09)
 @example(right=285, wrong=715, limit=0.09)
+@example(right=1, wrong=1, limit=1 / 3)
 def test_the_approximate_chance_is_within_a_hundredth_of_the_exact_one(right, wrong, limit):
     weights = np.array([[1 - limit, -limit, -limit]])
     counts = np.array([[right, wrong, 1.0]])

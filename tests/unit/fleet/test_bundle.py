@@ -126,6 +126,36 @@ def test_packages_that_cannot_be_installed_are_named(tmp_path, monkeypatch):
     assert "No matching distribution" in caught.value.why
 
 
+def test_jobs_that_start_together_install_their_packages_once(tmp_path, monkeypatch):
+    folder, _ = trial_bundle(tmp_path)
+    bundle = json.loads((folder / BUNDLE_FILE).read_text()) | {"base": {"kind": "hub"}}
+    monkeypatch.setattr(bootstrap, "NEEDED", ("no_such_package",))
+    installing, go_on, steps, found = threading.Event(), threading.Event(), [], []
+
+    def run(words, **_options):
+        steps.append(words)
+        Path(words[-1] if "venv" in words else tmp_path).mkdir(exist_ok=True)
+        installing.set()
+        assert go_on.wait(60)
+        return subprocess.CompletedProcess(words, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    jobs = [
+        threading.Thread(target=lambda: found.append(bootstrap.find_python(folder, bundle, tmp_path)))
+        for _ in range(2)
+    ]
+    jobs[0].start()
+    assert installing.wait(60)
+    jobs[1].start()
+    jobs[1].join(0.2)
+    go_on.set()
+    for job in jobs:
+        job.join(60)
+    assert len(steps) == 2
+    assert len(found) == 2
+    assert len(set(found)) == 1
+
+
 def test_a_hard_stop_finds_every_process_of_the_job(tmp_path, monkeypatch):
     if not Path("/proc/self/environ").exists():
         pytest.skip("processes are found by /proc")

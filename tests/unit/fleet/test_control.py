@@ -14,7 +14,7 @@ from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.fleet.simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from graftwork.records.errors import Busy, UserMistake
-from graftwork.records.fleet import JobOrder
+from graftwork.records.fleet import JobOrder, JobPoll
 
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
 CAPS = CapSettings(job_usd=3.0, month_usd=10.0, project_usd=None)
@@ -114,15 +114,41 @@ def test_a_refusal_costs_nothing_and_frees_its_reservation():
     assert drill.start(2).state == "submitted"
 
 
-def test_orphans_of_this_ledger_are_ended_and_machines_of_others_are_not():
+def test_machines_without_a_job_in_this_ledger_are_reported_or_ignored_but_never_ended():
     drill = Drill()
+    # A copy of the project has the same key: what it starts is not ours.
     ours = make_label(drill.ledger.key, "f" * 12)
     others = (make_label("1" * 8, "f" * 12), f"{ours}-x", f"x{ours}", "training", ours.upper())
     for label in (ours, *others):
         drill.provider.create(label, gpu=CARD, seconds=60)
     (report,) = drill.reconcile(rounds=1)
-    assert [machine.label for machine in drill.provider.alive()] == list(others)
-    assert len(report.ended) == 1
+    assert [machine.label for machine in drill.provider.alive()] == [ours, *others]
+    assert report.ended == ()
+    (unknown,) = report.unknown
+    assert unknown.startswith(f"{ours}: not in this ledger")
+
+
+def test_a_job_of_another_place_that_this_one_lists_too_is_left_alone():
+    """`ssh` and `ssh:HOST` list the same machines."""
+    drill = Drill()
+    drill.ledger.update(drill.start().model_copy(update={"place": "simulated:one"}))
+    (report,) = drill.reconcile(rounds=1)
+    assert (report.ended, report.unknown) == ((), ())
+    assert len(drill.provider.alive()) == 1
+
+
+def test_a_job_that_is_started_during_a_reconciliation_is_left_alone():
+    drill = Drill()
+    place, list_machines = drill.controller.place, drill.controller.place.list
+
+    def list_after_a_start():
+        place.list = list_machines
+        drill.start()
+        return list_machines()
+
+    place.list = list_after_a_start
+    report = drill.controller.reconcile(now=drill.provider.now)
+    assert (report.ended, report.unknown, drill.only().state) == ((), (), "submitted")
 
 
 def test_a_machine_of_a_closed_job_is_ended_and_paid_by_that_job():
@@ -134,6 +160,52 @@ def test_a_machine_of_a_closed_job_is_ended_and_paid_by_that_job():
     drill.reconcile(rounds=2)
     assert drill.provider.alive() == ()
     assert drill.only().actual_usd > cost
+
+
+def test_a_place_that_refuses_to_answer_for_a_job_does_not_keep_its_machine():
+    drill = Drill()
+    drill.start()
+    place = drill.controller.place
+    place.poll = lambda _job: raise_error(Refused("the far side has no Python 3.11"))
+    drill.reconcile()
+    assert (drill.only().state, drill.only().reason) == ("failed", "the machine never came up")
+    assert drill.provider.alive() == ()
+
+
+def raise_error(error):
+    raise error
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_job_is_fetched_only_if_its_files_came(works):
+    drill = Drill()
+    drill.controller.collect = lambda _job: works or raise_error(PlaceUnreachable("no answer"))
+    drill.start()
+    drill.reconcile(rounds=40)
+    assert (drill.only().state, drill.only().fetched) == ("done", works)
+    assert drill.provider.alive() == ()
+
+
+def test_a_reconciliation_without_collecting_keeps_that_the_files_came():
+    drill = Drill()
+    drill.ledger.update(drill.start().model_copy(update={"fetched": True}))
+    drill.reconcile()
+    assert (drill.only().state, drill.only().fetched) == ("done", True)
+
+
+def test_waiting_in_a_queue_without_a_price_takes_no_time_of_the_job():
+    drill = Drill()
+    place = drill.controller.place
+    place.paid = False
+    place.poll = lambda _job: JobPoll(phase="starting")
+    drill.start(seconds=3600.0)
+    drill.reconcile(rounds=100)
+    assert drill.only().state == "submitted"
+    place.poll = lambda _job: JobPoll(phase="running")
+    drill.reconcile(rounds=10)
+    assert drill.only().state == "submitted"
+    drill.reconcile(rounds=10)
+    assert (drill.only().state, drill.only().reason) == ("stopped", "its time is over")
 
 
 def test_caps_hold_for_a_job_a_month_and_the_project():

@@ -1,5 +1,6 @@
 """Preferences through the real worker: pairs are learned, margins are reported, kills change nothing."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ from test_train_loop import make_rows
 from test_train_methods import Killed, make_job, train
 
 from graftwork.files.disk import Journal
+from graftwork.model.chat.renderer import CannotProve
 from graftwork.records.errors import UserMistake
 from graftwork.train import run_source, worker
+from graftwork.train.objective_settings import PreferenceSettings
 from graftwork.train.objectives.pairs import PairOrder, make_pairs
+from graftwork.train.objectives.preference import OddsRatioPreference
+from graftwork.train.objectives.samples import LOSS_MEASURE, scale_pairs
 from graftwork.train.reference import REFERENCE
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
@@ -42,7 +47,8 @@ def test_dpo_learns_the_order_of_pairs_and_reports_margins(tiny_base, tmp_path):
     assert outcome.measures_first["margin"] == pytest.approx(0.0, abs=1e-5)
     assert outcome.measures_last["margin"] > 1.0
     assert outcome.measures_last["accuracy"] == 1.0
-    assert outcome.final_loss < outcome.first_loss / 2
+    # The loss of the order falls from log 2 to nearly 0; the rest is the supervised term.
+    assert outcome.final_loss < outcome.first_loss - 0.5
     assert outcome.base_hash_before == outcome.base_hash_after
 
 
@@ -97,6 +103,29 @@ def test_pairs_that_say_nothing_are_left_out_and_counted():
     assert (audit.without, audit.same, audit.repeated, audit.reversed) == (1, 1, 1, 2)
     assert audit.chosen_longer == 1.0
     assert any("longer" in note for note in audit.notes())
+
+
+def test_rejected_replies_that_cannot_be_trained_on_are_left_out_and_counted():
+    rows = make_pair_rows(3)
+    longest = max(len(row.tokens) for row in rows)
+
+    def render_two(row, reply):
+        if row.id == "0":
+            raise CannotProve("the template changes it")
+        return ((1,) * (longest + 1), 1) if row.id == "1" else render(row, reply)
+
+    pairs, audit = make_pairs(rows, render_two)
+    assert [pair.chosen.id for pair in pairs] == ["2"]
+    assert (audit.unrendered, audit.too_long) == (1, 1)
+
+
+def test_the_loss_of_orpo_contains_its_supervised_term():
+    pairs, _ = make_pairs(make_pair_rows(2), render)
+    rows = scale_pairs(pairs)
+    logps = [torch.full((len(row.tokens) - row.trained_from,), -2.0) for row in rows]
+    measured = OddsRatioPreference(PreferenceSettings(beta=0.5)).measure(rows, logps)
+    # Equal log-probabilities: the odds ratio adds β log 2 to the mean loss of the chosen replies.
+    assert measured[LOSS_MEASURE].mean() == pytest.approx(2.0 + 0.5 * math.log(2), rel=1e-5)
 
 
 def test_a_dataset_without_pairs_is_refused(tiny_base, tmp_path, monkeypatch):

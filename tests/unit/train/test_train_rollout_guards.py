@@ -1,6 +1,7 @@
 """Preflight, canaries and the audit half: training stops before it learns nothing or the wrong thing."""
 
 import pytest
+from pydantic import ValidationError
 
 from graftwork.grading.reward_runner import GradedParts
 from graftwork.records.errors import AnswerIsNo
@@ -141,6 +142,26 @@ def test_dead_groups_are_skipped_and_an_empty_batch_changes_nothing(tmp_path):
     assert not source.accept_gradient(1, None, rows)
     assert all(row.scale == 0 for row in rows)
     assert source.measures(1)["dead_groups"] == 1.0
+
+
+def test_a_batch_that_no_reward_could_grade_stops_the_run(tmp_path):
+    source, _ = make_source(tmp_path, lambda _q: None, reward_checks={"preflight": False})
+    with pytest.raises(AnswerIsNo, match="no answer of batch 1 could be graded"):
+        source.batch(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": "full", "policy": {"kl": 0.05}}, "second copy"),
+        ({"rollouts": {"temperature": 0.7}}, "temperature 1"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_biased_are_refused(changes, why):
+    with pytest.raises(ValidationError, match=why):
+        TrainSettings.model_validate(
+            {"objective": "grpo", "rewards": [{"metric": "task_success"}], **changes}
+        )
 
 
 def test_a_rewarded_canary_stops_the_run(tmp_path):

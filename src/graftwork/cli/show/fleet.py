@@ -102,7 +102,13 @@ def show_job(console: Console, job: FleetJob) -> None:
 
 def show_reconciled(console: Console, found: Reconciled) -> None:
     print_line(console, f"{found.checked} open jobs compared, {found.open} still open")
-    for title, lines in (("closed", found.closed), ("ended", found.ended), ("no answer", found.unreachable)):
+    groups = {
+        "closed": found.closed,
+        "ended": found.ended,
+        "unknown": found.unknown,
+        "no answer": found.unreachable,
+    }
+    for title, lines in groups.items():
         for line in lines:
             print_line(console, f"  {title:<10}{quote(line)}")
 

@@ -158,6 +158,10 @@ def chance_not_positive(weights: "Array", counts: "Array | None" = None) -> "Arr
     return chances
 
 
+SADDLE_STEPS = 60
+"""Newton's method takes a few; next to a pole the search halves its interval."""
+
+
 def approximate_chance(weights: "Array", counts: "Array") -> "Array":
     """`chance_not_positive` by Lugannani and Rice's formula: good to a hundredth, and many times as fast.
 
@@ -168,7 +172,7 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
     weights = np.where(counts > 0, weights, 0.0)
     low, high = 1 / np.minimum(weights.min(1), -NEGLIGIBLE), 1 / np.maximum(weights.max(1), NEGLIGIBLE)
     at: Array = np.zeros(len(weights))
-    for _ in range(8):
+    for _ in range(SADDLE_STEPS):
         left = 1 - weights * at[:, None]
         slope = (counts * weights / left).sum(1)
         bend = (counts * (weights / left) ** 2).sum(1)
@@ -176,7 +180,11 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
         moved = at - slope / bend
         # A search that has arrived stays where it is, though that point is now one of the bounds.
         stays = (moved > low) & (moved < high) | (moved == at)
-        at = np.where(stays, moved, (low + high) / 2)
+        moved = np.where(stays, moved, (low + high) / 2)
+        arrived = np.abs(moved - at) <= 1e-9 * np.abs(moved)
+        at = moved
+        if arrived.all():
+            break
     left = 1 - weights * at[:, None]
     bend = (counts * (weights / left) ** 2).sum(1)
     root = np.sign(at) * np.sqrt(np.maximum(2 * (counts * np.log(left)).sum(1), 0.0))
@@ -185,7 +193,10 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
     density = np.exp(-(root**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([NormalDist().cdf(value) for value in root.tolist()])
     found = below + density * (1 / root - 1 / np.where(sure, at * np.sqrt(bend), 1.0))
-    return np.where(sure, np.clip(found, 0.0, 1.0), 0.5)
+    # Next to the mean the formula is 0 / 0. Its limit is a half and a term for the skewness.
+    spread, skewness = (counts * weights**2).sum(1), (2 * counts * weights**3).sum(1)
+    middle = 0.5 + skewness / (6 * math.sqrt(2 * math.pi) * np.maximum(spread, NEGLIGIBLE) ** 1.5)
+    return np.where(sure, np.clip(found, 0.0, 1.0), np.clip(middle, 0.0, 1.0))
 
 
 def _only_needed(weights: "Array", times: "Array") -> "tuple[Array, Array]":
@@ -250,8 +261,11 @@ def _find_saddle(weights: "Array", times: "Array") -> "Array":
         bend = (times * (weights / left) ** 2).sum(1) + 1 / at**2
         low, high = np.where(slope < 0, at, low), np.where(slope < 0, high, at)
         moved: Array = at - slope / bend
-        moved = np.where((moved > low) & (moved < high), moved, (low + high) / 2)
-        if np.all(np.abs(moved - at) <= 1e-4 * np.abs(at)):
+        # A search that has arrived stays where it is, though that point is now one of the bounds.
+        moved = np.where((moved > low) & (moved < high) | (moved == at), moved, (low + high) / 2)
+        # Next to a pole the steps are short however far the saddle is: the slope must have vanished too.
+        near = np.abs(moved - at) <= 1e-4 * np.abs(at)
+        if np.all(near & (np.abs(slope) <= 0.1 * np.sqrt(bend))):
             return moved
         at = moved
     return at

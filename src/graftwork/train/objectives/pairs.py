@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+from graftwork.model.chat.renderer import CannotProve
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.text.similarity import normalise
@@ -43,6 +44,10 @@ class PairAudit:
     """Pairs that occur more than once; kept once."""
     reversed: int = 0
     """Pairs that occur in the opposite order too; both are left out."""
+    unrendered: int = 0
+    """Pairs whose rejected reply does not survive the chat template; left out."""
+    too_long: int = 0
+    """Pairs whose rejected reply is longer than every row, which the plan does not count; left out."""
     chosen_longer: float = 0.0
     """Share of pairs whose chosen reply has more tokens."""
     rejected_longer: float = 0.0
@@ -58,6 +63,8 @@ class PairAudit:
             "with two equal replies": self.same,
             "repeated": self.repeated,
             "that contradict another pair": self.reversed,
+            "whose rejected reply the chat template changes": self.unrendered,
+            "whose rejected reply is longer than every row": self.too_long,
         }
         found += [f"{count} rows {why} are left out" for why, count in left_out.items() if count]
         if max(self.chosen_longer, self.rejected_longer) >= ONE_SIDED:
@@ -73,6 +80,8 @@ class PairAudit:
 def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], PairAudit]:
     """The pairs that are trained on, and what was left out."""
     texts = [(_prompt_of(row), normalise(row.reply), normalise(row.rejected or "")) for row in rows]
+    # Rows were cut to `data.max_tokens`; a rejected reply beyond the longest of them was not planned for.
+    longest = max((len(row.tokens) for row in rows), default=0)
     given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
     pairs: list[ReplyPair] = []
     seen: set[tuple[str, str, str]] = set()
@@ -89,7 +98,14 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Pa
             counts["repeated"] += 1
         else:
             seen.add(text)
-            tokens, start = render(row, row.rejected)
+            try:
+                tokens, start = render(row, row.rejected)
+            except CannotProve:
+                counts["unrendered"] += 1
+                continue
+            if len(tokens) > longest:
+                counts["too_long"] += 1
+                continue
             pairs.append(
                 ReplyPair(
                     make_sample(row, unit=row.id, part="chosen"),

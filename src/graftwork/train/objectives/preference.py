@@ -68,7 +68,11 @@ class _PairObjective:
         now = dict(zip(map(id, rows), log_probabilities, strict=True))
         found: dict[str, list[Tensor]] = {}
         for chosen, rejected in find_pairs(rows):
-            for name, value in self._measure(_read_pair(chosen, rejected, now)).items():
+            pair = _read_pair(chosen, rejected, now)
+            values = self._measure(pair)
+            # The supervised term is a mean over tokens, and the measure one over pairs.
+            values[LOSS_MEASURE] -= self._supervised(chosen) / chosen.scale * pair.chosen.sum()
+            for name, value in values.items():
                 found.setdefault(name, []).append(value)
         return {name: torch.stack(values) for name, values in found.items()}
 

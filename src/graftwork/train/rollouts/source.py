@@ -111,11 +111,13 @@ class RolloutSource(TrainingCallback):
         number = (step - 1) // self._rollouts.updates + 1
         begun = time.perf_counter()
         groups = self._groups(number)
+        self._require_verdicts(number, groups)
         self._measures = measure_groups(groups)
         self._watch(number, groups, seconds=time.perf_counter() - begun)
         kept = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
         kept = [group for group in kept if not group[0][0].canary]
         groups = [group for group in groups if not group[0][0].canary]
+        groups = [group for group in groups if any(verdict.reward is not None for _, verdict in group)]
         self._has_signal = bool(kept)
         rl, sft = self._settings.mix.shares(step, self.steps)
         rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
@@ -131,6 +133,21 @@ class RolloutSource(TrainingCallback):
             scaled += scale_supervised(supervised, unit="sft", share=sft)
             self._measures |= {"share_rl": rl, "share_sft": sft}
         return scaled
+
+    def _require_verdicts(
+        self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]
+    ) -> None:
+        """Stop where no answer of a batch could be graded: there is nothing to train on."""
+        graded = [verdict for group in groups for answer, verdict in group if not answer.canary]
+        if any(verdict.reward is not None for verdict in graded):
+            return
+        failed = (why for verdict in graded for why in verdict.failed.values())
+        raise AnswerIsNo(
+            f"no answer of batch {number} could be graded",
+            why=next(failed, "no part of the reward applies to these prompts"),
+            fix="run `graft reward check`, and fix or remove the reward that fails",
+            where="train.rewards",
+        )
 
     def accept_gradient(self, number: int, measured: Any, rows: Sequence[Row]) -> bool:
         """A batch without any difference in reward changes no weight."""
