@@ -34,7 +34,8 @@ def ahead(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step, "read_rows", lambda *_: rows)
     monkeypatch.setattr(step, "iterate_rows", lambda *_: iter(()))
     settings = TrainSettings(batch_rows=2, epochs=3, max_rows=None)
-    return step._measure_work(SimpleNamespace(folder="x"), settings, SHAPE)  # type: ignore[arg-type]
+    work = SimpleNamespace(settings=SimpleNamespace(train=settings))
+    return step._measure_work(work, SimpleNamespace(folder="x"), SHAPE)  # type: ignore[arg-type]
 
 
 def test_a_row_that_occurs_twice_is_read_once(ahead):
