@@ -10,7 +10,7 @@ MODULES = {
     "data": ("Audit", "PreparedData"),
     "repair": ("RepairPlan", "RepairOutcome"),
     "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
-    "evaluation": ("Report", "Evaluated", "Verdict"),
+    "evaluation": ("Report", "Evaluated", "Verdict", "WrittenReport"),
     "releases": ("Release", "TryOut"),
     "router": ("TrainedRouter",),
     "fleet": (

@@ -1,7 +1,7 @@
 """Evaluation reports and verdicts as tables that stay readable on a narrow terminal."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -32,6 +32,9 @@ from graftwork.grading.metrics import (
 from graftwork.records.costs import Savings
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.steps.report import WrittenReport
 
 NAME_ROOM = 24
 """Longer names of metrics may be wrapped."""
@@ -459,4 +462,13 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         print_line(console, f"{place}. {quote(advice)}")
 
 
-PRINTERS = {"Report": show_report, "Evaluated": show_evaluated, "Verdict": show_verdict}
+def show_written(console: Console, written: "WrittenReport") -> None:
+    print_line(console, f"written to {quote(written.path)}", soft_wrap=True)
+
+
+PRINTERS = {
+    "Report": show_report,
+    "Evaluated": show_evaluated,
+    "Verdict": show_verdict,
+    "WrittenReport": show_written,
+}
