@@ -35,6 +35,9 @@ def predict_escalation(
     limit: int | None = None,
 ) -> EscalationForecast:
     """Without `checks`, every metric of the evaluation that needs no reference."""
+    for name in checks:
+        # Before a model answers: a mistyped name must not cost minutes.
+        require_live_check(name, grade_context(work), where="--check")
     evaluated = evaluate_asked(work, EvaluationRequest(subjects=(large, small), limit=limit))
     report = evaluated.report
     cases = price_cases(work, read_cases(Path(evaluated.cases_file)))
@@ -65,7 +68,6 @@ def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
 
 def _require_checks(work: OpenProject, checks: Sequence[str], small: SubjectReport) -> None:
     for name in checks:
-        require_live_check(name, grade_context(work), where="--check")
         if name not in small.metrics or small.metrics[name].kind == "number":
             known = ", ".join(find_checks(work, small)) or "none"
             raise UserMistake(
