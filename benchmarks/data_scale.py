@@ -2,10 +2,13 @@
 
 Generates logs of agents (roles, a system prompt each, sources, code, JSON; one row in twenty repeats
 an earlier one, exactly or nearly), prepares them from nothing, appends one row in a hundred and
-prepares again. Memory is the sum over all processes, sampled; time is wall time.
+prepares again. Memory is the sum over all processes, sampled; time is wall time and processor time of the
+whole command, its start included. With `--check` the grown log is also prepared from nothing: the hashes of
+the datasets must be equal. With `--save` the figures go to benchmarks/results/data_scale.json.
 
     python benchmarks/data_scale.py                      # 10,000 and 100,000 rows
     python benchmarks/data_scale.py --rows 1000000       # about 2.1 GiB of logs
+    python benchmarks/data_scale.py --rows 100000 --check --save
 """
 
 import argparse
@@ -13,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,7 +25,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from results import save_results
 
 ROLES = ("coder", "tester", "researcher", "reviewer", "planner", "writer", "support")
 WORDS_IN_ROW = 320
@@ -58,7 +64,9 @@ data:
 
 class Cost(NamedTuple):
     seconds: float
+    cpu_seconds: float
     peak_gib: float
+    output: str
 
 
 def make_words(chance: random.Random, *, count: int) -> tuple[list[str], list[float]]:
@@ -121,25 +129,31 @@ def write_log(path: Path, rows: Iterator[bytes], *, mode: str) -> None:
 
 def run_watched(command: list[str]) -> Cost:
     """Run a command and sample what it and its children hold in memory."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    started, before = time.perf_counter(), _used()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     done, peak = threading.Event(), [0]
 
     def watch() -> None:
         while not done.wait(0.2):
-            peak[0] = max(peak[0], sum(_resident(pid) for pid in _family(process.pid)))
+            peak[0] = max(peak[0], sum(_resident(pid) for pid in list_family(process.pid)))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    code = process.wait()
+    output, _ = process.communicate()
     done.set()
     watcher.join()
-    if code != 0:
-        sys.exit(f"{' '.join(command)} ended with {code}")
-    return Cost(time.perf_counter() - started, peak[0] / 2**30)
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
+    return Cost(time.perf_counter() - started, _used() - before, peak[0] / 2**30, output)
 
 
-def _family(root: int) -> list[int]:
+def _used() -> float:
+    """Processor time of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def list_family(root: int) -> list[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -162,40 +176,67 @@ def _resident(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(rows: int) -> None:
+def measure(rows: int, *, check: bool) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="graft-scale-"))
-    graft = [
-        str(Path(sys.executable).with_name("graft")),
-        "data",
-        "prepare",
-        "--project",
-        str(folder),
-        "--json",
-    ]
+    graft = [sys.executable, "-m", "graftwork.cli.main", "data", "prepare", "--json", "--project"]
     try:
         (folder / "graft.yaml").write_text(PROJECT)
         log = folder / "log.jsonl"
         write_log(log, make_rows(rows, seed=1), mode="wb")
         size = log.stat().st_size / 2**30
-        whole = run_watched(graft)
+        whole = run_watched([*graft, str(folder)])
         write_log(log, make_rows(max(rows // 100, 1), seed=2), mode="ab")
-        grown = run_watched(graft)
-        share = grown.seconds / whole.seconds
+        grown = run_watched([*graft, str(folder)])
+        found = {
+            "rows": rows,
+            "gib": round(size, 2),
+            "whole": _figures(whole),
+            "grown": _figures(grown),
+            "share_of_cpu": round(grown.cpu_seconds / whole.cpu_seconds, 4),
+            "share_of_time": round(grown.seconds / whole.seconds, 4),
+        }
         print(
             f"{rows:>10,} rows  {size:6.2f} GiB   whole {whole.seconds:8.1f} s  "
-            f"{rows / whole.seconds:7.0f} rows/s  peak {whole.peak_gib:5.2f} GiB   "
-            f"1 % more {grown.seconds:7.1f} s ({share:6.1%})",
+            f"{rows / whole.seconds:7.0f} rows/s  {whole.cpu_seconds:8.1f} s cpu  "
+            f"peak {whole.peak_gib:5.2f} GiB   "
+            f"1 % more {grown.seconds:7.1f} s ({found['share_of_time']:6.1%})  "
+            f"{grown.cpu_seconds:7.1f} s cpu ({found['share_of_cpu']:6.1%})",
             flush=True,
         )
+        if check:
+            shutil.rmtree(folder / ".graft")
+            fresh = run_watched([*graft, str(folder)])
+            found["fresh"] = _figures(fresh)
+            found["same_hash"] = _hash_of(fresh) == _hash_of(grown)
+            print(
+                f"{'':>10} from nothing {fresh.cpu_seconds:.1f} s cpu; the same dataset: {found['same_hash']}"
+            )
+        return found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _figures(cost: Cost) -> dict[str, float]:
+    return {
+        "seconds": round(cost.seconds, 1),
+        "cpu_seconds": round(cost.cpu_seconds, 1),
+        "peak_gib": round(cost.peak_gib, 2),
+    }
+
+
+def _hash_of(cost: Cost) -> str:
+    return str(json.loads(cost.output)["dataset"]["content_hash"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000])
-    for rows in parser.parse_args().rows:
-        measure(rows)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args()
+    found = [measure(rows, check=given.check) for rows in given.rows]
+    if given.save:
+        save_results("data_scale", {"runs": found})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from graftwork.data.render.dataset import pack_rows
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.records.interaction import Interaction
-from graftwork.text.similarity import words
+from graftwork.text.words import words
 
 ROUNDS = 3
 

@@ -1,10 +1,12 @@
-"""What the gateway adds to a request, beside a plain proxy on asyncio streams and json.
+"""What the gateway adds to a request, next to a plain proxy on asyncio streams and json.
 
 Processes: our gateway over its stand-in engine, without captures, with them, and with everything: a key to
 check, captures, two replicas with prefix affinity, and a fallback chain; and the peer, which relays to the
 same engine and checks, routes, counts and captures nothing. One client asks all of them in turn over kept
-connections, in rounds, so that a busy machine is equally unfair to each.
-Run: `python benchmarks/gateway.py [--requests N] [--json]`.
+connections, in rounds, so that a busy machine is equally unfair to each. Requests share their system prompt;
+each has a question of its own. CPU is user and system time of all threads of the process, by the kernel's
+count; the figure is the median of the rounds, with their range.
+Run: `python benchmarks/gateway.py [--requests N] [--json] [--save]`.
 """
 
 import argparse
@@ -22,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from results import save_results
+
 from graftwork.records.interaction import Capture
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
@@ -35,6 +39,7 @@ MESSAGES = [
 ]
 CHAT = json.dumps({"model": "champion", "messages": MESSAGES}).encode()
 DIRECT = json.dumps({"model": RELEASE, "messages": MESSAGES, "max_tokens": 256}).encode()
+_QUESTION = b"What does"
 JSON = (("content-type", "application/json"),)
 
 
@@ -118,32 +123,46 @@ class Target:
     pid: int | None = None
     headers: tuple[tuple[str, str], ...] = JSON
     times: list[float] = field(default_factory=list)
-    cpu: float = 0.0
+    cpu: list[float] = field(default_factory=list)
+    """Milliseconds a request, of each round."""
+    asked: int = 0
 
     async def ask(self, count: int) -> None:
         before = _cpu_seconds(self.pid)
         for _ in range(count):
+            self.asked += 1
+            body = self.body.replace(_QUESTION, b"%06d does" % self.asked, 1)
             began = time.perf_counter()
-            reply = await self.client.send("POST", self.path, body=self.body, headers=self.headers)
+            reply = await self.client.send("POST", self.path, body=body, headers=self.headers)
             await reply.read()
             self.times.append(time.perf_counter() - began)
             assert reply.status == 200
-        self.cpu += _cpu_seconds(self.pid) - before
+        await asyncio.sleep(_SETTLE_SECONDS)
+        self.cpu.append(1000 * (_cpu_seconds(self.pid) - before) / count)
 
     def summary(self) -> dict[str, float]:
         ordered = sorted(self.times)
         return {
             "median_ms": 1000 * statistics.median(ordered),
             "p99_ms": 1000 * ordered[int(len(ordered) * 0.99)],
-            "cpu_ms": 1000 * self.cpu / len(ordered),
+            "cpu_ms": statistics.median(self.cpu),
+            "cpu_ms_least": min(self.cpu),
+            "cpu_ms_most": max(self.cpu),
         }
 
 
+_SETTLE_SECONDS = 0.15
+"""After a round: the captures of its last requests are redacted a little later."""
+
+
 def _cpu_seconds(pid: int | None) -> float:
-    stat = Path(f"/proc/{pid}/stat")
-    if pid is None or not stat.exists():
+    """User and system time of all threads of a process, to the nanosecond where the kernel counts them."""
+    if pid is None or not Path(f"/proc/{pid}").exists():
         return 0.0
-    fields = stat.read_text().rpartition(")")[2].split()
+    counts = [task / "schedstat" for task in Path(f"/proc/{pid}/task").iterdir()]
+    if all(count.exists() for count in counts):
+        return sum(int(count.read_text().split()[0]) for count in counts) / 1e9
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -151,7 +170,7 @@ async def measure(targets: list[Target], *, requests: int, rounds: int) -> None:
     for target in targets:
         await target.ask(50)
         target.times.clear()
-        target.cpu = 0.0
+        target.cpu.clear()
     for _ in range(rounds):
         for target in targets:
             await target.ask(requests // rounds)
@@ -172,7 +191,13 @@ def compare(requests: int) -> dict[str, Any]:
         row["added_ms"] = row["median_ms"] - base
         row["ratio_to_peer"] = row["added_ms"] / (rows[-1]["median_ms"] - base)
     names = [target.name for target in targets]
-    return {"requests": requests, "body_bytes": len(CHAT), "rows": dict(zip(names, rows, strict=True))}
+    rounded = [{key: round(value, 3) for key, value in row.items()} for row in rows]
+    return {
+        "requests": requests,
+        "body_bytes": len(CHAT),
+        "load": round(os.getloadavg()[0], 1),
+        "rows": dict(zip(names, rounded, strict=True)),
+    }
 
 
 @dataclass(frozen=True)
@@ -211,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/gateway.json")
     parser.add_argument("--role", choices=("gateway", "capturing", "armed", "peer"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -220,18 +246,23 @@ def main() -> None:
         role = arguments.role
         run_gateway(arguments.folder, captures=role != "gateway", armed=role == "armed")
     else:
-        show(compare(arguments.requests), as_json=arguments.json)
+        found = compare(arguments.requests)
+        if arguments.save:
+            save_results("gateway", found)
+        show(found, as_json=arguments.json)
 
 
 def show(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    print(f"{result['requests']} requests each, {result['body_bytes']} bytes, one client, times in ms")
-    print(f"{'':<26}{'median':>9}{'p99':>9}{'CPU':>9}{'added':>9}{'to peer':>9}")
+    asked, load = result["requests"], result["load"]
+    print(f"{asked} requests each, {result['body_bytes']} bytes, one client, times in ms, load {load}")
+    print(f"{'':<26}{'median':>9}{'p99':>9}{'CPU':>9}{'range':>15}{'added':>9}{'to peer':>9}")
     for name, row in result["rows"].items():
-        figures = "".join(f"{row[k]:>9.3f}" for k in ("median_ms", "p99_ms", "cpu_ms", "added_ms"))
-        print(f"{name:<26}{figures}{row['ratio_to_peer']:>8.2f}x")
+        figures = "".join(f"{row[k]:>9.3f}" for k in ("median_ms", "p99_ms", "cpu_ms"))
+        span = f"{row['cpu_ms_least']:.3f}–{row['cpu_ms_most']:.3f}"
+        print(f"{name:<26}{figures}{span:>15}{row['added_ms']:>9.3f}{row['ratio_to_peer']:>8.2f}x")
 
 
 if __name__ == "__main__":

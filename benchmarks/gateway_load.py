@@ -1,8 +1,8 @@
-"""The gateway under load: streams, idle connections, a soak, and LiteLLM's proxy on the same upstream.
+"""The gateway under load: streams, idle connections and a soak.
 
-Run: python benchmarks/gateway_load.py {streams,idle,soak,litellm} [--seconds N] [--connections N] [--save].
-Each server is a process of its own; CPU and memory are those that the kernel counts for it. `litellm` needs
-litellm[proxy] on PYTHONPATH; both gateways then ask one mock of OpenAI's API.
+Run: python benchmarks/gateway_load.py {streams,idle,soak} [--seconds N] [--connections N] [--most-cpu X]
+[--save]. Each server is a process of its own; CPU and memory are those that the kernel counts for it.
+`--most-cpu` limits the rate of the soak so that the gateway takes at most this share of a core.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from results import save_results
 
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import Answer, Request, StreamResponse, json_response
+from graftwork.serve.http_messages import Answer, Headers, Request, StreamResponse, json_response
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.run import ServedProject, run, serve
 from graftwork.serve.settings import EngineSettings, ServeSettings
@@ -42,13 +43,22 @@ STREAM = json.dumps(
 """The stand-in engine answers with its name and the words, one piece each: 100 pieces."""
 
 
+KEY_VARIABLE = "GRAFT_BENCHMARK_KEY"
+
+
 def run_gateway(folder: str, upstream: str) -> None:
-    """Over the stand-in engine, or over a server at `upstream`."""
-    settings = ServeSettings(port=0, max_connections=20_000, queue_limit=20_000)
+    """Over the stand-in engine, or over a server at `upstream`, then with a fallback chain."""
+    settings = ServeSettings(
+        port=0,
+        max_connections=20_000,
+        queue_limit=20_000,
+        api_key_env=KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else None,
+    )
     base, aliases, module = "none", {"champion": RELEASE}, "graftwork.serve.stub_engine"
     if upstream:
         engine = EngineSettings(kind="endpoint", url=upstream, model="mock")
-        settings = settings.model_copy(update={"engine": engine})
+        failover = FailoverSettings(fallback={"base": ("champion",)})
+        settings = settings.model_copy(update={"engine": engine, "failover": failover})
         base, aliases, module = find_base(EMBEDDED, project_folder=Path()).folder, {}, None
     job = EngineJob(
         folder=folder,
@@ -94,10 +104,11 @@ async def _mock() -> None:
 
 
 @contextmanager
-def started(role: str, folder: str = "", upstream: str = "") -> Iterator[tuple[int, int]]:
+def started(role: str, folder: str = "", upstream: str = "", key: str = "") -> Iterator[tuple[int, int]]:
     """(pid, port) of a process of this file."""
     command = [sys.executable, __file__, "serve", "--role", role, "--folder", folder, "--upstream", upstream]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, KEY_VARIABLE: key}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             yield process.pid, int(process.stdout.readline())
@@ -105,62 +116,18 @@ def started(role: str, folder: str = "", upstream: str = "") -> Iterator[tuple[i
             process.terminate()
 
 
-@contextmanager
-def started_litellm(folder: str, upstream: str) -> Iterator[tuple[int, int]]:
-    port = 18_471
-    settings = {"model_name": "base", "litellm_params": {
-        "model": "openai/mock", "api_base": upstream, "api_key": "x"}}  # fmt: skip
-    file = Path(folder) / "config.yaml"
-    file.write_text(json.dumps({"model_list": [settings]}))
-    script = "from litellm.proxy.proxy_cli import run_server; run_server()"
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        "--config",
-        str(file),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-    ]
-    local = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with (
-        Path(folder, "litellm.log").open("w") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=local) as process,
-    ):
-        try:
-            until = time.monotonic() + 240
-            while True:
-                try:
-                    asyncio.run(
-                        _ask(
-                            Client(port=port, keep=0),
-                            json.dumps({"model": "base", "messages": MESSAGES}).encode(),
-                        )
-                    )
-                    break
-                except (OSError, AssertionError):
-                    if time.monotonic() > until or process.poll() is not None:
-                        raise
-                    time.sleep(1.0)
-            yield process.pid, port
-        finally:
-            process.terminate()
-
-
-async def _ask(client: Client, body: bytes) -> None:
-    reply = await client.send("POST", PATH, body=body, headers=JSON)
+async def _ask(client: Client, body: bytes, headers: Headers = JSON) -> None:
+    reply = await client.send("POST", PATH, body=body, headers=headers)
     answer = await reply.read()
     assert reply.status == 200, answer[:500]
 
 
-async def ask_many(port: int, body: bytes, *, requests: int, clients: int) -> float:
+async def ask_many(port: int, body: bytes, *, requests: int, clients: int, headers: Headers = JSON) -> float:
     """Requests a second of so many clients."""
 
     async def work(client: Client, count: int) -> None:
         for _ in range(count):
-            await _ask(client, body)
+            await _ask(client, body, headers)
 
     began = time.perf_counter()
     await asyncio.gather(*(work(Client(port=port), requests // clients) for _ in range(clients)))
@@ -220,74 +187,93 @@ async def _hold_idle(pid: int, port: int, most: int, *, seconds: float) -> list[
     return samples
 
 
+class Soak:
+    """Asks on and on, and keeps what came of it; `describe` may be called meanwhile."""
+
+    def __init__(self, pid: int, port: int, *, rate: float) -> None:
+        self._pid, self._rate = pid, rate
+        self._clients = [Client(port=port) for _ in range(16)]
+        self._samples: list[float] = []
+        self._cpu = _cpu_seconds(pid)
+        self.asked = self.failed = 0
+        self.seconds = 0.0
+
+    async def run(self, seconds: float, *, on_minutes: Callable[[], None] = lambda: None) -> None:
+        began, saved = time.monotonic() - self.seconds, self.seconds
+        until = self.seconds + seconds
+        while (now := time.monotonic() - began) < until:
+            self.seconds = now
+            if now * self._rate <= self.asked:
+                await asyncio.sleep((self.asked + 1) / self._rate - now)
+                continue
+            await self._ask_all()
+            if len(self._samples) < now:
+                self._samples.append(memory_mib(self._pid))
+            if now - saved >= _SAVE_SECONDS:
+                saved = now
+                on_minutes()
+        self.seconds = until
+
+    async def _ask_all(self) -> None:
+        question = b'"content": "%09d ' % self.asked  # each has a text of its own, which is redacted
+        chat, stream = (body.replace(b'"content": "', question) for body in (CHAT, STREAM))
+        sent = (_ask(c, stream if n % 8 == 0 else chat) for n, c in enumerate(self._clients))
+        found = await asyncio.gather(*sent, return_exceptions=True)
+        self.asked += len(self._clients)
+        # On a machine that is starved of CPU the stand-in engine may be silent for seconds: that is a 503.
+        self.failed += sum(isinstance(outcome, BaseException) for outcome in found)
+
+    @property
+    def cpu_a_request(self) -> float:
+        return (_cpu_seconds(self._pid) - self._cpu) / self.asked
+
+    def describe(self) -> dict[str, Any]:
+        samples = self._samples
+        warm = statistics.median(samples[len(samples) // 10 : len(samples) // 5])
+        last = statistics.median(samples[-len(samples) // 10 :])
+        return {
+            "seconds": round(self.seconds),
+            "requests": self.asked,
+            "failed": self.failed,
+            "requests_a_second": round(self.asked / self.seconds, 1),
+            "share_of_a_core": round((_cpu_seconds(self._pid) - self._cpu) / self.seconds, 3),
+            "mib_warm": round(warm, 2),
+            "mib_at_the_end": round(last, 2),
+            "mib_most": round(max(samples), 2),
+            "growth": round(last / warm - 1, 4),
+            "mib_each_tenth": [round(samples[len(samples) * n // 10], 2) for n in range(10)],
+        }
+
+
 def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
     """Memory over time at half of what the gateway can take, whole answers and streams in turn."""
     with tempfile.TemporaryDirectory(prefix="graft-") as folder, started("gateway", folder) as (pid, port):
-        capacity = run(ask_many(port, CHAT, requests=4000, clients=16))
-        samples, asked = run(_soak(pid, port, rate=capacity / 2, seconds=options.seconds))
-    warm = statistics.median(samples[len(samples) // 10 : len(samples) // 5])
-    last = statistics.median(samples[-len(samples) // 10 :])
-    return {
-        "seconds": options.seconds,
-        "requests": asked,
-        "requests_a_second": round(asked / options.seconds, 1),
-        "capacity": round(capacity, 1),
-        "mib_warm": round(warm, 1),
-        "mib_at_the_end": round(last, 1),
-        "growth": round(last / warm - 1, 4),
-    }
+        capacity = run(ask_many(port, CHAT, requests=2000, clients=16))
+        trial = Soak(pid, port, rate=capacity / 2)
+        run(trial.run(5))
+        soak = Soak(pid, port, rate=min(capacity / 2, options.most_cpu / trial.cpu_a_request))
+
+        def describe() -> dict[str, Any]:
+            return {"capacity": round(capacity, 1), **soak.describe()}
+
+        def keep() -> None:
+            if options.save:
+                save_results("gateway_soak", {**describe(), "load": round(os.getloadavg()[0], 1)})
+
+        run(soak.run(options.seconds, on_minutes=keep))
+        return describe()
 
 
-async def _soak(pid: int, port: int, *, rate: float, seconds: float) -> tuple[list[float], int]:
-    clients = [Client(port=port) for _ in range(16)]
-    began, asked = time.monotonic(), 0
-    samples: list[float] = []
-    while (now := time.monotonic() - began) < seconds:
-        if now * rate <= asked:
-            await asyncio.sleep((asked + 1) / rate - now)
-            continue
-        await asyncio.gather(*(_ask(c, STREAM if n % 8 == 0 else CHAT) for n, c in enumerate(clients)))
-        asked += len(clients)
-        if len(samples) < now:
-            samples.append(memory_mib(pid))
-    return samples, asked
+_SAVE_SECONDS = 240.0
+"""How often a long soak writes down what it has so far."""
 
 
-def measure_litellm(options: argparse.Namespace) -> dict[str, Any]:
-    body = json.dumps({"model": "base", "messages": MESSAGES}).encode()
-    found: dict[str, dict[str, list[float]]] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="graft-") as folder,
-        started("mock") as (_, mock),
-        started("gateway", folder, f"http://127.0.0.1:{mock}/v1") as ours,
-        started_litellm(folder, f"http://127.0.0.1:{mock}/v1") as theirs,
-    ):
-        engine = _child_of(ours[0])
-        for number in range(options.rounds + 1):
-            for name, (pid, port), count in (("graftwork", ours, 1000), ("litellm", theirs, 100)):
-                pids = [pid, engine] if name == "graftwork" else [pid]
-                before = sum(map(_cpu_seconds, pids))
-                rate = run(ask_many(port, body, requests=count, clients=8))
-                cpu = 1000 * (sum(map(_cpu_seconds, pids)) - before) / count
-                if number:
-                    row = found.setdefault(name, {"requests_a_second": [], "cpu_ms": []})
-                    row["requests_a_second"].append(rate)
-                    row["cpu_ms"].append(cpu)
-    figures: dict[str, Any] = {
-        name: {key: round(statistics.median(values), 2) for key, values in row.items()}
-        for name, row in found.items()
-    }
-    ratio = figures["graftwork"]["requests_a_second"] / figures["litellm"]["requests_a_second"]
-    cpu = figures["litellm"]["cpu_ms"] / figures["graftwork"]["cpu_ms"]
-    return {**figures, "times_the_requests": round(ratio, 1), "times_less_cpu": round(cpu, 1)}
-
-
-def _child_of(pid: int) -> int:
+def child_of(pid: int) -> int:
     """The engine's process: the gateway's only child."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-WAYS = {"streams": measure_streams, "idle": measure_idle, "soak": measure_soak, "litellm": measure_litellm}
+WAYS = {"streams": measure_streams, "idle": measure_idle, "soak": measure_soak}
 
 
 def main() -> None:
@@ -295,7 +281,7 @@ def main() -> None:
     parser.add_argument("way", nargs="?", default="streams", choices=[*WAYS, "serve"])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most-cpu", type=float, default=1.0, metavar="X")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/gateway_WAY.json")
     parser.add_argument("--role", choices=("gateway", "mock"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)

@@ -1,6 +1,7 @@
 """Seconds of training steps on a GPU: graft's recorded step, and transformers + PEFT as it comes.
 
-Run on a machine with a GPU: `python benchmarks/step_time.py --out times.jsonl`, about four minutes. Random
+Run on a machine with a GPU: `python benchmarks/step_time.py --out times.jsonl`, about four minutes; with
+`--families`, eight layers of a decoder of every family instead. Random
 weights, random tokens, LoRA of rank 16 on all linear layers, an optimizer step with clipping after each pass;
 the figure is the median of 8 steps after 3. A line holds all that a plan needs to predict it: the decoder's
 config, the rows, the tuning; and the kernels of one step, counted and timed by the profiler.
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from step_time_settings import CONFIGS, PROBED, SETTINGS, Setting
+from step_time_settings import CONFIGS, FAMILIES, PROBED, SETTINGS, Setting
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -146,11 +147,12 @@ def tune(setting: Setting, shape: Any) -> Any:
         step_tokens=max(setting.room, sum(setting.lengths)),
         longest=max(setting.lengths),
         eight=setting.fp8 and total_parameters(_whole_shape(setting)) >= 1e9,
+        compile="off",
     )
     found = choose_tuning(shape, request, limit_gib=setting.limit_gib, rates=default_rates())
     if found is None:
         raise RuntimeError("the planner finds no tuning that fits")
-    return found.model_copy(update={"compiled": False, "recorded": True})
+    return found
 
 
 def _whole_shape(setting: Setting) -> Any:
@@ -218,7 +220,8 @@ def measure(setting: Setting, device: str, *, profiled: bool) -> dict[str, Any]:
         **facts,
     }
     if device == "cuda":
-        found["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+        found["allocated_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+        found["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 3)
         if profiled:
             try:
                 found["kernels"] = profile(step)
@@ -330,6 +333,7 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, default=225)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--only", nargs="*", help="settings whose name contains one of these")
+    parser.add_argument("--families", action="store_true", help="both engines on every family")
     parser.add_argument("--no-probe", action="store_true")
     parser.add_argument("--no-run", action="store_true")
     asked = parser.parse_args()
@@ -345,6 +349,11 @@ def main() -> None:
         with asked.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         shown = f"{1000 * line['measured']:.1f} ms" if "measured" in line else line.get("error", "")[:200]
+        if "reserved_gib" in line:
+            planned = line.get("tuning", {}).get("peak_gib")
+            shown += f", {line['reserved_gib']:.2f} GiB reserved" + (
+                f", {planned:.2f} planned" if planned else ""
+            )
         print(f"{line['at_second']:>6} s  {line['name']:<52} {shown}", flush=True)
 
     host: dict[str, Any] = {"name": "host"}
@@ -353,10 +362,10 @@ def main() -> None:
     except Exception as error:
         host["error"] = repr(error)[:500]
     write(host)
-    chosen = [*SETTINGS, *(() if asked.no_probe else PROBED)]
+    chosen = [*FAMILIES] if asked.families else [*SETTINGS, *(() if asked.no_probe else PROBED)]
     if asked.only:
         chosen = [setting for setting in chosen if any(part in setting.name for part in asked.only)]
-    run_at = len(SETTINGS) if not asked.no_run and not asked.only else -1
+    run_at = -1 if asked.no_run or asked.only or asked.families else len(SETTINGS)
     for at, setting in enumerate(chosen):
         if at == run_at:
             write({"name": "graft train, the demo's log", **_guarded(measure_run)})

@@ -36,9 +36,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "7b-qwen2": _decoder("qwen2", (3584, 18944, 28, 28, 4, 128), 152_064),
     "8b-llama": _decoder("llama", (4096, 14336, 32, 32, 8, 128), 128_256),
     "8b-qwen3": _decoder("qwen3", (4096, 12288, 36, 32, 8, 128), 151_936),
+    "1b-gemma3": _decoder("gemma3_text", (1152, 6912, 26, 4, 1, 256), 262_144, tie_word_embeddings=True),
+    "2b-granite": _decoder("granite", (2048, 8192, 40, 32, 8, 64), 49_155, tie_word_embeddings=True),
+    "3.8b-phi3": _decoder("phi3", (3072, 8192, 32, 32, 32, 96), 32_064),
+    "1b-olmo2": _decoder("olmo2", (2048, 8192, 16, 16, 16, 128), 100_352),
+    "3b-smollm3": _decoder("smollm3", (2048, 11008, 36, 16, 4, 128), 128_256, tie_word_embeddings=True),
+    "7b-cohere": _decoder("cohere", (4096, 14336, 32, 32, 8, 128), 256_000, tie_word_embeddings=True),
+    "7b-mistral": _decoder("mistral", (4096, 14336, 32, 32, 8, 128), 32_768, sliding_window=None),
 }
 """SmolLM2-135M and 360M, the two bases of `train_short_rows.py`, Qwen3-1.7B, Gemma 2 2B, Llama-3.2-3B,
-StarCoder2-3B, Qwen2.5-7B, Llama-3.1-8B, Qwen3-8B."""
+StarCoder2-3B, Qwen2.5-7B, Llama-3.1-8B, Qwen3-8B; one decoder of every further family."""
 
 DEMO = (96, 110, 121, 130, 138, 147, 160, 176)
 """Eight rows as the demo's log has them: 1,078 tokens."""
@@ -131,3 +138,21 @@ PROBED = tuple(
     for layers in (4, 2)
 )
 """What a probe of these shapes would time."""
+
+FAMILIES = tuple(
+    Setting(model, engine, lengths, trained_share=share, layers=8)
+    for model in (
+        "2b-gemma2",
+        "1b-gemma3",
+        "3b-starcoder2",
+        "2b-granite",
+        "3.8b-phi3",
+        "1b-olmo2",
+        "3b-smollm3",
+        "7b-cohere",
+        "7b-mistral",
+    )
+    for lengths, share in (((2048,) * 2, 1.0), ((140,) * 8, 0.25))
+    for engine in ("graft", "hf")
+)
+"""Eight layers of real widths of every family, both engines, long and short rows."""

@@ -1,11 +1,13 @@
 """How fast each format of traces is read, and how much memory a large file of OTLP takes.
 
 The same conversations are written in every format and read in this process, on one core. The rate is in MB of
-the file a second of processor time, next to that of plain chat rows. Transcripts have calls of tools and the
-fields that the agents write; what repeats a text or is no message counts as read. Memory is the peak of a
-process that reads one file.
+the file a second of processor time, next to that of plain chat rows, read in turn. Transcripts have calls of
+tools and the fields that the agents write; what repeats a text or is no message counts as read. A transcript
+states each message once and gives a row for each reply, so its rows are also written as plain chat rows, each
+with its conversation, and the time to read the same rows is compared. Memory is the peak of a process that
+reads one file, which repeats its first 32 MB.
 
-    python benchmarks/trace_formats.py [--megabytes 8] [--flat-megabytes 64]     # 1024 for a GB
+    python benchmarks/trace_formats.py [--megabytes 8] [--flat-megabytes 64] [--save]     # 1024 for a GB
 """
 
 import argparse
@@ -20,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from results import save_results
 
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import read_block
@@ -306,34 +310,67 @@ def write(path: Path, name: str, *, size: int) -> None:
 
 
 def read_rows(path: Path) -> int:
-    found = 0
+    return sum(1 for _ in read_interactions(path))
+
+
+def read_interactions(path: Path) -> Iterator[Interaction]:
     for block in cut_blocks(path.name, root=path.parent):
         for row in read_block(block, settings=DataSettings()):
-            found += isinstance(row.result, Interaction)
-    return found
+            if isinstance(row.result, Interaction):
+                yield row.result
+
+
+def write_as_chat(path: Path, source: Path) -> None:
+    """Write the rows of a log as plain chat rows, each with the conversation before it."""
+    with path.open("wb") as out:
+        for number, row in enumerate(read_interactions(source)):
+            turns = [{"role": turn.role, "content": turn.content} for turn in row.messages]
+            out.write(json.dumps(chat(number, turns, row.reply)).encode() + b"\n")
 
 
 class Rate(NamedTuple):
-    """Megabytes a second, that as a share of plain chat rows, and rows."""
+    """Megabytes a second, that as a share of plain chat rows, rows, microseconds a row, and that in which the
+    same rows are read as plain chat.
+    """
 
     megabytes: float
     share: float
     rows: int
+    row_us: float
+    chat_row_us: float
 
 
-def measure(path: Path, chat: Path) -> Rate:
-    """Read both files in turn, so that a busy machine slows both."""
-    read_rows(path), read_rows(chat)
-    rows, rates, shares = 0, [], []
+def measure(path: Path, chat_path: Path) -> Rate:
+    """Read the files in turn, so that a busy machine slows all of them."""
+    same = path.with_name("same.jsonl")
+    write_as_chat(same, path)
+    files = (path, chat_path, same)
+    rows = [read_rows(file) for file in files]
+    seconds: list[list[float]] = []
     for _ in range(ROUNDS):
-        began = time.process_time()
-        rows = read_rows(path)
-        between = time.process_time()
-        read_rows(chat)
-        plain = chat.stat().st_size / (time.process_time() - between)
-        rates.append(path.stat().st_size / (between - began))
-        shares.append(rates[-1] / plain)
-    return Rate(statistics.median(rates) / 1e6, statistics.median(shares), rows)
+        seconds.append([])
+        for file in files:
+            began = time.process_time()
+            read_rows(file)
+            seconds[-1].append(time.process_time() - began)
+    size, plain = path.stat().st_size, chat_path.stat().st_size
+    middle = statistics.median
+    return Rate(
+        middle(size / own for own, _, _ in seconds) / 1e6,
+        middle((size / own) / (plain / other) for own, other, _ in seconds),
+        rows[0],
+        middle(1e6 * own / rows[0] for own, _, _ in seconds),
+        middle(1e6 * other / rows[2] for _, _, other in seconds),
+    )
+
+
+def write_large(path: Path, *, size: int) -> None:
+    """Write a large file of OTLP: the same 32 MB again and again, which is faster."""
+    write_file(path, "otlp (GenAI)", size=min(size, 32_000_000))
+    piece = path.read_bytes()
+    with path.open("ab") as out:
+        while out.tell() < size:
+            out.write(piece)
 
 
 def peak_of(path: Path) -> tuple[int, float]:
@@ -349,29 +386,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--flat-megabytes", type=int, default=64)
-    parser.add_argument("--formats", nargs="*", help="only these")
+    parser.add_argument("--formats", nargs="*", help="only these; none without names")
+    parser.add_argument("--save", action="store_true", help="write to benchmarks/results")
     parser.add_argument("--read", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read is not None:
         print(read_rows(options.read), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
+    figures: dict[str, dict[str, float]] = {}
+    memory: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         chat_path, path = Path(folder) / "chat.jsonl", Path(folder) / "log.jsonl"
         write(chat_path, "chat", size=options.megabytes * 1_000_000)
-        for name in options.formats or (*ROWS, *SPANS, *TRANSCRIPTS, *BARE):
+        every = (*ROWS, *SPANS, *TRANSCRIPTS, *BARE)
+        for name in every if options.formats is None else options.formats:
             write(path, name, size=options.megabytes * 1_000_000)
             rate = measure(path, chat_path)
+            figures[name] = {key: round(value, 3) for key, value in rate._asdict().items()}
             print(
-                f"{name:<22} {rate.megabytes:7.1f} MB/s  {rate.share:5.2f} × chat  {rate.rows:,} rows",
+                f"{name:<22} {rate.megabytes:7.1f} MB/s  {rate.share:5.2f} × chat  {rate.rows:6,} rows  "
+                f"{rate.row_us:6.1f} µs a row, as plain chat {rate.chat_row_us:6.1f}",
                 flush=True,
             )
-        if not options.flat_megabytes:
-            return
-        for megabytes in (max(options.flat_megabytes // 8, 1), options.flat_megabytes):
+        flat = options.flat_megabytes
+        for megabytes in (max(flat // 8, 1), flat) if flat else ():
             path = Path(folder) / "large.jsonl"
-            write_file(path, "otlp (GenAI)", size=megabytes * 1_000_000)
+            write_large(path, size=megabytes * 1_000_000)
             rows, peak = peak_of(path)
+            memory[f"OTLP of {megabytes} MB"] = {"rows": rows, "peak_mib": round(peak)}
             print(f"OTLP of {megabytes:,} MB: {rows:,} rows, peak {peak:,.0f} MiB", flush=True)
+    for title, found in (("trace_formats", figures), ("otlp_memory", memory)):
+        if options.save and found:
+            print(save_results(title, found))
 
 
 if __name__ == "__main__":

@@ -49,14 +49,20 @@ CHANGES = {
 
 def make_base(name: str, folder: Path) -> Path:
     """A base of this shape with random weights."""
+    from transformers import LlamaConfig, Qwen2Config
+
+    return make_random_base(LlamaConfig if name == "1.4b" else Qwen2Config, SHAPES[name], folder)
+
+
+def make_random_base(kind: Any, shape: dict[str, int], folder: Path) -> Path:
+    """Random weights on the GPU, with the tokenizer of SmolLM2."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+    from transformers import AutoModelForCausalLM
 
     from graftwork.model.base import EMBEDDED, find_base
 
-    kind = LlamaConfig if name == "1.4b" else Qwen2Config
     config = kind(
-        **SHAPES[name],
+        **shape,
         vocab_size=49152,
         tie_word_embeddings=False,
         max_position_embeddings=8192,

@@ -27,21 +27,30 @@ def pytest_addoption(parser):
         "--allowed-skips", type=Path, help="fail where a test is skipped for no reason of this file"
     )
 
+    parser.addoption("--kills", type=int, default=50, help="how often slow tests kill a run")
     parser.addoption("--thorough", action="store_true", help="property tests with all of their examples")
 
 
+# How long an example takes says something about the machine, nothing about the property.
+hypothesis.settings.register_profile(
+    "graftwork", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("graftwork")
+
 QUICK_SHARE = 3
-"""Outside `--thorough`, a property test tries this part of its examples, ten at least."""
+"""Outside `--thorough`, a property test tries this part of its examples, at least ten: always the same."""
 
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--thorough"):
         return
+    # New examples are tried by `--thorough`, and by a seed of one's own.
+    fixed = {} if config.getoption("--hypothesis-seed") else {"derandomize": True, "database": None}
     for test in {item.obj for item in items if hasattr(getattr(item, "obj", None), "hypothesis")}:
         chosen = getattr(test, "_hypothesis_internal_use_settings", None)
         if chosen is not None:
             fewer = max(10, chosen.max_examples // QUICK_SHARE)
-            less = hypothesis.settings(chosen, max_examples=min(fewer, chosen.max_examples))
+            less = hypothesis.settings(chosen, max_examples=min(fewer, chosen.max_examples), **fixed)
             test._hypothesis_internal_use_settings = less
 
 

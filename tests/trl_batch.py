@@ -29,6 +29,14 @@ PREFERENCE_CASES = {
 PAIRS = ((0, 0, 1), (0, 2, 1), (1, 3, 4))
 """Prompt, chosen answer, rejected answer."""
 
+KTO_CASES = {
+    "kto": {"beta": 0.5, "desirable": 1.0, "undesirable": 1.5, "start": -0.6},
+    "kto_low": {"beta": 0.5, "desirable": 1.0, "undesirable": 1.5, "start": 0.6},
+}
+"""`start` is added to what the start gives crossed prompts and replies: the baseline is above 0, or 0."""
+JUDGED = ((0, 0, True), (0, 1, False), (1, 3, True), (1, 4, False))
+"""Prompt, answer, whether it is a good one."""
+
 
 def make_model():
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -366,22 +366,29 @@ def bound_median(ratios: Sequence[float]) -> float:
     return math.exp(averages[-excluded])
 
 
-def time_stages(checkout: Checkout, example: Path, stages: Sequence[str]) -> dict[str, float]:
-    """CPU seconds of each stage in a fresh copy of the example."""
-    seconds = {}
+def time_stages(
+    order: Sequence[Checkout], example: Path, stages: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """CPU seconds of each stage in a fresh copy of the example for each checkout.
+
+    The checkouts take turns command by command, so that a load which changes within minutes slows down both.
+    """
+    seconds: dict[str, dict[str, float]] = {checkout.name: {} for checkout in order}
     last = max((list(STAGES).index(name) for name in stages if name not in ALONE), default=-1)
     with tempfile.TemporaryDirectory(prefix="graft-compare-") as folder:
-        project = copy_project(example, Path(folder) / example.name, QUICK)
+        projects = {
+            checkout.name: copy_project(example, Path(folder) / checkout.name / example.name, QUICK)
+            for checkout in order
+        }
         for position, (name, (times, arguments)) in enumerate(STAGES.items()):
             if name not in stages and (name in ALONE or position > last):
                 continue
             passing = PASSING_CODES.get(name, (0,))
-            spent = sum(
-                checkout.run(arguments, cwd=project, passing=passing)
-                for _ in range(times if name in stages else 1)
-            )
-            if name in stages:
-                seconds[name] = spent
+            for _ in range(times if name in stages else 1):
+                for checkout in order:
+                    spent = checkout.run(arguments, cwd=projects[checkout.name], passing=passing)
+                    if name in stages:
+                        seconds[checkout.name][name] = seconds[checkout.name].get(name, 0.0) + spent
     return seconds
 
 
@@ -393,10 +400,10 @@ def compare_speed(old: Checkout, new: Checkout, *, pairs: int, stages: Sequence[
     measured: list[dict[str, dict[str, float]]] = []
     for number in range(pairs):
         order = (old, new) if number % 2 == 0 else (new, old)
-        measured.append({checkout.name: time_stages(checkout, example, stages) for checkout in order})
+        measured.append(time_stages(order, example, stages))
         ratios = {name: measured[-1]["new"][name] / measured[-1]["old"][name] for name in measured[-1]["old"]}
-        said = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
-        print(f"  pair {number + 1} of {pairs}: {said}", file=sys.stderr)
+        shown = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+        print(f"  pair {number + 1} of {pairs}: {shown}", file=sys.stderr)
     return print_speed(measured, limit=limit)
 
 

@@ -20,6 +20,8 @@ from trl_batch import (  # noqa: E402
     ADVANTAGES,
     ANSWERS,
     GRADIENT_OF,
+    JUDGED,
+    KTO_CASES,
     MAX_TOKENS,
     PAIRS,
     POLICY_CASES,
@@ -168,6 +170,56 @@ def preference_case(case: dict[str, Any]) -> dict[str, Any]:
     return {"loss": float(loss.detach()), "gradient": gradient_of(model)}
 
 
+def kto_case(case: dict[str, Any]) -> dict[str, Any]:
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    args = KTOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=len(JUDGED),
+        beta=case["beta"],
+        desirable_weight=case["desirable"],
+        undesirable_weight=case["undesirable"],
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to=[],
+    )
+    given = {"prompt": ["t5", "t5"], "completion": ["t6", "t7"], "label": [True, False]}
+    trainer = KTOTrainer(
+        model=make_model(),
+        ref_model=make_model(),
+        args=args,
+        train_dataset=Dataset.from_dict(given),
+        processing_class=make_tokenizer(),
+    )
+    answers = [answer for _, answer, _ in JUDGED]
+    model = trainer.model.eval()
+    inputs: dict[str, Any] = {"label": [is_good for _, _, is_good in JUDGED]}
+    inputs["label"] = torch.tensor(inputs["label"])
+    for prefix, chosen in (("", answers), ("KL_", [answers[-1], *answers[:-1]])):
+        rows = [PROMPTS[prompt] + ANSWERS[at] for (prompt, _, _), at in zip(JUDGED, chosen, strict=True)]
+        ids, mask = pad(rows, left=False)
+        replies = mask.clone()
+        for place, (prompt, _, _) in enumerate(JUDGED):
+            replies[place, : len(PROMPTS[prompt])] = 0
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+        own = (logits.gather(2, ids[:, 1:, None])[..., 0] * replies[:, 1:]).sum(1)
+        moved = own + torch.stack([shift(at, size=1, by=0.7)[0] for at in range(len(own))])
+        inputs |= {
+            f"{prefix}input_ids": ids,
+            f"{prefix}attention_mask": mask,
+            f"{prefix}completion_mask": replies,
+            f"ref_{prefix}logps": moved if not prefix else own + case["start"],
+        }
+    trainer.precompute_ref_logps = True
+    model.zero_grad()
+    loss = trainer._compute_loss(model, inputs, False)
+    loss.backward()
+    return {"loss": float(loss.detach()), "gradient": gradient_of(model)}
+
+
 def odds_case() -> dict[str, Any]:
     """The odds ratio loss of TRL's ORPO, by the mean log-probabilities of two pairs."""
     from types import SimpleNamespace
@@ -195,6 +247,7 @@ def main() -> int:
         "trl": trl.__version__,
         "policy": {name: policy_case(trainer, case) for name, case in POLICY_CASES.items()},
         "preference": {name: preference_case(case) for name, case in PREFERENCE_CASES.items()},
+        "kto": {name: kto_case(case) for name, case in KTO_CASES.items()},
         "odds": odds_case(),
     }
     OUT.write_text(json.dumps(found, indent=1) + "\n")

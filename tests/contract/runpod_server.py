@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.runpod import TIMER_SPARE
 from graftwork.fleet.simulator import SimulatedProvider
 
 KEY = "rpa_stand1nkey"
@@ -62,11 +63,21 @@ def problems(body) -> list[str]:
 class RunPodStandIn:
     def __init__(self, provider: SimulatedProvider, *, ssh_port: int | None) -> None:
         self.provider, self.ssh_port = provider, ssh_port
+        self.card = CARD
+        self.has_address = ssh_port is not None
+        """Whether pods that are up show the port of their sshd."""
         self.seconds_a_request = 0.0
         self.bodies: dict[str, dict] = {}
         self.requests: Counter[str] = Counter()
         self.raw: list[bytes] = []
         self.lock = threading.Lock()
+
+    @property
+    def creations(self):
+        return self.requests["POST /v2/pods"]
+
+    def output(self, _label):
+        return ""
 
     def answer(self, method, path, body):
         """Status and content, as the description has them."""
@@ -78,15 +89,17 @@ class RunPodStandIn:
             return 200, {"now": self.provider.now}
         if (method, path) == ("GET", "/v2/catalog/gpus"):
             assert query == "include=AVAILABILITY"
-            return 200, {"gpus": [gpu(CARD, self.provider.usd_per_hour), gpu("Sold out", 0.1, "NONE")]}
+            return 200, {"gpus": [gpu(self.card, self.provider.usd_per_hour), gpu("Sold out", 0.1, "NONE")]}
         if (method, path) == ("GET", "/v2/pods"):
             return 200, {"pods": [self.pod(machine) for machine in self.provider.list()]}
         if (method, path) == ("POST", "/v2/pods"):
             wrong = problems(body)
             if wrong:
                 return 422, problem(422, "validation failed", wrong)
+            if body["gpu"]["id"] != self.card:
+                return 400, problem(400, f"there are no machines with {body['gpu']['id']}")
             self.bodies[body["name"]] = body
-            machine = self.provider.create(body["name"], gpu=body["gpu"]["id"], seconds=3600)
+            machine = self.provider.create(body["name"], gpu=self.card, seconds=limit_of(body))
             return 201, self.pod(machine)
         found = re.fullmatch(r"/v2/pods/([^/]+)", path)
         machine = self.provider.get(found[1]) if found else None
@@ -99,7 +112,8 @@ class RunPodStandIn:
 
     def pod(self, machine):
         up = machine.boots_at is not None and self.provider.now >= machine.boots_at
-        port = {"private": 22, "public": self.ssh_port, "type": "tcp", "ip": "127.0.0.1"}
+        public = (self.ssh_port or 1) if self.has_address else None
+        port = {"private": 22, "public": public, "type": "tcp", "ip": "127.0.0.1"}
         body = self.bodies[machine.label]
         created = datetime.fromtimestamp(machine.created_at, UTC).isoformat()
         return {
@@ -125,6 +139,12 @@ class RunPodStandIn:
             "createdAt": created,
             "startedAt": created if up else None,
         }
+
+
+def limit_of(body) -> float:
+    """The time limit of the job, by the timer of its pod."""
+    timer = re.search(r"sleep (\d+)", body.get("args", ""))
+    return float(timer[1]) - TIMER_SPARE if timer else 3600.0
 
 
 def gpu(name, price, availability="HIGH"):

@@ -11,14 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -45,7 +41,7 @@ def running_slurm(folder: Path) -> Iterator[Path]:
         f"SlurmctldPidFile={folder}/slurmctld.pid\nSlurmdPidFile={folder}/slurmd.pid\n"
         "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n"
         "AccountingStorageType=accounting_storage/none\nReturnToService=2\nSelectType=select/cons_tres\n"
-        "SelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nKillWait=5\nMpiDefault=none\n"
+        "SelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\nKillWait=30\nMpiDefault=none\n"
         "SchedulerParameters=sched_interval=1,sched_min_interval=0\n"
         f"NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN\n"
         f"PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP\n"
@@ -85,4 +81,4 @@ def running_slurm(folder: Path) -> Iterator[Path]:
     finally:
         for process in reversed(started):
             process.terminate()
-            process.wait(30)
+            process.wait(300)

@@ -11,11 +11,7 @@ from pathlib import Path
 
 import pytest
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from free_ports import free_port
 
 
 def _make_key(path: Path) -> Path:
@@ -30,7 +26,7 @@ def running_sshd(folder: Path) -> Iterator[str]:
     if sshd is None or shutil.which("ssh-keygen") is None or shutil.which("ssh") is None:
         pytest.skip("there is no sshd on this machine")
     host_key, own_key = _make_key(folder / "host"), _make_key(folder / "own")
-    port = _free_port()
+    port = free_port()
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {own_key}.pub\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
@@ -38,13 +34,16 @@ def running_sshd(folder: Path) -> Iterator[str]:
     if os.geteuid() == 0:
         # Where sshd gives up its rights; a service file makes it elsewhere.
         Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE)
+    # To a file: it would stop at a pipe that is full, after some hundred connections.
+    log = folder / "sshd.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "config")], stderr=output)
     try:
-        for _ in range(200):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        for _ in range(3000):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=30):
                 break
             if server.poll() is not None:
-                pytest.skip(f"sshd does not start here: {server.stderr.read().decode()[-200:]}")
+                pytest.skip(f"sshd does not start here: {log.read_text()[-200:]}")
             time.sleep(0.02)
         known = folder / "known_hosts"
         yield f"ssh -p {port} -i {own_key} -o UserKnownHostsFile={known} -o StrictHostKeyChecking=accept-new"

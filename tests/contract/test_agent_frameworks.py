@@ -27,7 +27,7 @@ def quiet(monkeypatch, tmp_path_factory):
 
 
 def go(main):
-    return asyncio.run(asyncio.wait_for(main(), 120))
+    return asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def make_agent(client, api, *, asked, **more):

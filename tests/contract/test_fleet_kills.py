@@ -12,6 +12,8 @@ import pytest
 from fleet_child import CAPS, RUNS
 from runpod_server import running_runpod
 
+from graftwork.fleet.control import UNSTATED
+from graftwork.fleet.drill import judge_runs
 from graftwork.fleet.simulator import SimulatedProvider, random_faults
 from graftwork.store.database import open_database
 from graftwork.store.fleet import FleetLedger
@@ -56,6 +58,8 @@ def check(provider, jobs):
     assert provider.alive() == ()
     assert Counter(job.run_id for job in jobs if job.state == "done") == {f"run{n}": 1 for n in range(RUNS)}
     assert not any(job.is_open for job in jobs)
+    assert all(job.reason and UNSTATED not in job.reason for job in jobs)
+    assert judge_runs((f"run{n}" for n in range(RUNS)), jobs, {}).silent == ()
     assert provider.billed_usd() <= CAPS.month_usd
     billed = Counter()
     for machine in provider.machines:

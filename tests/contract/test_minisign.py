@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("minisign") is None, reason="minisi
 
 def minisign(*words: object, given: str = "") -> subprocess.CompletedProcess[str]:
     command = ["minisign", *map(str, words)]
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.fixture

@@ -115,6 +115,16 @@ def test_the_project_stays_on_its_commit_when_the_revision_moves(hub, project, l
     assert find_base(NAME, project_folder=project, place=listener.place).revision != first.revision
 
 
+def test_an_update_that_fails_leaves_the_project_on_its_commit(hub, project, listener):
+    first = pull_model(NAME, project_folder=project, place=listener.place)
+    hub.commit(NAME, {**FILES, "model.safetensors": WEIGHTS[1:]})
+    hub.corrupt.add("model.safetensors")
+    with pytest.raises(Damaged):
+        pull_model(NAME, project_folder=project, place=listener.place, update=True)
+    [model] = [model for model in list_models(project_folder=project, bases=(NAME,)).models if model.pinned]
+    assert model.commit == first.commit
+
+
 def test_a_tag_is_a_revision(hub, project, listener):
     hub.tags[NAME, "v1"] = hub.head(NAME)
     hub.commit(NAME, {**FILES, "config.json": b"{}"})

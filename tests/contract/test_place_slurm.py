@@ -92,7 +92,7 @@ def test_slurm_queues_a_job_again_and_it_goes_on_from_its_checkpoint(place, tmp_
     for _ in range(60):
         state = hashlib.sha256(state.encode()).hexdigest()
     assert (tmp_path / "run" / "adapter" / "trial.txt").read_text() == state
-    assert "stopping at the next safe point" in place.log(job)
+    assert "stopped at a safe point" in place.log(job)
     assert not processes_with(job.label)
 
 

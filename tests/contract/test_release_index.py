@@ -154,7 +154,7 @@ def test_of_many_threads_that_move_at_once_exactly_one_wins(index: ReleaseIndex,
     gate = Barrier(len(rivals))
 
     def race(rival: Release) -> bool:
-        gate.wait(timeout=30)
+        gate.wait(timeout=300)
         try:
             move(index, rival, since=already)
         except Busy:

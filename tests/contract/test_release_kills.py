@@ -49,12 +49,14 @@ def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_ne
     command = [sys.executable, str(NURSERY), str(tmp_path), url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         try:
-            for number in range(4 * kills):
+            for number in range(20 * kills):
                 # A test whose kills never met anything would prove nothing: go on until each action was met.
                 if number >= kills and actions >= ACTIONS:
                     break
                 journal = tmp_path / f"said-{number}"
-                kill_at_random(nursery, chance, journal, seed=f"{kind}-{number}")
+                kill_at_random(
+                    nursery, chance, journal, seed=f"{kind}-{number}", most=0.06 * (1 + number // kills)
+                )
                 allowed, interrupted = read_said(journal, current)
                 actions.add(interrupted)
                 current = assert_whole(work, allowed)
@@ -65,15 +67,15 @@ def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_ne
     work.database.close()
 
 
-def kill_at_random(nursery, chance: random.Random, journal: Path, *, seed: str) -> None:
+def kill_at_random(nursery, chance: random.Random, journal: Path, *, seed: str, most: float) -> None:
     nursery.stdin.write(f"{seed} {journal}\n")
     nursery.stdin.flush()
     worker = int(nursery.stdout.readline())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not journal.exists() or not journal.stat().st_size:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    time.sleep(chance.uniform(0, 0.06))
+    time.sleep(chance.uniform(0, most))
     os.kill(worker, signal.SIGKILL)
     assert nursery.stdout.readline() == "gone\n"
 

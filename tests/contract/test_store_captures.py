@@ -85,15 +85,23 @@ def test_projects_do_not_see_each_others_captures(database: Database, captures: 
     assert other.add([capture("c1")]) == 1
 
 
+def test_copies_of_live_requests_are_read_without_the_live_ones(captures: CaptureStore):
+    quoting = capture("c2", by="r1", question='"shadow_of":"c9"')
+    named = capture("c3", by="r1").model_copy(update={"request": {"messages": [], "shadow_of": "c9"}})
+    copy = capture("c4", by="r1", shadow_of="c1")
+    captures.add([capture("c1", by="r1"), quoting, named, copy, capture("c5", by="r2", shadow_of="c1")])
+    assert [found for _, found in captures.read_on(releases=("r1",), copies_only=True)] == [copy]
+
+
 def test_an_exchange_that_was_assigned_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
     assigned = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
     captures.add([capture("c1", by="r1"), assigned, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
     captures.add([capture("c4", by="r1", dealt="r1.r3.0", arm="champion"), capture("c5", by="r3")])
     assert captures.get("c2") == assigned
-    read = list(captures.read_on(releases=("r1", "r2"), dealt="r1.r2.0"))
+    read = list(captures.read_on(releases=("r1", "r2"), experiment="r1.r2.0"))
     assert [found.id for _, found in read] == ["c2", "c3"]
     assert [found.id for _, found in captures.read_on(releases=("r1", "r2"))] == ["c1", "c2", "c3", "c4"]
-    later = captures.read_on(after=read[0][0], releases=("r1", "r2"), dealt="r1.r2.0")
+    later = captures.read_on(after=read[0][0], releases=("r1", "r2"), experiment="r1.r2.0")
     assert [found.id for _, found in later] == ["c3"]
     assert [(experiment.experiment, experiment.exchanges) for experiment in captures.experiments()] == [
         ("r1.r2.0", 2),

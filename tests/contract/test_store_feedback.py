@@ -52,11 +52,11 @@ def test_feedback_is_read_in_the_order_of_arrival_with_its_capture(
     captures.add([capture("c4", by="r2")])
     for name, score in (("c2", 1.0), ("c3", 0.5), ("c1", 0.0), ("c4", 0.7)):
         feedback.add(make_feedback(name, score))
-    heard = list(feedback.read_on(releases=("r1", "r2"), dealt="r1.r2.0"))
+    heard = list(feedback.read_on(releases=("r1", "r2"), experiment="r1.r2.0"))
     assert [(event.capture.id, event.feedback.score) for event in heard] == [("c2", 1.0), ("c1", 0.0)]
     assert heard[1].capture == first
     assert [entry.capture.id for entry in feedback.read_on(releases=("r1", "r2"))] == ["c2", "c1", "c4"]
-    later = feedback.read_on(after=heard[0].place, releases=("r1", "r2"), dealt="r1.r2.0")
+    later = feedback.read_on(after=heard[0].place, releases=("r1", "r2"), experiment="r1.r2.0")
     assert [entry.capture.id for entry in later] == ["c1"]
 
 

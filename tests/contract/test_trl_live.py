@@ -30,4 +30,6 @@ def test_stored_gradients_are_those_of_trl():
         assert_same(trl_reference.policy_case(trainer, case), STORED["policy"][name])
     for name, case in trl_reference.PREFERENCE_CASES.items():
         assert_same(trl_reference.preference_case(case), STORED["preference"][name])
+    for name, case in trl_reference.KTO_CASES.items():
+        assert_same(trl_reference.kto_case(case), STORED["kto"][name])
     assert trl_reference.odds_case()["loss"] == pytest.approx(STORED["odds"]["loss"], rel=1e-5)

@@ -51,7 +51,7 @@ async def serving(kind, upstream, base, *, sink=None):
 
 
 def go(main):
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def ask(**more):

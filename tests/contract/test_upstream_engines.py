@@ -6,11 +6,11 @@ import sys
 from contextlib import asynccontextmanager
 
 import pytest
-from upstream_servers import MODEL, ChatServer, LoraServer
+from upstream_servers import EVENTS, MODEL, ChatServer, LoraServer, event
 
 from graftwork.records.interaction import Message
 from graftwork.serve.engine_protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.http_messages import ApiError, StreamResponse
 from graftwork.serve.http_server import Server
 from graftwork.serve.settings import EngineSettings
 from graftwork.serve.upstream_client import UpstreamClient
@@ -53,7 +53,7 @@ async def collect(backend, asked):
 
 
 def run(main):
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -125,7 +125,7 @@ def test_leaving_a_stream_closes_the_connection_to_the_server(tiny_base, tmp_pat
             pieces = backend.generate(request())
             assert (await anext(pieces)).text == "one"
             await pieces.aclose()
-            await asyncio.wait_for(server.cancelled.wait(), 10)
+            await asyncio.wait_for(server.cancelled.wait(), 300)
             server.hold = False
 
     run(main)
@@ -145,6 +145,80 @@ def test_an_endpoint_gets_messages_and_the_key_and_serves_no_adapters(tiny_base,
             with pytest.raises(ApiError) as refusal:
                 await collect(backend, request())
             assert refusal.value.status == 502
+
+    run(main)
+
+
+class NewerServer(ChatServer):
+    """A model that refuses the fields that newer models of OpenAI refuse, in OpenAI's words."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked: list[dict] = []
+
+    async def handle(self, request):
+        if request.path == "/v1/models":
+            raise ApiError(404, "no list")
+        body = json.loads(request.body)
+        self.asked.append(body)
+        if "max_tokens" in body:
+            message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+            raise ApiError(400, f"{message}'max_completion_tokens' instead.", param="max_tokens")
+        if body.get("temperature", 1) != 1:
+            message = "Unsupported value: 'temperature' does not support this value. Only 1 is supported."
+            raise ApiError(400, message, param="temperature")
+        text = f"at most {body['max_completion_tokens']}"
+        return StreamResponse(200, self.events([{"delta": {"content": text}}]), EVENTS)
+
+
+def test_an_endpoint_that_refuses_our_defaults_is_asked_without_them(tiny_base, tmp_path):
+    async def main():
+        server = NewerServer()
+        async with engine_on("endpoint", server.handle, tiny_base, tmp_path, model="large") as backend:
+            assert (await collect(backend, request()))[0] == "at most 8"
+            assert len(server.asked) == 3
+            # What was learned holds for the requests that follow.
+            assert (await collect(backend, request()))[0] == "at most 8"
+            assert len(server.asked) == 4
+            with pytest.raises(ApiError) as refusal:
+                await collect(backend, request(temperature=0.5))
+            assert (refusal.value.status, refusal.value.param) == (400, "temperature")
+            assert server.asked[-1]["temperature"] == 0.5
+
+    run(main)
+
+
+def test_requests_that_are_refused_at_the_same_time_are_all_asked_again(tiny_base, tmp_path):
+    async def main():
+        server = NewerServer()
+        async with engine_on("endpoint", server.handle, tiny_base, tmp_path, model="large") as backend:
+            found = await asyncio.gather(*(collect(backend, request()) for _ in range(4)))
+            assert [text for text, _ in found] == ["at most 8"] * 4
+
+    run(main)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_server_that_quotes_our_key_does_not_show_it_to_clients(tiny_base, tmp_path, streamed):
+    quoted = f"{'x' * 490} {KEY} is no key"
+
+    async def events():
+        yield event({"error": {"message": quoted}})
+
+    async def handle(request):
+        if request.path == "/v1/models":
+            raise ApiError(404, "no list")
+        if streamed:
+            return StreamResponse(200, events(), EVENTS)
+        raise ApiError(400, quoted, param=KEY)
+
+    async def main():
+        async with engine_on("endpoint", handle, tiny_base, tmp_path, key=KEY, model="m") as backend:
+            with pytest.raises(ApiError) as refusal:
+                await collect(backend, request())
+        shown = f"{refusal.value} {refusal.value.message} {refusal.value.param}"
+        assert "xxx" in shown
+        assert KEY[:8] not in shown
 
     run(main)
 

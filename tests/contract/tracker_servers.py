@@ -19,18 +19,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from free_ports import free_port
+
 TRACKIO = """
 import sys, trackio
 at = {"host": "127.0.0.1", "server_port": int(sys.argv[1]), "share": False}
 trackio.show(open_browser=False, block_thread=False, **at)
 sys.stdin.read()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -125,7 +121,7 @@ def wire_to(server: Server, *, is_cut: Callable[[str, str], bool]) -> Iterator[s
                 self._send_half(body)
                 server.kill()
             try:
-                line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+                line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
                 line.request(self.command, self.path, body=body, headers=dict(self.headers))
                 answer = line.getresponse()
                 content = answer.read()

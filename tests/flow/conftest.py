@@ -6,28 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from garden import PLACES, PLANTS
 
 from graftwork.pipeline.reporter import NullReporter
-
-PLANTS = [
-    "fern",
-    "moss",
-    "ivy",
-    "lotus",
-    "maple",
-    "willow",
-    "cedar",
-    "thyme",
-    "sage",
-    "basil",
-    "orchid",
-    "lily",
-    "tulip",
-    "rose",
-    "iris",
-    "daisy",
-]
-PLACES = ["pond", "gate", "wall", "court", "terrace", "orchard", "glasshouse", "meadow"]
 
 
 class Listener(NullReporter):

@@ -26,7 +26,7 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 JSON = (("content-type", "application/json"),)
 
 

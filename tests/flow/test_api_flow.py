@@ -30,12 +30,15 @@ EXPORTED = [
     "Verdict",
     "__version__",
     "audit_files",
+    "check_spec",
+    "generate_components",
     "init_project",
     "list_models",
     "open_project",
     "plan_fit",
     "pull_model",
     "remove_model",
+    "verify_generated",
 ]
 
 

@@ -10,11 +10,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 
+from graftwork.cli import run as commands
+from graftwork.pipeline import runs
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import local_workers
-from graftwork.process.worker import lock_holder
+from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
 from graftwork.records.run import TrainOutcome
 
@@ -79,7 +82,7 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
     stopped = output_of(graft(folder, "stop", "--json"))
     assert (stopped["state"], stopped["run_state"], stopped["run"]) == ("stopped", "stopped", run["id"])
     assert stopped["done"] >= 3
-    rest, _ = follower.communicate(timeout=60)
+    rest, _ = follower.communicate(timeout=300)
     assert follower.returncode == 75
     events += [json.loads(line) for line in rest.splitlines()]
     assert {"step", "checkpoint"} <= {event["kind"] for event in events}
@@ -96,6 +99,31 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
     assert plain.returncode == 0
     assert "loss" in plain.stdout
     assert graft(folder, "logs", "--run", "nonsense").returncode == 2
+
+
+def test_who_follows_a_run_that_is_about_to_be_entered_waits_for_it(small_project, listener, monkeypatch):
+    looked, codes = threading.Event(), []
+
+    def find_processes(*asked, find=runs.find_processes):
+        looked.set()
+        return find(*asked)
+
+    def follow():
+        with pytest.raises(typer.Exit) as ended:
+            commands.logs(small_project, follow=True, json=True)
+        codes.append(ended.value.exit_code)
+
+    monkeypatch.setattr(runs, "find_processes", find_processes)
+    follower = threading.Thread(target=follow)
+    with use_project(open_project(small_project), listener) as work:
+        with hold_lock(work.project.state / "pipeline"):
+            follower.start()
+            while not looked.wait(0.05):
+                assert follower.is_alive(), "it did not wait"
+            work.runs.create("run-1", folder=str(work.project.runs / "run-1"), plan={}, when="")
+            work.runs.update("run-1", state="done", when="")
+        follower.join()
+    assert codes == [0]
 
 
 def test_a_run_is_killed_at_once_when_asked_so(detached):

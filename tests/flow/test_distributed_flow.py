@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from free_ports import free_port
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -92,12 +93,6 @@ def test_a_rank_is_killed_and_the_run_stopped_and_one_process_ends_it(small_proj
     assert outcome["validation_loss_after"] < outcome["validation_loss_before"]
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def test_two_machines_train_one_run(small_project, change_settings):
     change_settings(small_project, train={"strategy": "ddp", "processes": 1, "epochs": 1})
     machines = ("--nodes", "2", "--main-address", f"127.0.0.1:{free_port()}")
@@ -111,7 +106,7 @@ def test_two_machines_train_one_run(small_project, change_settings):
     first = start(small_project, *machines, "--node-rank", "0")
     out, err = first.communicate(timeout=240)
     assert first.returncode == 0, err
-    _, heard = second.communicate(timeout=60)
+    _, heard = second.communicate(timeout=300)
     assert second.returncode == 0, heard
     assert "machine 1 joins" in heard
     assert json.loads(out)["steps"] == len(last_losses(small_project))

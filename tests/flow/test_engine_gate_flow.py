@@ -57,7 +57,7 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
         request = urllib.request.Request(
             f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             assert answer.headers["x-graft-release"] == release.id
             assert json.load(answer)["choices"][0]["message"]["content"]
 

@@ -61,7 +61,7 @@ def test_feedback_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, count)
         ) as child,
     ):
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", int(child.stdout.readline()), timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", int(child.stdout.readline()), timeout=300)
             for _ in range(count):
                 asked = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}
                 status, answer = post(connection, "/v1/chat/completions", asked)

@@ -29,10 +29,11 @@ def dataset(tmp_path_factory):
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
-    from graftwork.costmodel.card_tuning import choose_tuning
+    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
+    from graftwork.plan.catalog.hardware import default_rates
     from graftwork.plan.estimate import PlanInputs, make_plan
     from graftwork.plan.settings import PlanSettings
     from graftwork.records.plan import Workload
@@ -53,16 +54,16 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
         targets=ALL_LINEARS,
         adapted_layers=len(layers),
     )
-    tuning = choose_tuning(
-        shape,
+    request = TuningRequest(
         method=settings.method,
         adapted=len(layers),
         trainable=adapter_parameters(shape, rank=16, targets=ALL_LINEARS, layers=len(layers)),
-        limit_gib=limit_gib,
         step_tokens=1600,
         longest=max(lengths),
         eight=settings.fp8 == "on",
+        compile="on" if compiled else "off",
     )
+    tuning = choose_tuning(shape, request, limit_gib=limit_gib, rates=default_rates())
     plan = make_plan(
         PlanInputs(
             base="smollm2",
@@ -74,7 +75,7 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
             settings=PlanSettings(),
             train={"settings": settings.what_is_learned(), "adapter": adapter.model_dump(mode="json")},
             dtype="bfloat16",
-            tuning=tuning.model_copy(update={"compiled": compiled, "recorded": recorded}),
+            tuning=tuning.model_copy(update={"recorded": recorded}),
         )
     )
     folder.mkdir(parents=True)

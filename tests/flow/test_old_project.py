@@ -135,10 +135,13 @@ def test_a_dataset_prepared_again_from_an_old_project_has_the_same_id(graft, old
     assert made == before
 
 
-def test_an_old_release_is_served_and_captured(old_project, facts, graft):
-    captured = graft("status")[1]["captures"]
+def test_an_old_release_is_served_and_captured(tmp_path, graft):
+    # In a project of its own: other tests count what was captured when it was old.
+    project = tmp_path / "project"
+    facts = unpack(project)
+    captured = graft("status", folder=project)[1]["captures"]
     server = subprocess.Popen(
-        [*GRAFT, "serve", "--port", "0", "--json", "-C", str(old_project)],
+        [*GRAFT, "serve", "--port", "0", "--json", "-C", str(project)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -157,14 +160,14 @@ def test_an_old_release_is_served_and_captured(old_project, facts, graft):
     if same_machine(facts):
         assert answers == facts["answers"]
     assert all(isinstance(answer, str) for answer in answers.values())
-    assert graft("status")[1]["captures"] == captured + 2
+    assert graft("status", folder=project)[1]["captures"] == captured + 2
 
 
 def ask(url: str, model: str) -> str:
     messages = [{"role": "user", "content": QUESTION}]
     body = json.dumps({"model": model, "messages": messages, "temperature": 0, "max_tokens": 12}).encode()
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         return json.load(response)["choices"][0]["message"]["content"]
 
 
@@ -172,19 +175,28 @@ def test_an_interrupted_old_run_resumes_to_the_adapter_of_the_uninterrupted_one(
     project = tmp_path / "project"
     facts = unpack(project)
     expected = facts["second"]
-    steps = project / ".graft" / "runs" / expected["run"] / "steps.jsonl"
-    before = steps.read_text().splitlines()
-    assert 0 < len(before) == expected["interrupted_at"] < expected["steps"]
+    run = project / ".graft" / "runs" / expected["run"]
+    before = read_steps(run)
+    done = len(before)
+    assert 0 < done == expected["interrupted_at"] < expected["steps"]
+    # The last step is done again: it shows whether this machine computes as the one that made the archive.
+    shutil.rmtree(run / "checkpoints" / f"step-{done:06d}")
     code, outcome = graft("train", "--model", "second", folder=project)
     assert (code, outcome["run_id"], outcome["steps"]) == (0, expected["run"], expected["steps"])
-    after = steps.read_text().splitlines()
-    assert after[: len(before)] == before
-    assert [json.loads(line)["step"] for line in after] == list(range(1, expected["steps"] + 1))
+    after = read_steps(run)
+    assert after[:done] == before
+    assert [step["step"] for step in after] == [*range(1, done + 1), *range(done, expected["steps"] + 1)]
+    same = all(after[done][name] == before[-1][name] for name in ("loss", "gradient_norm"))
     made = load_file(Path(outcome["adapter_folder"]) / "adapter_model.safetensors")
     wanted = load_file(project / "expected" / "second" / "adapter_model.safetensors")
     assert made.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        if same_machine(facts):
+        if same:
             assert tensor.tobytes() == made[name].tobytes(), name
         else:
-            np.testing.assert_allclose(made[name], tensor, atol=1e-4, err_msg=name)
+            # Over hundreds of steps another rounding grows to half a percent.
+            assert np.linalg.norm(made[name] - tensor) < 0.02 * np.linalg.norm(tensor), name
+
+
+def read_steps(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]

@@ -14,13 +14,15 @@ import yaml
 
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
-from graftwork.process.worker import lock_holder
+from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
-from graftwork.records.errors import AnswerIsNo, Interrupted
+from graftwork.records.errors import AnswerIsNo, Busy, Interrupted
+from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
@@ -76,6 +78,7 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
     for secret in (b"ZbQx7PpLw2", b"Xk29fjDk20", b"hunter2hunter2"):
         assert files_with(secret, small_project) == [small_project / "graft.yaml"]
     assert listener.done == ALL
+    assert any("minutes to go" in text for text in listener.words)
     release = made.get("release", Release)
     assert made.get("gate", Verdict).decision == "deploy"
     assert {attempt.answered_by for attempt in made.get("try", TryOut).tried} == {release.id}
@@ -95,9 +98,11 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
         assert {state.step: state.state for state in examine_steps(work)} == dict.fromkeys(ALL, "fresh")
 
     listener.done.clear()
+    listener.words.clear()
     again = run(small_project, listener)
     assert listener.done == []
     assert listener.skipped == ALL
+    assert not any("to go" in text for text in listener.words)
     assert again.outputs == made.outputs
 
 
@@ -262,6 +267,13 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
     assert finished_hash(long_project)
 
 
+def test_a_run_is_busy_while_the_worker_of_a_killed_command_still_stops(small_project, listener):
+    with opened(small_project, listener) as work:
+        plan = run_pipeline(work, upto="plan").get("plan", Plan)
+        with hold_lock(work.project.runs / run_id_of(plan)), pytest.raises(Busy, match="another worker"):
+            run_pipeline(work, upto="train")
+
+
 class Impatient(NullReporter):
     """Presses Ctrl-C once, in the middle of a step where that step reports its progress."""
 
@@ -303,8 +315,13 @@ def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_
 
 def test_a_second_run_next_to_the_first_is_refused(long_project):
     process = start(long_project, "train", "--json")
-    wait_for_steps(long_project, process, steps=2)
-    second = graft(long_project, "train", "--json")
+    worker = lock_holder(wait_for_steps(long_project, process, steps=2))
+    # However long the second takes to start, the first is not over before.
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        second = graft(long_project, "train", "--json")
+    finally:
+        os.kill(worker, signal.SIGCONT)
     assert second.returncode == 3
     assert "another worker" in json.loads(second.stdout)["what"]
     process.communicate()

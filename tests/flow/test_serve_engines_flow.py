@@ -21,7 +21,7 @@ from graftwork.serve.settings import EngineSettings, ServeSettings
 
 pytest.importorskip("xllamacpp")
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 QUESTION = [{"role": "user", "content": "Where do swallows fly in winter?"}]
 EXACT = EngineSettings(kind="llamacpp", precision="f32", context=512, max_adapters=1)
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
@@ -82,6 +82,16 @@ async def ask(http, *, headers=(), **more):
     return reply.status, reply.headers, json.loads(await reply.read())
 
 
+async def find_engine(http):
+    """Its process and its own answer: on a busy machine it may count as frozen for a moment."""
+    while True:
+        status, headers, answer = await ask(http)
+        pid = json.loads((await http.fetch("GET", "/health"))[1])["engine"]["pid"]
+        if status == 200 and "x-graft-fallback" not in headers and pid is not None:
+            return pid, answer
+        await asyncio.sleep(0.05)
+
+
 def run(main):
     asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE))
 
@@ -98,10 +108,9 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
             }
             stub = "graftwork.serve.stub_engine"
             async with serving(tmp_path, tiny_base, module=stub, failover=failover) as http:
-                status, headers, answer = await ask(http)
+                async with asyncio.timeout(DEADLINE):
+                    pid, answer = await find_engine(http)
                 assert answer["choices"][0]["message"]["content"] == "[base] hello"
-                assert "x-graft-fallback" not in headers
-                pid = json.loads((await http.fetch("GET", "/health"))[1])["engine"]["pid"]
                 os.kill(pid, signal.SIGSTOP)  # it restarts in a moment if it is killed
                 frozen = False
                 async with asyncio.timeout(DEADLINE):
@@ -113,7 +122,8 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
                 assert headers["x-graft-release"] == "far"
                 assert headers["x-graft-fallback"] == "from=base; why=engine_down"
                 assert 0 < int(remote.headers["x-request-timeout-ms"]) <= 500
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it was killed for its silence
+                    os.kill(pid, signal.SIGKILL)
                 async with asyncio.timeout(DEADLINE):
                     while "x-graft-fallback" in (await ask(http))[1]:
                         await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
 RELEASE = "f00dfeed01234567"
-DEADLINE = 60.0
+DEADLINE = 300.0
 QUESTION = [{"role": "user", "content": "What grows on the old tree?"}]
 
 

@@ -24,8 +24,8 @@ WAIT = 300
 
 @pytest.fixture
 def job(small_project, listener, change_settings):
-    """A run of some 60 steps on a tiny model."""
-    change_settings(small_project, train={"epochs": 6, "checkpoint_every": 7, "validation_rows": 2})
+    """A run of some 100 steps on a tiny model."""
+    change_settings(small_project, train={"epochs": 10, "checkpoint_every": 7, "validation_rows": 2})
     with use_project(open_project(small_project), listener) as work:
         return make_job(work, run_pipeline(work, upto="plan"))
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from archive_corpus import Good, name_by_content
+from fuzz_readers import break_value, walk
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
@@ -76,6 +77,7 @@ VALUES = [
     ),
     *([], {}, [[]], [None], {"": ""}, {"a": {"a": 1}}, ["x"] * 50, "main", "deploy", "(a+)+$", "(", "\n"),
 ]
+NAMES = ["id", "files", "model", "licence", "r", "step", "x"]
 BYTES = [b"", b"\0", b"\xff", b"\n", b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"\xef\xbb\xbf", b":", b"1"]
 PATHS = [f"model.layers.{n}.{part}" for n in range(4) for part in ("self_attn.q_proj", "mlp.down_proj")]
 
@@ -241,7 +243,7 @@ def broken_release(samples: Samples, dice: random.Random) -> bytes:
         manifest["format"] = 1
     if dice.random() < 0.5:
         for _ in range(dice.randint(1, 3)):
-            break_value(manifest, dice)
+            break_value(manifest, dice, values=VALUES, names=NAMES)
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             manifest["id"] = name_by_content(manifest)
         return json.dumps(manifest).encode()
@@ -257,7 +259,7 @@ def broken(value: dict, dice: random.Random) -> bytes:
             texts.append(dice.choice(TEXTS))
             put_mark(value, MARK.format(len(texts) - 1), dice)
         else:
-            break_value(value, dice)
+            break_value(value, dice, values=VALUES, names=NAMES)
     data = json.dumps(value)
     for number, text in enumerate(texts):
         data = data.replace(json.dumps(MARK.format(number)), text)
@@ -268,29 +270,6 @@ def broken(value: dict, dice: random.Random) -> bytes:
 def put_mark(value: dict, mark: str, dice: random.Random) -> None:
     holder, key = dice.choice(list(walk(value)) or [(value, "x")])
     holder[key] = mark
-
-
-def break_value(value: dict, dice: random.Random) -> None:
-    places = list(walk(value))
-    if not places:
-        return
-    holder, key = dice.choice(places)
-    act = dice.random()
-    if act < 0.6:
-        holder[key] = copy.deepcopy(dice.choice(VALUES))
-    elif act < 0.8:
-        del holder[key]
-    elif isinstance(holder, dict):
-        holder[dice.choice(["id", "files", "model", "licence", "r", "step", "x"])] = holder.pop(key)
-    else:
-        holder.append(copy.deepcopy(holder[key]))
-
-
-def walk(value):
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in list(items):
-        yield value, key
-        yield from walk(inner)
 
 
 def break_bytes(data: bytes, dice: random.Random) -> bytes:

@@ -16,6 +16,7 @@ import json
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -93,6 +94,7 @@ JUNK = [
         float("nan"),
     ),
 ]
+NAMES = ["messages", "prompt", "reply", "chosen", "session", "x"]
 BYTES = [
     b"",
     b"\0",
@@ -209,18 +211,20 @@ def break_row(dice: random.Random) -> dict | bytes:
     return break_bytes(one_line(row), dice).replace(b"\n", b" ") if dice.random() < 0.4 else row
 
 
-def break_value(row: dict, dice: random.Random) -> None:
+def break_value(
+    row: dict, dice: random.Random, *, values: Sequence[object] = JUNK, names: Sequence[str] = NAMES
+) -> None:
     places = list(walk(row))
     if not places:
         return
     holder, key = dice.choice(places)
     act = dice.random()
     if act < 0.6:
-        holder[key] = copy.deepcopy(dice.choice(JUNK))
+        holder[key] = copy.deepcopy(dice.choice(values))
     elif act < 0.8:
         del holder[key]
     elif isinstance(holder, dict):
-        holder[dice.choice(["messages", "prompt", "reply", "chosen", "session", "x"])] = holder.pop(key)
+        holder[dice.choice(names)] = holder.pop(key)
     else:
         holder.append(copy.deepcopy(holder[key]))
 

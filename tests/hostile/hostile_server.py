@@ -47,7 +47,7 @@ class HostileServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(300)
 
     def _accept(self) -> None:
         while not self.closing.is_set():

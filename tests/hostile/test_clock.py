@@ -189,6 +189,7 @@ def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, cl
             "run": {"max_restarts": 1},
             "crew": {},
             "keeping": {},
+            "endpoint": {},
         },
     )()
     attempts, saved = Journal(tmp_path / ATTEMPTS), Journal(tmp_path / SAVED)

@@ -168,9 +168,12 @@ def test_files_of_another_user_do_not_prevent_opening_the_project(tmp_path):
     tmp_path.chmod(0o755)
     child = os.fork()
     if child == 0:
-        os.setuid(65534)
-        close_to_others(folder)
-        os._exit(0)
+        try:
+            os.setuid(65534)
+            close_to_others(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert mode(folder / "file") == 0o644
 

@@ -16,7 +16,8 @@ PATHS = [f"model.layers.{number}.self_attn.q_proj" for number in range(40)]
 GOOD = to_peft(AdapterShape(rank=8, alpha=16.0, targets=("q_proj",), layers=(0, 1)), "base")
 
 
-def test_broken_manifests_raise_nothing_but_our_own_errors(tmp_path):
+def test_broken_manifests_raise_nothing_but_our_own_errors(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(TARGET.parent))
     spec = importlib.util.spec_from_file_location("fuzz_manifests", TARGET)
     fuzz = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fuzz)

@@ -1,13 +1,34 @@
-"""Plans without a project: does a run fit a machine, and how long does it take?"""
+"""Plans without a project: does a run fit a machine, how long does it take, where, and what does it cost?
+
+Also the catalog that these answers come from: models, hardware and prices, each with its source and age.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from graftwork.model.shape import total_parameters
 from graftwork.pipeline.fit import FitRequest, answer_fit
+from graftwork.plan.catalog.api_prices import list_token_prices
+from graftwork.plan.catalog.hardware import list_cpus, list_gpus
+from graftwork.plan.catalog.models import CatalogModel, list_models
+from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.fit import FitAnswer
+from graftwork.records.fit import FitAnswer, FitQuestion
+
+if TYPE_CHECKING:
+    from graftwork.plan.cost.types import PlaceComparison
+    from graftwork.plan.purchase.types import Purchase
+    from graftwork.plan.serving.question import ServeAnswer
+
+R = TypeVar("R", bound=Record)
+ANY_GPU = "H100 SXM"
+"""Completes a question that no GPU is asked about."""
+ELECTRICITY_USD = 0.30
 
 
 def plan_fit(
@@ -39,3 +60,173 @@ def plan_fit(
             where=f"--{name}",
         ) from refused
     return answer_fit(asked, on_progress=on_progress)
+
+
+def plan_serve(model: str, **options: Any) -> "ServeAnswer":
+    """Memory, latency and users of a model on a machine: what `graft plan serve` answers."""
+    from graftwork.pipeline.fit_here import named_machine
+    from graftwork.plan.catalog.hardware import list_gpus
+    from graftwork.plan.catalog.models import find_model
+    from graftwork.plan.serving.answer import make_question, serve
+    from graftwork.plan.serving.question import ServeLoad
+
+    named = {name: options.pop(name, None) for name in ("gpu", "gpus", "cpu", "ram")}
+    load = _validated(ServeLoad, options)
+    machine = named_machine(gpu=named["gpu"], gpus=named["gpus"], cpu=named["cpu"], ram_gib=named["ram"])
+    return serve(make_question(find_model(model), load, machine=machine), cards=list_gpus())
+
+
+class ComparedPlaces(Record):
+    """What `graft plan compare` is asked, besides the run itself."""
+
+    gpu: str | None = None
+    cards: int | None = None
+    place: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    budget: float | None = None
+    deadline: float | None = None
+    goal: Literal["cost", "time"] = "cost"
+
+
+def plan_compare(model: str | None = None, **options: Any) -> "PlaceComparison":
+    """Where to run, how long it takes and what it costs: what `graft plan compare` answers."""
+    from graftwork.plan.cost.compare import OfferFilter, compare_places
+    from graftwork.plan.cost.types import Terms
+    from graftwork.plan.purchase.types import read_purchase_option
+
+    asked, run = _split_options(ComparedPlaces, options)
+    own = [read_purchase_option(text, option="--own") for text in asked.own]
+    return compare_places(
+        _run_question(model, run),
+        OfferFilter(asked.place, asked.gpu, asked.cards, [(cards.name, cards.cards) for cards in own]),
+        terms=Terms(
+            today=date.today(),
+            goal=asked.goal,
+            budget_usd=asked.budget,
+            deadline_hours=asked.deadline,
+            electricity_usd_kwh=ELECTRICITY_USD,
+        ),
+    )
+
+
+class WeighedPurchase(Record):
+    """What `graft plan buy` is asked, besides the run itself."""
+
+    have: str
+    option: tuple[str, ...] = ()
+    runs_a_week: float = Field(1.0, gt=0)
+    years: float = Field(2.0, gt=0)
+    electricity: float = Field(0.30, ge=0)
+
+
+def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
+    """Keep, buy or rent, over the years: what `graft plan buy` answers."""
+    from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
+    from graftwork.plan.cost.types import Terms
+    from graftwork.plan.purchase.decide import WEEKS_A_MONTH, Use, weigh_purchase
+    from graftwork.plan.purchase.types import read_purchase_option
+
+    asked, run = _split_options(WeighedPurchase, options)
+    return weigh_purchase(
+        _run_question(model, run),
+        have=read_purchase_option(asked.have, option="--have"),
+        options=[read_purchase_option(text, option="--option") for text in asked.option],
+        use=Use(
+            runs_a_week=asked.runs_a_week,
+            years=asked.years,
+            electricity_usd_kwh=asked.electricity,
+            residual_share=0.5,
+            host_watts=120.0,
+            waiting_usd_per_hour=0.0,
+            ram_gib=USUAL_RAM_GIB,
+        ),
+        terms=Terms(
+            today=date.today(),
+            runs_a_month=asked.runs_a_week * WEEKS_A_MONTH,
+            electricity_usd_kwh=asked.electricity,
+        ),
+    )
+
+
+def list_known_hardware() -> "KnownHardware":
+    """Names in the catalog, for forms: models, GPUs and CPUs."""
+    from graftwork.plan.catalog.hardware import list_cpus, list_gpus
+    from graftwork.plan.catalog.models import list_models
+
+    return KnownHardware(
+        models=tuple(model.name for model in list_models()),
+        gpus=tuple(gpu.name for gpu in list_gpus()),
+        cpus=tuple(cpu.name for cpu in list_cpus()),
+    )
+
+
+class KnownHardware(Record):
+    models: tuple[str, ...]
+    gpus: tuple[str, ...]
+    cpus: tuple[str, ...]
+
+
+def _run_question(model: str | None, options: dict[str, Any]) -> FitQuestion:
+    """The run as a question; the GPU only completes it."""
+    from graftwork.pipeline.fit import question_of
+
+    return question_of(_validated(FitRequest, {"model": model, "gpu": ANY_GPU, "gpus": 1, **options}))
+
+
+def _split_options(kind: type[R], options: dict[str, Any]) -> tuple[R, dict[str, Any]]:
+    """The options of a question, and those of the run that it is about."""
+    own = {name: value for name, value in options.items() if name in kind.model_fields}
+    run = {name: value for name, value in options.items() if name not in kind.model_fields}
+    return _validated(kind, own), run
+
+
+def _validated(kind: type[R], options: dict[str, Any]) -> R:
+    try:
+        return kind.model_validate(options)
+    except ValidationError as refused:
+        first = refused.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        raise UserMistake(
+            f"{name} is {first['input']!r}" if name else "the options do not fit together",
+            why=str(first["msg"]).removeprefix("Value error, "),
+            fix="enter another value",
+            where=name,
+        ) from refused
+
+
+CATALOG_PARTS = ("models", "gpus", "cpus", "prices", "quoted", "places", "api_prices")
+
+
+def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict[str, Any]:
+    """The rows of one kind, or of all, each with its age in days; prices with whether that is too old."""
+    if kind is not None and kind not in CATALOG_PARTS:
+        raise UserMistake(
+            f"the catalog has no part {kind!r}",
+            why="it was asked for by that name",
+            fix=f"name one of {', '.join(CATALOG_PARTS)}",
+            where=kind,
+        )
+    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "models": lambda: [_aged(model, today) | _counted(model) for model in list_models(overlay=overlay)],
+        "gpus": lambda: [_aged(gpu, today) for gpu in list_gpus(overlay=overlay)],
+        "cpus": lambda: [_aged(cpu, today) for cpu in list_cpus(overlay=overlay)],
+        "prices": lambda: [_priced(offer, today) for offer in list_offers(overlay=overlay)],
+        "quoted": lambda: [_priced(offer, today) for offer in list_quoted_offers(overlay=overlay)],
+        "places": lambda: [_priced(place, today) for place in list_places(overlay=overlay)],
+        "api_prices": lambda: [_priced(price, today) for price in list_token_prices(overlay=overlay)],
+    }
+    return {name: make() for name, make in parts.items() if kind in {None, name}}
+
+
+def _aged(row: Record, today: date) -> dict[str, Any]:
+    body = row.model_dump(mode="json")
+    return {**body, "age_days": age_days(body["dated"], today=today)}
+
+
+def _priced(row: Record, today: date) -> dict[str, Any]:
+    body = _aged(row, today)
+    return {**body, "stale": is_stale(body["dated"], today=today)}
+
+
+def _counted(model: CatalogModel) -> dict[str, Any]:
+    return {"parameters": Figure.exact(total_parameters(model.shape)).model_dump(mode="json")}

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.open_project import current_user as current_user  # noqa: PLC0414
+from graftwork.pipeline.open_project import timestamp as timestamp  # noqa: PLC0414
 from graftwork.pipeline.reporter import NullReporter, Reporter
 from graftwork.project import load as project_folder
 from graftwork.project.settings import ProjectSettings
@@ -22,23 +24,31 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
+    from graftwork.cycle.state import CycleState
     from graftwork.data.settings import RepairSettings
     from graftwork.pipeline.calibration_run import CalibratedJudge
+    from graftwork.pipeline.cycle.session import CycleStatus
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
+    from graftwork.pipeline.federated.rounds import Federation
     from graftwork.pipeline.keys import CreatedKey
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
     from graftwork.pipeline.steps.data import PreparedData
+    from graftwork.pipeline.sweep import SweepRequest, SweepResult
     from graftwork.pipeline.train_all import TrainedAll
+    from graftwork.pipeline.week import WeekRequest
     from graftwork.records.audit import Audit
+    from graftwork.records.canary import CanaryReport
     from graftwork.records.correction import Corrections, JudgeLabel, ReviewItem
     from graftwork.records.costs import Savings
     from graftwork.records.drift import PromptDrift
-    from graftwork.records.escalation import EscalationForecast
+    from graftwork.records.escalation import EscalationForecast, EscalationLive
     from graftwork.records.repair import RepairOutcome, RepairPlan
     from graftwork.records.router import TrainedRouter
+    from graftwork.records.shadow import ShadowSummary
+    from graftwork.records.week import WeekSchedule
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.reload import ReloadResult
@@ -139,6 +149,12 @@ class Project:
         with self.open() as work:
             return plan_whole_run(work)
 
+    def plan_week(self, asked: "WeekRequest | None" = None) -> "WeekSchedule":
+        """Plan a week of training over the quotas, windows and prices of all places. Starts nothing."""
+        from graftwork.pipeline.week import WeekRequest, plan_project_week
+
+        return plan_project_week(self.folder, asked or WeekRequest())
+
     def dry_run(self) -> "Preflight":
         """Audit, prepare and plan, then check all that can be checked before training."""
         from graftwork.pipeline.table import dry_run
@@ -156,6 +172,21 @@ class Project:
 
         with self.open() as work:
             return train_all(work)
+
+    def sweep(self, request: "SweepRequest", *, write: bool = False) -> "SweepResult":
+        """Search learning rate, rank and batch within a budget; `write` sets the best in graft.yaml."""
+        from graftwork.pipeline.sweep import run_sweep, write_best
+
+        with self.open() as work:
+            result = run_sweep(work, request)
+            return write_best(work, result) if write else result
+
+    def train_federated(self, *, again: bool = False) -> "Federation":
+        """Train in rounds at the places of `federated:`, whose data stays there."""
+        from graftwork.pipeline.federated.rounds import run_federation
+
+        with self.open() as work:
+            return run_federation(work, again=again)
 
     def train_router(self, *, target: float = 0.95) -> "TrainedRouter":
         """Train the classifier that chooses the model for a prompt; `target` is its accuracy where sure."""
@@ -204,12 +235,33 @@ class Project:
         small: str = "adapter",
         checks: Sequence[str] = (),
         limit: int | None = None,
+        max_rate: float | None = None,
+        prefix_tokens: int | None = None,
     ) -> "EscalationForecast":
-        """What happens if the small model answers first, and the large one where a check fails."""
+        """What happens if the small model answers first, and the large one where a check fails.
+
+        `max_rate` also chooses a threshold of log-probabilities on the validation cases. `prefix_tokens`
+        predicts streams that are judged by so many tokens.
+        """
         from graftwork.pipeline.escalation import predict_escalation
 
         with self.open() as work:
-            return predict_escalation(work, large=large, small=small, checks=checks, limit=limit)
+            return predict_escalation(
+                work,
+                large=large,
+                small=small,
+                checks=checks,
+                limit=limit,
+                max_rate=max_rate,
+                prefix_tokens=prefix_tokens,
+            )
+
+    def live_escalation(self) -> "EscalationLive":
+        """Live figures of escalation against the last forecast."""
+        from graftwork.pipeline.escalation_curve import measure_live
+
+        with self.open() as work:
+            return measure_live(work)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
         """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
@@ -236,6 +288,13 @@ class Project:
             allowed = _allowed(work, "train" if release is None else "prepare", update=update)
             chosen = engine or self.settings.serve.engine
             return gate_engine(work, chosen, release=release, may_do=allowed)
+
+    def gate_family(self, *, release: str | None = None) -> Verdict:
+        """Decide about the family as a whole through the real endpoint, with this release in it if given."""
+        from graftwork.pipeline.family_gate import gate_family
+
+        with self.open() as work:
+            return gate_family(work, release=release)
 
     def gate_all(self, *, update: bool = False) -> "GatedAll":
         """Decide for every model, corrected for how many are judged at once."""
@@ -280,6 +339,17 @@ class Project:
         with self.open() as work:
             return tuple(work.releases.entries(query or ReleaseQuery()))
 
+    def promote_canary(self, name: str, *, share: float, **options: Any) -> "CanaryReport":
+        """Let a release answer a share of live sessions until it is promoted or rolled back.
+
+        `options` are the fields of `CanaryRequest`: alias, metric, reason, force, max_sessions, max_seconds,
+        every_seconds.
+        """
+        from graftwork.pipeline.canary import CanaryRequest, run_canary
+
+        with self.open() as work:
+            return run_canary(work, name, CanaryRequest(share=share, **options))
+
     def run(self) -> "StepOutputs":
         """Run every step that is out of date, from audit to report. `outputs` has the results by name."""
         return self.run_to(None)
@@ -297,6 +367,27 @@ class Project:
 
         with self.open() as work:
             return project_status(work)
+
+    def run_cycle(self) -> "CycleState":
+        """Run one training cycle, or finish the open one; StoppedInOrder if it waits for a person."""
+        from graftwork.pipeline.cycle.session import run_once
+
+        with self.open() as work:
+            return run_once(work)
+
+    def cycle_status(self) -> "CycleStatus":
+        """Report the open cycle, what comes next and the last cycles. Starts nothing."""
+        from graftwork.pipeline.cycle.session import read_status
+
+        with self.open() as work:
+            return read_status(work)
+
+    def shadow(self) -> "ShadowSummary | None":
+        """Compare the challenger of `serve.shadow` with what users got; None where no shadow is set up."""
+        from graftwork.pipeline.shadow import summarize_shadow
+
+        with self.open() as work:
+            return summarize_shadow(work)
 
     def drift(self) -> "PromptDrift":
         """Measure how far live captures have moved from the training data, and whether to train again."""
@@ -325,7 +416,7 @@ class Project:
 
     def reload_endpoint(self) -> "ReloadResult":
         """Let the running endpoint take over settings and aliases. Says what needs a restart."""
-        from graftwork.pipeline.reload import reload_endpoint
+        from graftwork.serve.reloader import reload_endpoint
 
         return reload_endpoint(self.folder.serving)
 
@@ -362,7 +453,7 @@ class Project:
         from graftwork.pipeline.serving import serve_in_background
 
         chosen = (settings or self.settings.serve).model_copy(update={"port": port})
-        with self.open() as work, serve_in_background(work, chosen) as url:
+        with self.open() as work, serve_in_background(work, chosen, folder=work.project.serving) as url:
             yield url
 
     @contextmanager

@@ -5,6 +5,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,15 +41,33 @@ RunId = Annotated[str | None, typer.Option("--run", help="Id of the run, or its 
 POLL_SECONDS = 0.2
 
 
+class EngineName(StrEnum):
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
+
+
+Engine = Annotated[
+    EngineName | None,
+    typer.Option("--engine", help="Where pieces of work run. Default: `engine` in graft.yaml."),
+]
+
+
 @contextmanager
-def reporting(project: Path | None, model: str | None = None, *, tables: bool = False) -> "Iterator[Project]":
+def reporting(
+    project: Path | None, model: str | None = None, *, tables: bool = False, engine: EngineName | None = None
+) -> "Iterator[Project]":
     """Open the project with progress on standard error. SIGTERM stops the work at a safe point."""
     from graftwork.api.project import open_project
     from graftwork.cli.progress import RichReporter
     from graftwork.process.worker import stoppable
 
     with stoppable(), RichReporter(tables=tables) as reporter:
-        yield open_project(project, model=model, reporter=reporter)
+        found = open_project(project, model=model, reporter=reporter)
+        if engine is not None:
+            settings = found.folder.settings.model_copy(update={"engine": engine.value})
+            found = replace(found, folder=replace(found.folder, settings=settings))
+        yield found
 
 
 @contextmanager

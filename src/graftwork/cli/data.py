@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, opened, print_record, reporting
+from graftwork.cli import data_captures, data_repair, data_review
+from graftwork.cli.command import Engine, Folder, opened, print_record, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.data.inspect.rows import TokenDecoder
     from graftwork.records.audit import Audit
     from graftwork.records.dataset import Split
 
@@ -90,12 +90,12 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
 
 
 @app.command("prepare")
-def prepare(project: Folder = None, json: Json = False) -> None:
+def prepare(project: Folder = None, engine: Engine = None, json: Json = False) -> None:
     """Prepare a dataset: filter, redact, deduplicate, split, render and check the loss mask.
 
     Example:  graft data prepare
     """
-    with reporting(project) as found:
+    with reporting(project, engine=engine) as found:
         prepared = found.prepare()
     print_record(prepared, as_json=json)
 
@@ -120,9 +120,10 @@ def trace(
     from graftwork.cli.show.data import show_trace
     from graftwork.data.inspect.trace import names_token
     from graftwork.data.inspect.trace import trace as trace_in
+    from graftwork.pipeline.dataset_folders import open_decoder_if_there
 
     folder, root = _find_dataset(dataset, project)
-    decoder = _open_decoder_if_there(folder, root) if names_token(what) else None
+    decoder = open_decoder_if_there(folder, root) if names_token(what) else None
     found = trace_in(folder, what, root=root, decoder=decoder)
     if json:
         print_json(found)
@@ -151,10 +152,11 @@ def show(
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset import read_manifest
+    from graftwork.pipeline.dataset_folders import open_decoder
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
-    decoder = _open_decoder(folder, root)
+    decoder = open_decoder(folder, root)
     shown = show_rows(folder, decoder=decoder, split=chosen, rows=rows, row_id=row, by_token=tokens)
     if json:
         content_hash = read_manifest(folder).content_hash
@@ -201,8 +203,8 @@ def export(
             "--name", help="Name at the destination: OWNER/slug, s3://bucket/prefix, or a plain name."
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="A title.")] = None,
-    license_name: Annotated[str | None, typer.Option("--license", help="The name of the license.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Title at the destination.")] = None,
+    license_name: Annotated[str | None, typer.Option("--license", help="Name of the license.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     dataset: Dataset = None,
     project: Folder = None,
@@ -231,94 +233,23 @@ def export(
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder to which the names of its logs are relative."""
     from graftwork.files.dataset import MANIFEST
+    from graftwork.pipeline.dataset_folders import (
+        find_dataset_by_hash,
+        find_latest_dataset,
+        no_such_dataset,
+    )
     from graftwork.project.load import PROJECT_FILE, find_project, open_project
 
     root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():
         return Path(name).absolute(), root
     if name is not None and not (root / PROJECT_FILE).is_file():
-        raise _no_such_dataset(name, where=root)
+        raise no_such_dataset(name, where=root)
     found = open_project(project)
-    folder = _find_latest(project) if name is None else _find_by_hash(found.datasets, name)
-    return folder, found.root
-
-
-def _find_latest(project: Path | None) -> Path:
-    """The dataset of the last `prepare`."""
-    from graftwork.files.dataset import MANIFEST
-    from graftwork.records.errors import UserMistake
-
+    if name is not None:
+        return find_dataset_by_hash(found.datasets, name), found.root
     with opened(project) as work:
-        entry = work.ledger.get("prepare")
-    # Only the folder is read: validating the whole output would import all that preparing needs.
-    folder = Path(entry.output["folder"]) if entry is not None else None
-    if folder is None or not (folder / MANIFEST).is_file():
-        raise UserMistake(
-            "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
-            fix="run `graft data prepare`",
-            where=str(folder or ""),
-        )
-    return folder
-
-
-def _find_by_hash(datasets: Path, name: str) -> Path:
-    from graftwork.files.dataset import MANIFEST
-    from graftwork.records.errors import UserMistake
-
-    named = [folder for folder in sorted(datasets.glob("*")) if folder.name.startswith(name)] if name else []
-    found = [folder for folder in named if (folder / MANIFEST).is_file()]
-    if not found:
-        raise _no_such_dataset(name, where=datasets)
-    if len(found) > 1:
-        raise UserMistake(
-            f"several datasets start with {name!r}",
-            why=f"among them {', '.join(folder.name[:12] for folder in found[:3])}",
-            fix="give more characters of the hash",
-            where=str(datasets),
-        )
-    return found[0]
-
-
-def _no_such_dataset(name: str, *, where: Path) -> Exception:
-    from graftwork.records.errors import UserMistake
-
-    return UserMistake(
-        f"there is no dataset {name!r}",
-        why="it is neither a folder with a manifest.json nor the first characters of a dataset's hash",
-        fix="omit it to use the latest dataset, or run `graft data prepare`",
-        where=str(where),
-    )
-
-
-def _open_decoder(folder: Path, root: Path) -> "TokenDecoder":
-    """The tokenizer of the base that the dataset was rendered for."""
-    from graftwork.data.inspect.rows import TokenizerDecoder
-    from graftwork.files.dataset import read_manifest
-    from graftwork.model.base import find_base
-    from graftwork.records.errors import EnvironmentLacks
-
-    dataset = read_manifest(folder)
-    base = find_base(dataset.base, project_folder=root)
-    if base.revision != dataset.base_fingerprint:
-        raise EnvironmentLacks(
-            f"the dataset was rendered for another version of the base model {dataset.base}",
-            why="the same token ids would decode to other text",
-            fix="restore the base model, or run `graft data prepare` again",
-            where=base.folder,
-        )
-    decoder = TokenizerDecoder(Path(base.folder) / "tokenizer.json")
-    decoder.load()
-    return decoder
-
-
-def _open_decoder_if_there(folder: Path, root: Path) -> "TokenDecoder | None":
-    """None if the tokenizer cannot be read: a trace is useful without the text of the token."""
-    from graftwork.records.errors import GraftError
-
-    try:
-        return _open_decoder(folder, root)
-    except GraftError:
-        return None
+        return find_latest_dataset(work), found.root
 
 
 def _to_split(name: str) -> "Split":
@@ -329,3 +260,7 @@ def _to_split(name: str) -> "Split":
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
     return cast("Split", name)
+
+
+for _group in (data_captures, data_repair, data_review):
+    _group.add_to(app)

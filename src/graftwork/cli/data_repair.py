@@ -29,7 +29,7 @@ def repair(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List rows, tokens and cost; ask nothing.")
+        bool, typer.Option("--dry-run", help="List rows, tokens and cost; send no requests.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="JSONL file. Default: repaired.jsonl next to the first log.")
@@ -42,22 +42,25 @@ def repair(
         int | None, typer.Option("--samples", min=1, help="Answers per prompt, which must agree.")
     ] = None,
     price_in: Annotated[
-        float | None, typer.Option("--price-in", min=0, help="Dollars for a million prompt tokens.")
+        float | None, typer.Option("--price-in", min=0, help="USD per million prompt tokens.")
     ] = None,
     price_out: Annotated[
-        float | None, typer.Option("--price-out", min=0, help="Dollars for a million answered tokens.")
+        float | None, typer.Option("--price-out", min=0, help="USD per million answer tokens.")
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option("--max-cost", help="Budget in dollars, earlier runs included.")
+        float | None, typer.Option("--max-cost", help="Budget in USD, earlier runs included.")
     ] = None,
     max_total_tokens: Annotated[
         int | None, typer.Option("--max-total-tokens", help="Budget in tokens, earlier runs included.")
     ] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="The most requests per minute.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=16, help="Maximum tokens per answer. Default: 1024.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Maximum requests per minute.")] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Let a teacher answer rows again that would be dropped as cut off, failed or placeholders.
+    """Let a teacher answer the rows again that would be dropped as truncated, failed or placeholders.
 
     Accepted answers pass the project's checks and go to a log of their own, marked as the teacher's; they are
     never held out for tests. A killed run is resumed by the same command. Exit code 1: some rows are not
@@ -70,6 +73,7 @@ def repair(
         "price_out": price_out,
         "max_cost": max_cost,
         "max_total_tokens": max_total_tokens,
+        "max_tokens": max_tokens,
         "requests_per_minute": rate,
     }
     with reporting(project) as found:
@@ -103,7 +107,7 @@ def _revise(
         engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
         asked = {**(asked or {}), "url": None, "key_variable": None, "engine": engine, "model": base}
     elif teacher is not None:
-        endpoint = parse_subject(teacher).endpoint
+        endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
         if endpoint is None:
             raise UserMistake(
                 f"{teacher!r} is no teacher",

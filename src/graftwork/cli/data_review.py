@@ -39,9 +39,12 @@ class ReviewTerminal(Protocol):
 
 def review(
     who: Annotated[
-        str | None, typer.Option("--reviewer", help="Your id, kept with each decision. Default: the user.")
+        str | None,
+        typer.Option("--reviewer", help="Your id, stored with each decision. Default: the user name."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many items.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Log of reviewed rows. Default: reviewed.jsonl next to the first log."),
@@ -49,7 +52,7 @@ def review(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Review captures, failed cases and doubtful rows, one at a time, the most helpful first.
+    """Review captures, failed cases and doubtful rows, one at a time, the most useful first.
 
     Keys: a accept, r reject, e edit in $EDITOR, s skip, u undo, q quit. No row is shown twice. Decisions are
     stored at once and applied at the end. With --json the queue is printed instead.
@@ -127,7 +130,8 @@ class _ConsoleTerminal:
         where = str(item.origin) if item.origin is not None else f"capture {item.capture}"
         role = f" · {item.group}" if item.group else ""
         stdout.rule()
-        print_line(stdout, f"[bold]{quote(where)}[/]{quote(role)} [dim]({waiting} waiting)[/]")
+        times = f", {len(item.alike) + 1} times" if item.alike else ""
+        print_line(stdout, f"[bold]{quote(where)}[/]{quote(role)}{times} [dim]({waiting} waiting)[/]")
         for reason, sentence in item.reasons.items():
             print_line(stdout, f"[yellow]{reason}[/]: {quote(sentence)}")
         for turn in item.messages:
@@ -221,7 +225,11 @@ def corrections(
             f"{correction.at[:19]}  {quote(who)}  {correction.capture[:12]}  "
             f"{quote(_one_line(correction.served))} → {quote(_one_line(correction.corrected))}",
         )
-    print_line(stdout, f"{len(found.corrections)} corrections, {len(found.conflicts)} conflicts")
+    corrections, conflicts = len(found.corrections), len(found.conflicts)
+    counted = (
+        f"{corrections} correction{'s' * (corrections != 1)}, {conflicts} conflict{'s' * (conflicts != 1)}"
+    )
+    print_line(stdout, counted)
     for conflict in found.conflicts:
         print_line(stdout, f"[yellow]conflict[/]: {quote(_one_line(conflict.question))}")
         for correction in conflict.corrections:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, Model, opened_with_progress, print_record, reporting
+from graftwork.cli.command import Engine, Folder, Model, opened_with_progress, print_record, reporting
 from graftwork.cli.output import Json
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -39,17 +39,19 @@ def evaluate(
     again: Annotated[
         bool, typer.Option("--again", help="Generate every answer again; ignore cached answers.")
     ] = False,
+    engine: Engine = None,
     json: Json = False,
 ) -> None:
     """Evaluate base and adapter on the held-out cases: rates with exact intervals, paired tests.
 
-    Answers are cached: the same case on the same weights is generated once.
+    Steps that are out of date run first: without an adapter of these settings, one is trained. Answers are
+    cached: the same case on the same weights is generated once.
 
     Example:  graft eval --subject base --subject release:champion --subject log
     """
     if context.invoked_subcommand is not None:
         return
-    with reporting(project, model) as found:
+    with reporting(project, model, engine=engine) as found:
         evaluated = found.evaluate(
             subject or (),
             cases=cases.absolute() if cases is not None else None,
@@ -124,7 +126,7 @@ def export_results(
 
 @app.command("savings")
 def savings(project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Show what the logged model costs a month, what hosting the small one costs, and the difference.
+    """Show what the logged model costs per month, what hosting the small one costs, and the difference.
 
     The cost is the log's own, or its tokens at the prices of `graft plan catalog api_prices`.
 
@@ -158,11 +160,40 @@ def escalation(
         list[str] | None,
         typer.Option(
             "--check",
-            help="A metric or check that must hold, else the large model answers. Repeat for several. "
+            help="A metric or check that must hold, otherwise the large model answers. Repeatable. "
             "Default: every metric that needs no reference.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of cases.")] = None,
+    logprob: Annotated[
+        bool,
+        typer.Option(
+            "--logprob",
+            help="Also choose a threshold of the answer's log-probability, on the validation cases, for "
+            "serve.escalate.min_logprob: auto.",
+        ),
+    ] = False,
+    max_rate: Annotated[
+        float,
+        typer.Option(
+            "--max-rate", min=0.001, max=1.0, help="Largest share of validation cases that may escalate."
+        ),
+    ] = 0.2,
+    prefix_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-tokens",
+            min=1,
+            max=1024,
+            help="Predict streams that are judged by their first tokens (serve.escalate.stream: prefix).",
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Compare live requests with the last forecast instead.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also write the curve as SVG.", metavar="FILE")
+    ] = None,
     project: Folder = None,
     model: Model = None,
     json: Json = False,
@@ -170,13 +201,44 @@ def escalation(
     """Predict what happens if the small model answers first and the large one where a check fails.
 
     Shows the share of requests that escalate, the quality and the cost of the pair against each model
-    alone, on the held-out cases, with intervals.
+    alone, on the held-out cases, with intervals. The next `graft run` adds it to the report.
+    As in `graft eval`, an adapter that is out of date is trained first.
 
     Example:  graft eval escalation --check json_valid --check citations_exist
+    Example:  graft eval escalation --logprob --max-rate 0.1 --plot curve.svg
+    Example:  graft eval escalation --live
     """
+    if plot is not None and not logprob:
+        raise typer.BadParameter("--plot needs --logprob")
+    if live:
+        _show_live(project, model, as_json=json)
+        return
     with reporting(project, model) as found:
-        predicted = found.predict_escalation(large=large, small=small, checks=check or (), limit=limit)
+        predicted = found.predict_escalation(
+            large=large,
+            small=small,
+            checks=check or (),
+            limit=limit,
+            max_rate=max_rate if logprob else None,
+            prefix_tokens=prefix_tokens,
+        )
+    if plot is not None and predicted.curve is not None:
+        from graftwork.files.disk import write_atomic
+        from graftwork.report.escalation import draw_curve
+
+        write_atomic(plot, draw_curve(predicted))
     print_record(predicted, as_json=json)
+
+
+def _show_live(project: Path | None, model: str | None, *, as_json: bool) -> None:
+    """Exit code 1 where a figure is not what was predicted."""
+    from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+    with reporting(project, model) as found:
+        compared = found.live_escalation()
+    print_record(compared, as_json=as_json)
+    if not compared.agrees:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
 @app.command("calibrate")
@@ -190,9 +252,9 @@ def calibrate(
 ) -> None:
     """Compare the judge with people's labels: agreement and Cohen's kappa, with intervals over sessions.
 
-    Labels are rewards and preference pairs of the logs, and feedback and corrections of captures. A judge
-    counts in the gate only after this, and only if its kappa is at least evaluate.judge.min_kappa for sure.
-    Exit code 1: it does not count.
+    Labels are rewards and preference pairs of the logs, and feedback and corrections of captures. The gate
+    uses a judge only after this, and only if the lower bound of its kappa is at least
+    evaluate.judge.min_kappa. Exit code 1: the gate would not use it.
 
     Example:  graft eval calibrate --json | jq '.modes[].kappa'
     """

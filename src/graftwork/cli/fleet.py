@@ -1,6 +1,7 @@
 """`graft fleet`: run this project's training at other places, follow it, and keep its cost in a ledger."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
 
 PlaceName = Annotated[
-    str, typer.Option("--place", help="local, ssh, ssh:HOST, manual, or another from `graft fleet places`.")
+    str,
+    typer.Option("--place", help="auto, local, ssh, ssh:HOST, or another from `graft fleet places`."),
 ]
 MaxUsd = Annotated[
     float | None,
-    typer.Option("--max-usd", min=0, help="The most the job may cost. Default: fleet.caps.job_usd."),
+    typer.Option(
+        "--max-usd", "--budget", min=0, help="The most the job may cost. Default: fleet.caps.job_usd."
+    ),
 ]
 Deadline = Annotated[
     str | None, typer.Option("--deadline", help="Stop with a checkpoint after this long: 90m, 12h.")
@@ -28,6 +32,7 @@ Card = Annotated[str, typer.Option("--gpu", help="The card to order, as `graft f
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
 JobId = Annotated[str, typer.Argument(help="A job id from `graft fleet list`, or its first characters.")]
 FOLLOW_SECONDS = 2.0
+AUTO = "auto"
 
 app = typer.Typer(no_args_is_help=True, help="Run training at other places, with a ledger of jobs and costs.")
 
@@ -46,15 +51,34 @@ def places(project: Folder = None, json: Json = False) -> None:
 
 
 @app.command("offers")
-def offers(place: PlaceName = "", project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Show what this project's run would take and cost at each place, cheapest first.
+def offers(
+    place: PlaceName = "",
+    run: Annotated[
+        bool, typer.Option("--run/--prices", help="Plan this project's run there, or list prices only.")
+    ] = True,
+    max_usd: MaxUsd = None,
+    deadline: Deadline = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Show what this project's run would take and cost at each place, planned for the machines there.
 
-    Example:  graft fleet offers
+    Example:  graft fleet offers --run
     """
+    from graftwork.pipeline.fleet_jobs import FleetRequest
+    from graftwork.pipeline.fleet_places import list_places
     from graftwork.pipeline.fleet_reports import list_offers
 
+    if not run:
+        with opened(project) as work:
+            prices = list_places(work, only=place)
+        print_record(prices, as_json=json)
+        return
+    seconds = parse_duration(deadline) if deadline else None
+    asked = FleetRequest("", max_usd=max_usd, deadline_seconds=seconds)
     with opened_with_progress(project, model) as work:
-        found = list_offers(work, only=place)
+        found = list_offers(work, only=place, request=asked)
     print_record(found, as_json=json)
 
 
@@ -103,6 +127,8 @@ def run_at_place(
     from graftwork.pipeline.fleet_jobs import finish, follow, require_done, start_run
     from graftwork.records.run import TrainOutcome
 
+    if request.place == AUTO:
+        request = choose_for(work, request)
     job = start_run(work, request, confirm=lambda quote: confirm_quote(quote, yes=yes))
     if detach or request.place == "manual":
         print_record(job, as_json=as_json)
@@ -110,6 +136,24 @@ def run_at_place(
     job = follow(work, job)
     require_done(work, job)
     print_record(finish(work).get("train", TrainOutcome), as_json=as_json)
+
+
+def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
+    """The request at the place that `--place auto` finds; prints the reasons on standard error."""
+    from graftwork.cli.output import stderr
+    from graftwork.pipeline.fleet_reports import find_place
+
+    chosen = find_place(work, request)
+    option = chosen.option
+    named = f"{option.place}, {option.gpu}" if option.gpu else option.place
+    stderr.print(f"{named}: {chosen.why}", highlight=False, soft_wrap=True)
+    for other in chosen.others:
+        if other.against:
+            where = f"{other.place}, {other.gpu}" if other.gpu else other.place
+            stderr.print(f"  not {where}: {other.against}", highlight=False, soft_wrap=True)
+    for note in chosen.notes:
+        stderr.print(f"  not {note}", highlight=False, soft_wrap=True)
+    return replace(request, place=option.place, gpu=option.gpu)
 
 
 def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:
@@ -288,7 +332,8 @@ def drill(
 ) -> None:
     """Try the ledger and its caps on a simulated provider that misbehaves, with a controller that crashes.
 
-    Uses the caps and times of this project. Exit code 1: a machine was left behind or a cap broken.
+    Uses the caps and times of this project. Exit code 1: a machine was left behind, a cap was broken, or a
+    run neither finished nor states a reason.
 
     Example:  graft fleet drill --schedules 100
     """
@@ -320,6 +365,24 @@ def bundle(
     print_record(found, as_json=json)
 
 
+@app.command("image")
+def image(
+    to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
+    base: Annotated[str, typer.Option("--from", help="Image to build on, with Python 3.11 or later.")] = "",
+    extra: Annotated[
+        list[str] | None, typer.Option("--extra", help="Also install this extra of graftwork, as sagemaker.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a Dockerfile, pinned requirements and the wheel, for places that run containers.
+
+    Example:  graft fleet image --to image/
+    """
+    from graftwork.fleet.image import BASE_IMAGE, write_image
+
+    print_record(write_image(to.absolute(), image=base or BASE_IMAGE, extras=extra or ()), as_json=json)
+
+
 def parse_duration(text: str) -> float:
     """Seconds of 90m, 12h or 2d."""
     units = {"m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -330,3 +393,52 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise typer.BadParameter("write it like 90m, 12h or 2d", param_hint="--deadline")
     return seconds
+
+
+@app.command("simulate", context_settings={"ignore_unknown_options": True})
+def simulate(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run this on h1, then end the hosts. Default: until Ctrl-C."),
+    ] = None,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=8, help="Number of hosts.")] = 3,
+    share: Annotated[
+        list[Path] | None,
+        typer.Option("--share", help="Folder below /tmp that all hosts share. Others are shared already."),
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Start a Ray node on each host.")] = True,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Start Slurm on the hosts.")] = True,
+    netem: Annotated[
+        str, typer.Option("--netem", help='Fault of every link, as tc netem takes it: "delay 50ms loss 1%".')
+    ] = "",
+    kill: Annotated[
+        list[str] | None, typer.Option("--kill", help="HOST=SECONDS: let this host die after so long.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Simulate several hosts on this machine, with sshd, Ray and Slurm. Linux, root.
+
+    Each host has an address, a host name, processes and a /tmp of its own. Nothing outside changes.
+
+    Example:  graft fleet simulate --hosts 3 -- graft data prepare --engine ray
+    """
+    from graftwork.cli.fleet_hosts import HostsRequest, simulate_hosts
+
+    request = HostsRequest(
+        hosts=hosts,
+        share=tuple(share or ()),
+        ray=ray,
+        slurm=slurm,
+        netem=netem,
+        kills=tuple(_parse_kill(text) for text in kill or ()),
+        command=tuple(command or ()),
+    )
+    raise typer.Exit(simulate_hosts(request, as_json=json))
+
+
+def _parse_kill(text: str) -> tuple[str, float]:
+    host, _, seconds = text.partition("=")
+    try:
+        return host, float(seconds)
+    except ValueError:
+        raise typer.BadParameter("write it like h3=20", param_hint="--kill") from None

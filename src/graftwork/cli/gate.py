@@ -1,7 +1,7 @@
 """`graft gate`: deploy, iterate or abort; and which checkpoint the next training session starts from."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -41,7 +41,18 @@ Engine = Annotated[
     ),
 ]
 ReleaseName = Annotated[
-    str | None, typer.Option("--release", help="With --engine: judge this release or alias instead.")
+    str | None,
+    typer.Option("--release", help="With --engine or --family: judge this release or alias instead."),
+]
+
+
+Family = Annotated[
+    bool,
+    typer.Option(
+        "--family",
+        help="Judge the family of serve.family as a whole, through the real endpoint. With --release: as it "
+        "would be with that release live.",
+    ),
 ]
 
 
@@ -51,6 +62,7 @@ def gate(
     everything: AllModels = False,
     session: Session = False,
     engine: Engine = None,
+    family: Family = False,
     release: ReleaseName = None,
     update: Update = False,
     junit: Junit = None,
@@ -63,7 +75,12 @@ def gate(
 
     Example:  graft gate --junit gate.xml && echo "ship it"
     Example:  graft gate --engine llamacpp --release champion
+    Example:  graft gate --family --release 3f2a
     """
+    if family:
+        if everything or session or engine is not None or update:
+            raise typer.BadParameter("--family cannot be combined with --all, --session, --engine, --update")
+        _gate_family(project, model, junit, release=release, as_json=json)
     if everything and (model is not None or session):
         raise typer.BadParameter("--all cannot be combined with --model or --session")
     if engine is not None:
@@ -71,7 +88,7 @@ def gate(
             raise typer.BadParameter("--engine cannot be combined with --all or --session")
         _gate_engine(project, model, junit, engine=engine, release=release, update=update, as_json=json)
     elif release is not None:
-        raise typer.BadParameter("--release needs --engine")
+        raise typer.BadParameter("--release needs --engine or --family")
     elif session:
         if junit is not None:
             raise typer.BadParameter("--session gives no verdict: it cannot be combined with --junit")
@@ -114,6 +131,21 @@ def _gate_engine(
         chosen = revise_engine(found.settings.serve, engine).engine
         verdict = found.gate_engine(chosen, release=release, update=update)
     _write(junit, {f"{model or 'main'} on {engine}": verdict})
+    if as_json:
+        print_json(verdict)
+    else:
+        _print(verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+def _gate_family(
+    project: Path | None, model: str | None, junit: Path | None, *, release: str | None, as_json: bool
+) -> NoReturn:
+    from graftwork.cli.output import print_json
+
+    with reporting(project, model) as found:
+        verdict = found.gate_family(release=release)
+    _write(junit, {"family": verdict})
     if as_json:
         print_json(verdict)
     else:

@@ -4,71 +4,140 @@ Imports nothing heavy: each command imports what it needs when it runs, so that 
 """
 
 import gc
+import inspect
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from importlib import import_module
 from types import TracebackType
 from typing import NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from graftwork.cli import (
-    data,
-    data_captures,
-    data_repair,
-    data_review,
-    evaluate,
-    fleet,
-    gate,
-    model,
-    plan,
-    project,
-    release,
-    reward,
-    run,
-    serve,
-    train,
-)
 from graftwork.cli.output import print_error
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
-app = typer.Typer(
-    name="graft",
-    help="Turn agent logs into better small models: audit, prepare, plan, train, evaluate, gate, release, "
-    "serve.",
-    epilog="Get started:  graft data audit YOUR_LOG.jsonl   ·   graft init   ·   graft run",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    add_completion=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run")(run.run)
-app.command("init")(project.init)
-data_captures.add_to(data.app)
-data_repair.add_to(data.app)
-data_review.add_to(data.app)
-app.add_typer(data.app, name="data")
-app.add_typer(model.app, name="model")
-app.add_typer(plan.app, name="plan")
-app.add_typer(train.app, name="train")
-app.add_typer(reward.app, name="reward")
-app.add_typer(evaluate.app, name="eval")
-app.command("gate")(gate.gate)
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(release.app, name="release")
-app.add_typer(serve.app, name="serve")
-app.command("status")(run.status)
-app.command("logs")(run.logs)
-app.command("stop")(run.stop)
-app.command("doctor")(project.doctor)
-app.command("schema")(project.schema)
+COMMANDS = {
+    "init": "project:init",
+    "run": "run:run",
+    "status": "run:status",
+    "logs": "run:logs",
+    "stop": "run:stop",
+    "ui": "ui:ui",
+    "doctor": "project:doctor",
+    "data": "data:app",
+    "plan": "plan:app",
+    "train": "train:app",
+    "eval": "evaluate:app",
+    "gate": "gate:gate",
+    "release": "release:app",
+    "serve": "serve:app",
+    "up": "up:app",
+    "fleet": "fleet:app",
+    "model": "model:app",
+    "reward": "reward:app",
+    "spec": "spec:app",
+    "generate": "generate:app",
+    "worker": "worker:worker",
+    "schema": "project:schema",
+}
+"""Name -> module of `cli/` and what it defines: a function, or the app of a group; in the order of help."""
+PANELS = {"init": "Project", "data": "Steps of the pipeline", "up": "More"}
+"""The first command under each heading of the help."""
 
 
-@app.callback(invoke_without_command=True)
+def make_app(names: Collection[str] = tuple(COMMANDS), *, empty_groups: bool = False) -> typer.Typer:
+    """The command line with these commands; only their modules are imported.
+
+    With `empty_groups`, groups have a name and a help text, and no commands.
+    """
+    app = typer.Typer(
+        name="graft",
+        cls=_InOrder,
+        help="Turn agent logs into better small models: audit, prepare, plan, train, evaluate, gate, "
+        "release, serve.",
+        epilog="Get started:  graft data audit YOUR_LOG.jsonl   ·   graft init   ·   graft run",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        add_completion=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_version)
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f"graftwork.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            group = _without_commands(found) if empty_groups else found
+            app.add_typer(group, name=name, rich_help_panel=_panel(name))
+        else:
+            app.command(name, rich_help_panel=_panel(name))(found)
+    _reflow_help(app)
+    return app
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [name for name in COMMANDS if name in self.commands]
+
+
+def _panel(name: str) -> str:
+    names = tuple(COMMANDS)
+    return next(PANELS[first] for first in reversed(names[: names.index(name) + 1]) if first in PANELS)
+
+
+def _reflow_help(app: typer.Typer) -> None:
+    """Docstrings wrap at the width of the source; help wraps at the width of the terminal."""
+    for command in app.registered_commands:
+        command.help = reflow(command.help or inspect.getdoc(command.callback) or "")
+        command.short_help = first_sentence(command.help)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        callback = group.typer_instance.registered_callback
+        if callback is not None and callback.callback is not None:
+            text = reflow(inspect.getdoc(callback.callback) or "")
+            callback.help = text or callback.help
+            group.short_help = first_sentence(text) if text else None
+        _reflow_help(group.typer_instance)
+
+
+def reflow(text: str) -> str:
+    """Each paragraph on one line; examples and exit codes start a line of their own."""
+    return re.sub(r"(?<!\n)\n(?!\n|Example:|Exit code)", " ", text)
+
+
+def first_sentence(text: str) -> str:
+    """What lists of commands show."""
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
+def _without_commands(group: typer.Typer) -> typer.Typer:
+    emptied = copy(group)
+    emptied.registered_commands, emptied.registered_groups = [], []
+    return emptied
+
+
+def make_needed_app(arguments: Sequence[str]) -> typer.Typer:
+    """The command that is asked for; all names for help, options and mistyped names; all for completion."""
+    if any(name.endswith("_COMPLETE") and name.startswith("_") for name in os.environ):
+        return make_app()
+    first = arguments[0] if arguments else ""
+    return make_app((first,)) if first in COMMANDS else make_app(empty_groups=True)
+
+
+def __getattr__(name: str) -> object:
+    if name == "app":
+        return make_app()
+    raise AttributeError(name)
+
+
 def _version(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
@@ -85,8 +154,11 @@ def main() -> None:
     """The entry point of `graft`."""
     # Imports create many objects that live until the end: collecting among them takes a tenth of a command.
     gc.set_threshold(100_000, 20, 20)
+    # Records use no plugins; the search for them reads the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
     as_json = "--json" in sys.argv
     sys.excepthook = _show_bug
+    repeat_lost_interrupts()
     try:
         code = _run()
     except GraftError as error:
@@ -121,6 +193,30 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+_PAUSE_SECONDS = 0.05
+
+
+def repeat_lost_interrupts() -> None:
+    """Send a Ctrl-C again that was raised where Python drops exceptions.
+
+    Python calls back when an import ends or an object is deleted; an exception there is only printed.
+    """
+    usual = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            usual(unraisable)
+            return
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        # Not at once: it would be raised in this hook, and dropped again.
+        again = threading.Timer(_PAUSE_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+
+
 def _exit_quietly() -> NoReturn:
     """Discards what is still buffered, so that the interpreter does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -129,7 +225,7 @@ def _exit_quietly() -> NoReturn:
 
 def _run() -> object:
     with _log_to_stderr():
-        code = app(standalone_mode=False)
+        code = make_needed_app(sys.argv[1:])(standalone_mode=False)
     if code == EXIT_INTERRUPTED:
         # typer catches Ctrl-C and returns this code.
         raise KeyboardInterrupt

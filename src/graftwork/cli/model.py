@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 ModelName = Annotated[str, typer.Argument(help="A name on the Hub: Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REV.")]
 
-app = typer.Typer(no_args_is_help=True, help="Fetch, list and remove base models of the Hugging Face Hub.")
+app = typer.Typer(no_args_is_help=True, help="Fetch, list and remove base models from the Hugging Face Hub.")
 
 
 @app.command("pull")
 def pull(
     name: Annotated[
         str | None,
-        typer.Argument(help="A name on the Hub, with @REVISION if wanted. Default: the project's base."),
+        typer.Argument(help="A name on the Hub, optionally with @REVISION. Default: the project's base."),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Move the project to the commit that the revision is now.")
+        bool, typer.Option("--update", help="Pin the project to the current commit of the revision.")
     ] = False,
     config_only: Annotated[
         bool, typer.Option("--config-only", help="Fetch the config and the tokenizer, not the weights.")

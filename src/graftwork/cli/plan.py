@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli import plan_cost, plan_fit
+from graftwork.cli import plan_cost, plan_fit, plan_week
 from graftwork.cli.command import Folder, Model, opened, reporting
 from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
@@ -245,8 +245,8 @@ def catalog(
     """
     from datetime import date
 
+    from graftwork.api.plans import list_catalog
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.catalog import list_catalog
 
     listed = list_catalog(kind, overlay=catalog, today=date.today())
     if json:
@@ -263,8 +263,7 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 @app.callback()
 def plan(context: typer.Context, project: Folder = None, model: Model = None, json: Json = False) -> None:
-    """Estimate the run before it starts: memory, tokens, steps, training time, and the time of every step of
-    `graft run`, each with a range.
+    """Estimate memory, tokens, steps and time of the run before it starts, each with a range.
 
     Example:  graft plan --json | jq .minutes,.run.minutes
     """
@@ -290,3 +289,4 @@ app.command("residuals")(residuals)
 app.command("fit")(plan_fit.fit)
 app.command("compare")(plan_cost.compare)
 app.command("buy")(plan_cost.buy)
+app.command("week")(plan_week.week)

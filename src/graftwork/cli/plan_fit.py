@@ -26,7 +26,9 @@ def fit(
     method: Annotated[
         str | None, typer.Option("--method", help="lora, qlora, dora or full.", rich_help_panel=RUN)
     ] = None,
-    algorithm: Annotated[str, typer.Option("--algorithm", help="sft or grpo.", rich_help_panel=RUN)] = "sft",
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", help="sft, dpo or grpo.", rich_help_panel=RUN)
+    ] = "sft",
     engine: Annotated[
         str, typer.Option("--engine", help="graft, or hf for transformers and PEFT.", rich_help_panel=RUN)
     ] = "graft",
@@ -189,6 +191,10 @@ def serve(
     ] = None,
     adapters: Annotated[int, typer.Option("--adapters", min=0, help="Number of adapters on one base.")] = 0,
     rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank.")] = 16,
+    adapter_layers: Annotated[
+        int | None,
+        typer.Option("--adapter-layers", min=1, help="Layers that carry an adapter. Default: all."),
+    ] = None,
     copies: Annotated[
         int, typer.Option("--copies", min=1, help="Number of full model copies instead of adapters.")
     ] = 1,
@@ -230,6 +236,7 @@ def serve(
         weights=weights,
         adapters=adapters,
         rank=rank,
+        adapter_layers=adapter_layers,
         copies=copies,
         users=users,
         context=context,

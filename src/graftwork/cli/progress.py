@@ -1,7 +1,10 @@
 """Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +16,7 @@ from graftwork.cli.output import stderr
 from graftwork.cli.show import show
 from graftwork.cli.show.tables import print_line, quote
 from graftwork.cli.show.training import LossTrend, describe_detail, duration
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.records.base import Record
 
 PLAIN_SECONDS = 10.0
@@ -58,13 +62,15 @@ class RichReporter:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._console.is_terminal:
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def started(self, step: str, title: str) -> None:
         self._clear()
@@ -126,3 +132,12 @@ class RichReporter:
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
+
+
+class JsonRemarks(NullReporter):
+    """Remarks as lines of JSON on standard error, next to a log in JSON."""
+
+    def info(self, text: str) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"event": "log", "at": at, "level": "info", "message": text}
+        print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)

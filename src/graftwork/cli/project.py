@@ -55,7 +55,7 @@ def init(
             print_line(stdout, "Next: `graft data audit` checks your logs, `graft run` runs the pipeline.")
         return
     if not json:
-        _show(started.proposal)
+        _show(started.proposal, read=started.rows_read)
     if plan:
         _show_preflight(folder, started, as_json=json)
 
@@ -73,7 +73,7 @@ def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
     return project or Path(), logs
 
 
-def _show(proposal: "Proposal") -> None:
+def _show(proposal: "Proposal", *, read: int) -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.project.propose import KINDS
@@ -86,8 +86,9 @@ def _show(proposal: "Proposal") -> None:
     stdout.print(rows)
     for reason in proposal.left_out:
         print_line(stdout, f"[yellow]![/] no rule on {quote(reason)}")
-    held_out = f"about {proposal.test_cases} of {proposal.rows} rows are held out"
-    print_line(stdout, f"{held_out}: {quote(proposal.test_why)} in four runs of five")
+    unusable = "; `graft data audit` says what is wrong with the others" if proposal.rows < read else ""
+    print_line(stdout, f"{proposal.rows:,} of {read:,} rows are usable{unusable}")
+    print_line(stdout, f"about {proposal.test_cases:,} of them will be held out: {quote(proposal.test_why)}")
 
 
 def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:

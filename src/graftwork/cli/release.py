@@ -2,7 +2,7 @@
 
 import gc
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,6 +19,43 @@ from graftwork.cli.command import (
     reporting,
 )
 from graftwork.cli.output import Json
+
+First = Annotated[str, typer.Argument(help="The release to beat: an alias, a version or an id.")]
+Second = Annotated[str, typer.Argument(help="The release that challenges it.")]
+Traffic = Annotated[
+    str,
+    typer.Option(
+        "--traffic",
+        help="captures: live exchanges of both, as captured by the endpoint. shadow: copies of live requests "
+        "that the second answered without users noticing (serve.shadow).",
+    ),
+]
+Cases = Annotated[Path | None, typer.Option("--cases", help="A JSONL file of cases that both answer.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", help="A metric, or `feedback` for user feedback. Default: the primary metric of the gate."
+    ),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option(
+        "--experiment",
+        help="An experiment id or a part of it. Default: the latest experiment with both releases.",
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat until the comparison is decided.")]
+Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two checks.")]
+Canary = Annotated[
+    str | None,
+    typer.Option("--canary", help="Share of live sessions that the release answers first.", metavar="5%"),
+]
+Sessions = Annotated[
+    int | None, typer.Option("--sessions", min=1, help="End an undecided canary after this many sessions.")
+]
+Hours = Annotated[
+    float | None, typer.Option("--hours", min=0.0, help="End an undecided canary after this many hours.")
+]
 
 
 def show_(name: Name = "champion", project: Folder = None, json: Json = False) -> None:
@@ -122,6 +159,11 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="Promote against the verdict; requires --reason.")
     ] = False,
+    canary: Canary = None,
+    metric: Metric = None,
+    sessions: Sessions = None,
+    hours: Hours = None,
+    every: Every = 5.0,
     project: Folder = None,
     json: Json = False,
 ) -> None:
@@ -129,8 +171,31 @@ def promote(
 
     Every byte is verified first. The alias belongs to the model of the release.
 
+    With --canary the release first answers a share of the sessions of the running endpoint. A sequential test
+    promotes it if it is better by the metric, and rolls it back if it is worse or fails more often.
+    Exit codes: 0 promoted, 1 rolled back, 12 not decided within --sessions or --hours; the alias stays.
+
     Example:  graft release promote 3f2a --alias champion
+    Example:  graft release promote 3f2a --canary 5% --metric feedback --hours 24
     """
+    if canary is not None:
+        _promote_canary(
+            project,
+            name,
+            as_json=json,
+            share=canary,
+            options={
+                "alias": alias,
+                "metric": metric,
+                "reason": reason,
+                "force": force,
+                "max_sessions": sessions,
+                "max_seconds": None if hours is None else 3600 * hours,
+                "every_seconds": every,
+            },
+        )
+    if metric is not None or sessions is not None or hours is not None:
+        raise typer.BadParameter("--metric, --sessions and --hours need --canary")
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
     from graftwork.pipeline.releases import promote_release
@@ -143,6 +208,22 @@ def promote(
         print_json({"alias": done.alias, "release_id": done.release.id, "moved": False})
     else:
         stdout.print(f"{done.alias} already points at {done.release.id[:12]}", highlight=False)
+
+
+def _promote_canary(
+    project: Path | None, name: str, *, as_json: bool, share: str, options: dict[str, Any]
+) -> NoReturn:
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_canary
+    from graftwork.pipeline.canary import parse_share
+
+    with reporting(project) as found:
+        report = found.promote_canary(name, share=parse_share(share), **options)
+    if as_json:
+        print_json(report)
+    else:
+        show_canary(stdout, report)
+    raise typer.Exit(report.exit_code)
 
 
 def rollback(
@@ -339,29 +420,6 @@ def version(
         stdout.print(f"{release.id[:12]} is version {number} of {release.model}", highlight=False)
 
 
-First = Annotated[str, typer.Argument(help="The release to beat: an alias, a version or an id.")]
-Second = Annotated[str, typer.Argument(help="The release that challenges it.")]
-Traffic = Annotated[
-    str, typer.Option("--traffic", help="captures: live exchanges of both, as captured by the endpoint.")
-]
-Cases = Annotated[Path | None, typer.Option("--cases", help="A JSONL file of cases that both answer.")]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        "--metric", help="A metric, or `feedback` for user feedback. Default: the primary metric of the gate."
-    ),
-]
-Experiment = Annotated[
-    str | None,
-    typer.Option(
-        "--experiment",
-        help="An experiment id or a part of it. Default: the latest experiment with both releases.",
-    ),
-]
-Watch = Annotated[bool, typer.Option("--watch", help="Repeat until the comparison is decided.")]
-Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two checks.")]
-
-
 def ab(
     a: First,
     b: Second,
@@ -387,11 +445,20 @@ def ab(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_ab
     from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
+    from graftwork.pipeline.shadow import compare_shadow
     from graftwork.records.errors import UserMistake
 
-    if traffic != "captures":
+    if traffic not in ("captures", "shadow"):
         raise UserMistake(
-            f"unknown traffic {traffic!r}", fix="use --traffic captures, or --cases FILE", where="--traffic"
+            f"unknown traffic {traffic!r}",
+            fix="use --traffic captures, --traffic shadow, or --cases FILE",
+            where="--traffic",
+        )
+    if traffic == "shadow" and (cases is not None or watch or experiment is not None):
+        raise UserMistake(
+            "--traffic shadow cannot be combined with --cases, --watch or --experiment",
+            fix="omit them",
+            where="--traffic",
         )
     if cases is not None and (watch or experiment is not None):
         raise UserMistake(
@@ -403,6 +470,8 @@ def ab(
     with reporting(project, model) as opened_project, opened_project.open() as work:
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)
+        elif traffic == "shadow":
+            found = compare_shadow(work, a, b, metric=metric)
         elif watch:
             found = watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=every)
         else:
@@ -412,6 +481,34 @@ def ab(
     else:
         show_ab(stdout, found)
     raise typer.Exit(found.exit_code)
+
+
+def shadow(project: Folder = None, model: Model = None, json: Json = False) -> None:
+    """Compare the challenger of serve.shadow with what users got, by every check of the project.
+
+    Exit code 1: a check is significantly worse.
+
+    Example:  graft release shadow --json | jq '.checks[] | {check, low, high}'
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.shadow import show_shadow
+    from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+
+    with reporting(project, model) as opened_project:
+        found = opened_project.shadow()
+    if found is None:
+        raise UserMistake(
+            "no shadow traffic is set up",
+            why="a challenger answers copies of live requests only if graft.yaml says so",
+            fix="add `shadow: {to: challenger, models: [champion]}` under serve",
+            where="serve.shadow",
+        )
+    if json:
+        print_json(found)
+    else:
+        show_shadow(stdout, found)
+    if any(check.outcome == "worse" for check in found.checks):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
 app = typer.Typer(
@@ -444,4 +541,6 @@ app.command("export")(release_exchange.export)
 app.command("import")(release_exchange.import_)
 app.command("push")(release_exchange.push)
 app.command("pull")(release_exchange.pull)
+app.command("deploy")(release_exchange.deploy)
 app.command("ab")(ab)
+app.command("shadow")(shadow)

@@ -110,6 +110,86 @@ def pull(
         )
 
 
+def deploy(
+    name: Name = "champion",
+    ssh: Annotated[
+        str | None,
+        typer.Option("--ssh", help="A project on the serving machine: [user@]host:/folder. Default: here."),
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option("--alias", help="The alias to move. Default: the one in graft.yaml.")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(help="Requests that the endpoint must answer; 0 for none.", min=0)
+    ] = 3,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            help="A JSON file with a list of questions, each a list of messages; - for standard input."
+        ),
+    ] = None,
+    graft: Annotated[str, typer.Option(help="With --ssh: the command `graft` there.")] = "graft",
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Put a release into service: move the alias, send test requests, roll back if they fail.
+
+    With --ssh the release is pushed and verified first, and `graft release deploy` runs there. Exit code 1:
+    the first requests failed, and the alias points at the old release again.
+
+    Example:  graft release deploy champion --ssh gpu1:/srv/helpdesk
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.deploy import HERE
+    from graftwork.pipeline.deploy import deploy as put_into_service
+    from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+    with opened_with_progress(project) as work:
+        done = put_into_service(
+            work,
+            name,
+            to=ssh or HERE,
+            alias=alias,
+            graft=graft,
+            requests=requests,
+            questions=_read_questions(questions),
+        )
+    if json:
+        print_json(done)
+    else:
+        moved = f"is {done.alias}"
+        if not done.ok:
+            moved = (
+                f"was taken back; {done.alias} is as before"
+                if done.taken_back
+                else f"failed and is still {done.alias}: there was no other release to go back to"
+            )
+        why = f": {done.why}" if done.why else f", {done.asked} requests answered"
+        text = f"{done.release[:12]} {moved} at {done.to}{why}"
+        stdout.print(text, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(0 if done.ok else EXIT_ANSWER_IS_NO)
+
+
+def _read_questions(source: str | None) -> list[list[dict[str, str]]]:
+    import json
+    import sys
+
+    from graftwork.records.errors import UserMistake
+
+    if source is None:
+        return []
+    try:
+        found = json.loads(sys.stdin.read() if source == "-" else Path(source).read_text())
+        return [[{str(k): str(v) for k, v in turn.items()} for turn in question] for question in found]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserMistake(
+            "the questions cannot be read",
+            why=str(error),
+            fix='write a list of questions, each a list of messages: [[{"role": "user", "content": "…"}]]',
+            where="--questions",
+        ) from error
+
+
 def _send(
     work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:

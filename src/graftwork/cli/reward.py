@@ -1,5 +1,6 @@
 """`graft reward`: whether the rewards of reinforcement learning can be trusted."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +9,9 @@ from graftwork.cli.command import Folder, Model, opened
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
+    from graftwork.grading.score_audit import ScoreAudit
     from graftwork.pipeline.reward_check import RewardCheck
+    from graftwork.pipeline.score_audit import LogScoresAudit
 
 app = typer.Typer(help="Check the rewards of reinforcement learning.", no_args_is_help=True)
 
@@ -41,29 +44,133 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
     raise typer.Exit(0 if found.sound else 1)
 
 
-def _show(found: "RewardCheck") -> None:
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the package. It must not exist.")]
+PackageName = Annotated[
+    str | None, typer.Option("--name", help="Name of the task set. Default: the project.")
+]
+CaseFile = Annotated[
+    Path | None, typer.Option("--cases", help="JSONL file of cases. Default: the prompts of rollouts.")
+]
+
+
+@app.command("export")
+def export(
+    out: Out,
+    name: PackageName = None,
+    cases: CaseFile = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Export prompts and rewards as a task set of verifiers v1, a package for `vf-eval` and its trainers.
+
+    The package grades with graftwork, which its environment needs too, without torch.
+
+    Example:  graft reward export --out tasks/small_functions
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.taskset_export import export_taskset
+
+    with opened(project, model) as work:
+        made = export_taskset(work, out, name=name, cases=cases)
+    if json:
+        print_json(made.model_dump(mode="json"))
+        return
+    print_line(stdout, f"{made.tasks} tasks with {', '.join(map(quote, made.rewards))}: {quote(made.folder)}")
+    for file in made.files:
+        print_line(stdout, f"copied {quote(file)}")
+    print_line(stdout, f"next: pip install -e {quote(made.folder)}, then vf-eval {quote(made.name)} -n 3")
+
+
+Logs = Annotated[list[str] | None, typer.Argument(help="Logs to audit. Default: those of graft.yaml.")]
+
+
+@app.command("audit")
+def audit(logs: Logs = None, project: Folder = None, json: Json = False) -> None:
+    """Audit logged quality scores before they serve as rewards.
+
+    Finds scores that are constant, that do not depend on the reply, or that contradict the logged status.
+    Exit code 0 if the scores can be used, 1 if not or if there are none.
+
+    Example:  graft reward audit logs/sessions.jsonl
+    """
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.score_audit import audit_logs
+
+    if logs:
+        found = audit_logs(logs)
+    else:
+        with opened(project, None) as work:
+            settings = work.settings.data
+            found = audit_logs(settings.logs, root=work.project.root, settings=settings)
+    if json:
+        print_json({**found.model_dump(mode="json"), "usable": found.usable})
+    else:
+        _show_scores(found)
+    raise typer.Exit(0 if found.usable else 1)
+
+
+def _show_scores(found: "LogScoresAudit") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote, table
 
-    gold = "no reference" if found.gold is None else f"{found.gold:.2f}"
+    right = ("rows", "scores", "values")
+    rows = table("log", "rows", "scores", "range", "values", "findings", right=right)
+    for log in found.files:
+        if log.audit is None:
+            rows.add_row(quote(log.file), f"{log.rows:,}", "0", "", "", "no scores")
+            continue
+        rows.add_row(quote(log.file), f"{log.rows:,}", *_score_cells(log.audit))
+    if found.whole is not None and len(found.files) > 1:
+        total = sum(log.rows for log in found.files)
+        rows.add_row("[bold]all[/]", f"{total:,}", *_score_cells(found.whole))
+    stdout.print(rows)
+    if found.whole is None:
+        print_line(stdout, "[yellow]no row has a score: there is nothing to use as a reward[/]")
+    else:
+        usable = "[green]the scores can be used[/]"
+        print_line(stdout, usable if found.usable else "[red]the scores cannot serve as rewards[/]")
+
+
+def _score_cells(audit: "ScoreAudit") -> tuple[str, str, str, str]:
+    from graftwork.cli.show.tables import quote
+
+    says = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
+    spread = f"{audit.least:g} … {audit.most:g}"
+    return f"{audit.scores:,}", spread, f"{audit.distinct:,}", quote(says) or "[green]none[/]"
+
+
+def _show(found: "RewardCheck") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote, table
+    from graftwork.pipeline.reward_check import explain
+
+    ungraded = "references are not graded" if found.references else "no prompt has a reference"
+    gold = ungraded if found.gold is None else f"references get {found.gold:.2f}"
     rewarded = len({item.name for item in found.rewarded})
+    prompts = "1 prompt" if found.cases == 1 else f"{found.cases} prompts"
     print_line(
         stdout,
-        f"{found.hacks} hacks on {found.cases} prompts: {rewarded} rewarded; "
-        f"references get {gold}; {found.seconds_per_answer:.2f} s an answer",
+        f"{found.hacks} hacks on {prompts}: {rewarded} rewarded; {gold}; "
+        f"{found.seconds_per_answer:.2f} s an answer",
     )
-    if found.rewarded or found.gold_failed or found.failed:
+    if found.rewarded or found.gold_failed:
         rows = table("prompt", "answer", "reward", "parts", right=("reward",))
-        for item in (*found.gold_failed, *found.rewarded, *found.failed)[:40]:
-            parts = item.failed or {
-                name: f"{value:.2f}" for name, value in item.parts.items() if value is not None
-            }
-            shown = "–" if item.reward is None else f"{item.reward:.2f}"
-            rows.add_row(
-                quote(item.case),
-                quote(item.name),
-                shown,
-                quote(", ".join(f"{k} {v}" for k, v in parts.items())),
-            )
+        for item in (*found.gold_failed, *found.rewarded)[:40]:
+            parts = [f"{name} {value:.2f}" for name, value in item.parts.items() if value is not None]
+            rows.add_row(quote(item.case), quote(item.name), f"{item.reward:.2f}", quote(", ".join(parts)))
         stdout.print(rows)
-    print_line(stdout, "[green]the rewards hold[/]" if found.sound else "[red]the rewards do not hold[/]")
+    for failure in found.failures:
+        which = "of which a reference" if failure.is_reference else "no reference"
+        count = "1 answer" if failure.answers == 1 else f"{failure.answers} answers"
+        line = (
+            f"[yellow]{quote(failure.metric)}[/] could not grade {count} ({which}): {quote(failure.reason)}"
+        )
+        print_line(stdout, line)
+    reason = explain(found)
+    if reason is None:
+        print_line(stdout, "[green]the rewards hold[/]")
+        return
+    print_line(stdout, f"[red]the rewards do not hold[/]: {quote(reason.why)}")
+    print_line(stdout, f"fix: {quote(reason.fix)}")

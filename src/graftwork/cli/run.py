@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from graftwork.cli.show.tables import PlainTable
     from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.runs import Event
-    from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus
+    from graftwork.pipeline.status import (
+        AutoscaleStatus,
+        EndpointStatus,
+        NextRun,
+        ProjectStatus,
+        RunStatus,
+    )
     from graftwork.records.drift import PromptDrift
     from graftwork.serve.capture_journal import CaptureTotals
     from graftwork.store.runs import RunEntry
@@ -66,15 +72,17 @@ def run(
 
 
 def _show_estimate(project: "Project") -> None:
-    """The estimated time on standard error. Errors of the project are left to the run itself."""
+    """The estimated time on standard error, where anything is to do. The run itself reports errors."""
     from graftwork.cli.output import stderr
     from graftwork.cli.show import show
     from graftwork.records.errors import GraftError
 
     try:
-        show(stderr, project.plan_run())
+        planned = project.plan_run()
     except GraftError:
         return
+    if planned.minutes.value:
+        show(stderr, planned)
 
 
 def _dry_run(project: Path | None, *, as_json: bool) -> None:
@@ -103,6 +111,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     """
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.shadow import show_shadow
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.grading.metrics import plural
 
@@ -126,6 +135,8 @@ def status(project: Folder = None, json: Json = False) -> None:
     _print_endpoint(found.endpoint)
     _print_losses(found.capture_totals)
     _print_drift(found.drift)
+    if found.shadow is not None:
+        show_shadow(stdout, found.shadow)
     if found.working:
         stdout.print("[cyan]another process is working on this project[/]", highlight=False)
 
@@ -199,6 +210,22 @@ def _print_endpoint(endpoint: "EndpointStatus") -> None:
     colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
     text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
     print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
+    if endpoint.autoscale is not None:
+        print_line(stdout, describe_autoscale(endpoint.autoscale), soft_wrap=True)
+
+
+def describe_autoscale(found: "AutoscaleStatus") -> str:
+    from graftwork.cli.show.training import duration
+    from graftwork.grading.metrics import plural, show_dollars
+
+    share = found.idle_seconds / found.replica_seconds if found.replica_seconds else 0.0
+    memory = "" if found.idle_memory_gib is None else f" with {found.idle_memory_gib:.2f} GiB"
+    cost = "" if found.idle_usd is None else f", {show_dollars(found.idle_usd)}"
+    return (
+        f"autoscale: {plural(found.replicas, 'replica')} ({found.min} to {found.max}), {found.idle_now} idle "
+        f"now{memory}; idle for {duration(found.idle_seconds)} so far ({share:.0%} of all replicas' time"
+        f"{cost})"
+    )
 
 
 def _print_losses(totals: "CaptureTotals | None") -> None:
@@ -275,6 +302,8 @@ def logs(
     from graftwork.records.errors import UserMistake
 
     with opened(project) as work:
+        if follow and run is None:
+            _await_first_run(work)
         meant = find_run(work, run)
         if meant is None:
             raise UserMistake("there is no run yet", fix="`graft train` starts one")
@@ -290,6 +319,15 @@ def logs(
             pause.wait(POLL_SECONDS)
         if follow:
             _report_end(work.runs.get(meant.id) or meant, as_json=json)
+
+
+def _await_first_run(work: "OpenProject") -> None:
+    """A command that has just been started in the background enters its run in a moment."""
+    from graftwork.pipeline.runs import find_processes
+
+    pause = threading.Event()
+    while find_processes(work, None) and not work.runs.list(limit=1):
+        pause.wait(POLL_SECONDS)
 
 
 def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:

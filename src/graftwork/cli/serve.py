@@ -1,5 +1,7 @@
 """`graft serve`: serve releases at an OpenAI-compatible endpoint."""
 
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,10 +11,15 @@ from graftwork.cli.command import Folder
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.reporter import Reporter
     from graftwork.serve.settings import ServeSettings
 
 app = typer.Typer(invoke_without_command=True)
 app.add_typer(serve_keys.app, name="keys")
+
+NO_RELEASE = (
+    "no release yet: only the model `base` answers; `graft run` makes a release if the gate says deploy"
+)
 
 Challenger = Annotated[
     str | None,
@@ -59,7 +66,9 @@ def serve(
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.serving import describe_experiment
 
+    start = ExitStack()
     opened = open_project(project)
+    opened = replace(opened, reporter=_choose_reporter(opened.settings.serve, start))
     experiment_options = _given(challenger=challenger, share=share, experiment=experiment)
 
     def apply_options(before: "ServeSettings") -> "ServeSettings":
@@ -73,6 +82,7 @@ def serve(
     settings = apply_options(opened.settings.serve)
 
     def ready(url: str) -> None:
+        start.close()
         with opened.open() as work:
             split, aliases = describe_experiment(work, settings), work.releases.aliases()
         if json:
@@ -80,11 +90,23 @@ def serve(
             print_json(body if split is None else {**body, "split": split})
         else:
             stdout.print(f"serving at [bold]{url}/v1[/] (Ctrl-C to stop)", highlight=False)
+            if not aliases:
+                stdout.print(NO_RELEASE, highlight=False, markup=False, soft_wrap=True)
             if split is not None:
                 stdout.print(split, highlight=False, markup=False, soft_wrap=True)
         stdout.file.flush()
 
-    opened.serve(settings, on_ready=ready, revise=apply_options)
+    with start:
+        opened.serve(settings, on_ready=ready, revise=apply_options)
+
+
+def _choose_reporter(settings: "ServeSettings", start: ExitStack) -> "Reporter":
+    """Progress and remarks on standard error: a bar until the endpoint answers, or JSON as its log is."""
+    from graftwork.cli.progress import JsonRemarks, RichReporter
+
+    if settings.log_format == "json":
+        return JsonRemarks()
+    return start.enter_context(RichReporter(tables=False))
 
 
 @app.command("reload")

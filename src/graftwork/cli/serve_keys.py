@@ -32,12 +32,14 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC). Default: never.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests a minute.")] = None,
-    requests_per_day: Annotated[int | None, typer.Option(min=1, help="Most requests a UTC day.")] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens a minute, prompts and answers together.")
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Maximum requests per minute.")
     ] = None,
-    tokens_per_day: Annotated[int | None, typer.Option(min=1, help="Most tokens a UTC day.")] = None,
+    requests_per_day: Annotated[int | None, typer.Option(min=1, help="Maximum requests per UTC day.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens per minute, prompts and answers together.")
+    ] = None,
+    tokens_per_day: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per UTC day.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the secret to this private file instead of the terminal.")
     ] = None,
@@ -81,7 +83,7 @@ def create(
 
 @app.command("list")
 def list_keys(project: Folder = None, json: Json = False) -> None:
-    """List the API keys with scopes, budgets and expiry, revoked ones too. Secrets are not stored.
+    """List the API keys with scopes, budgets and expiry, including revoked ones. Secrets are not stored.
 
     Example:  graft serve keys list --json
     """

@@ -1,4 +1,4 @@
-"""`graft train`, `train router` and `train export`: train adapters and routers, and export adapters."""
+"""`graft train`, `train sweep`, `train federated`, `train router`, `train merge` and `train export`."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from graftwork.cli.command import Detach, Folder, Model, print_record, reporting, start_detached
+from graftwork.cli.command import (
+    Detach,
+    Engine,
+    EngineName,
+    Folder,
+    Model,
+    print_record,
+    reporting,
+    start_detached,
+)
 from graftwork.cli.fleet import Deadline, MaxUsd, Yes
 from graftwork.cli.fleet import run as run_fleet
 from graftwork.cli.output import Json
@@ -26,7 +35,10 @@ Nodes = Annotated[
 NodeRank = Annotated[
     int | None,
     typer.Option(
-        "--node-rank", min=0, help="Run the part of this machine. Without it, print the command for each."
+        "--node-rank",
+        min=0,
+        help="Run the part of this machine. Without it, print the command for each; with `engine: ray` or "
+        "`slurm`, get the machines there.",
     ),
 ]
 MainAddress = Annotated[
@@ -48,11 +60,16 @@ def train(
     main_address: MainAddress = None,
     place: Annotated[
         str | None,
-        typer.Option("--place", help="Train there: local, ssh, ssh:HOST, manual; see `graft fleet places`."),
+        typer.Option(
+            "--place",
+            help="Train there: auto, local, ssh, ssh:HOST, kaggle …; see `graft fleet places`. "
+            "auto: the cheapest place that finishes within --budget and --deadline.",
+        ),
     ] = None,
     max_usd: MaxUsd = None,
     deadline: Deadline = None,
     yes: Yes = False,
+    engine: Engine = None,
     json: Json = False,
 ) -> None:
     """Train the adapter. A run that was interrupted or killed resumes from its last checkpoint.
@@ -67,18 +84,26 @@ def train(
         raise typer.BadParameter("--node-rank and --main-address require --nodes")
     if nodes is not None and (everything or detach):
         raise typer.BadParameter("--nodes cannot be combined with --all or --detach")
+    if engine is not None and not everything and nodes is None:
+        raise typer.BadParameter("--engine requires --all or --nodes")
     if place is None and (max_usd is not None or deadline is not None or yes):
-        raise typer.BadParameter("--max-usd, --deadline and --yes require --place")
+        raise typer.BadParameter("--budget, --max-usd, --deadline and --yes require --place")
     if place is not None:
         if everything or nodes is not None:
             raise typer.BadParameter("--place cannot be combined with --all or --nodes")
         run_fleet(place, max_usd, deadline, detach=detach, yes=yes, project=project, model=model, json=json)
     elif nodes is not None:
         _train_on_machines(
-            nodes, rank=node_rank, main_address=main_address, project=project, model=model, as_json=json
+            nodes,
+            rank=node_rank,
+            main_address=main_address,
+            project=project,
+            model=model,
+            engine=engine,
+            as_json=json,
         )
     elif everything:
-        _train_all(project, as_json=json)
+        _train_all(project, engine=engine, as_json=json)
     elif detach:
         start_detached("train", project=project, model=model, as_json=json)
     else:
@@ -87,8 +112,8 @@ def train(
         print_record(outcome, as_json=json)
 
 
-def _train_all(project: Path | None, *, as_json: bool) -> None:
-    with reporting(project) as found:
+def _train_all(project: Path | None, *, engine: EngineName | None, as_json: bool) -> None:
+    with reporting(project, engine=engine) as found:
         trained = found.train_all()
     print_record(trained, as_json=as_json)
     if trained.failed:
@@ -102,19 +127,24 @@ def _train_on_machines(
     main_address: str | None,
     project: Path | None,
     model: str | None,
+    engine: EngineName | None,
     as_json: bool,
 ) -> None:
     from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.pipeline.cluster_training import train_on_cluster
     from graftwork.pipeline.multi_node import answer_calls, machine_commands, with_machines
 
-    with reporting(project, model) as opened:
+    with reporting(project, model, engine=engine) as opened:
         settings = with_machines(opened.settings, nodes=nodes, main_address=main_address)
         found = replace(opened, folder=replace(opened.folder, settings=settings))
         if rank:
             chosen = settings.of_model(model or settings.main_model)
             answer_calls(found.folder, chosen.train, rank=rank, reporter=found.reporter)
             return
-        outcome = found.train() if rank is not None else None
+        gives_machines = rank is None and settings.engine != "local"
+        if gives_machines:
+            train_on_cluster(found.folder, nodes=nodes, model=model, reporter=found.reporter)
+        outcome = found.train() if rank is not None or gives_machines else None
     if outcome is not None:
         print_record(outcome, as_json=as_json)
         return
@@ -136,7 +166,7 @@ def router(
             "--target",
             min=0.5,
             max=1.0,
-            help="How often it must be right where it is sure. Other questions go to the main model.",
+            help="Required accuracy where the router is confident. Other prompts go to the main model.",
         ),
     ] = 0.95,
     project: Folder = None,
@@ -149,6 +179,166 @@ def router(
     with reporting(project) as found:
         trained = found.train_router(target=target)
     print_record(trained, as_json=json)
+
+
+class MergeMethodName(StrEnum):
+    average = "average"
+    linear = "linear"
+    ties = "ties"
+    dare = "dare"
+    dare_ties = "dare_ties"
+
+
+@app.command("merge")
+def merge(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Two or more adapters: run:ID, release:ID, model:NAME, adapter or adapter:FOLDER."
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
+    method: Annotated[
+        MergeMethodName,
+        typer.Option(
+            "--method",
+            help="average: the mean change, approximated at --rank. "
+            "linear, ties, dare, dare_ties: of the factors, as in PEFT.",
+        ),
+    ] = MergeMethodName.average,
+    weights: Annotated[
+        str,
+        typer.Option("--weights", help="equal, data (by trained tokens), or numbers such as 0.5,0.3,0.2."),
+    ] = "equal",
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=1, help="Rank of an average. Default: that of the first.")
+    ] = None,
+    density: Annotated[
+        float, typer.Option("--density", help="Share of the values that TIES and DARE keep.")
+    ] = 0.5,
+    seed: Annotated[int, typer.Option("--seed", help="Seed for the values that DARE drops.")] = 0,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Merge adapters of one base into one: a candidate that is evaluated like any other.
+
+    Example:  graft train merge run:1a2b run:3c4d --method ties --to merged/
+    """
+    from graftwork.pipeline.merge_adapters import MergeRequest, merge_adapters
+
+    request = MergeRequest(
+        tuple(names), to.absolute(), method.value, weights=weights, rank=rank, density=density, seed=seed
+    )
+    with reporting(project, model) as found, found.open() as work:
+        merged = merge_adapters(work, request)
+    print_record(merged, as_json=json)
+
+
+def _numbers(text: str | None, option: str) -> tuple[float, ...]:
+    """Values separated by commas, each above 0."""
+    try:
+        values = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        values = (0.0,)
+    if any(not 0 < value < float("inf") for value in values):
+        raise typer.BadParameter(f"{option} takes positive numbers separated by commas, not {text!r}")
+    return tuple(dict.fromkeys(values))
+
+
+def _counts(text: str | None, option: str) -> tuple[int, ...]:
+    values = _numbers(text, option)
+    if any(value != int(value) for value in values):
+        raise typer.BadParameter(f"{option} takes whole numbers separated by commas, not {text!r}")
+    return tuple(int(value) for value in values)
+
+
+@app.command("sweep")
+def sweep(
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, help="Time for all trials together.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Steps for all trials together, at the current batch size."),
+    ] = None,
+    learning_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--learning-rate", help="Values to try, such as 1e-4,5e-4. Default: around the one in graft.yaml."
+        ),
+    ] = None,
+    rank: Annotated[str | None, typer.Option("--rank", help="Ranks to try, such as 4,8,16.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="Batch sizes to try, such as 4,8.")] = None,
+    trials: Annotated[int, typer.Option("--trials", min=2, help="Maximum number of trials.")] = 9,
+    place: Annotated[
+        str, typer.Option("--place", help="Where trials are trained: here, or a place of the fleet.")
+    ] = "here",
+    yes: Yes = False,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Write the best settings to graft.yaml; comments and order are kept."),
+    ] = False,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Search learning rate, rank and batch by successive halving on validation loss.
+
+    A trial is skipped if the planner does not expect it to finish within --minutes. A killed sweep resumes
+    where it stopped. The test split is not read.
+
+    Example:  graft train sweep --minutes 30 --write
+    """
+    from graftwork.pipeline.sweep import SweepRequest
+
+    if (minutes is None) == (steps is None):
+        raise typer.BadParameter("give --minutes or --steps")
+    request = SweepRequest(
+        minutes,
+        steps,
+        learning_rates=_numbers(learning_rate, "--learning-rate"),
+        ranks=_counts(rank, "--rank"),
+        batch_rows=_counts(batch, "--batch"),
+        trials=trials,
+        place=place,
+        confirmed=yes,
+    )
+    with reporting(project, model) as found:
+        result = found.sweep(request, write=write)
+    print_record(result, as_json=json)
+    if result.best is None:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command("federated")
+def federated(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the schedule and what would travel. Start nothing.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Start again from round 1, for places whose data has changed.")
+    ] = False,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Train in rounds at places whose data stays there, and average their adapters after each round.
+
+    The places are under `federated:` in graft.yaml. After a kill, the same command resumes.
+
+    Example:  graft train federated --dry-run
+    """
+    with reporting(project, model) as found:
+        if dry_run:
+            from graftwork.pipeline.federated.rounds import plan_federation
+
+            with found.open() as work:
+                planned = plan_federation(work)
+            print_record(planned, as_json=json)
+            return
+        done = found.train_federated(again=again)
+    print_record(done, as_json=json)
 
 
 class AdapterFormat(StrEnum):

@@ -202,8 +202,8 @@ def sizes_of(
 
 HALF, WORD = 2, 4
 
-TILE = 128
-"""Queries of one tile of capped attention (train/gpu/attention.py)."""
+TILE = 256
+"""Queries of one tile of capped attention."""
 TILE_COPIES = (2, 5)
 """Tensors of a tile's scores, forward and backward."""
 

@@ -33,6 +33,7 @@ from graftwork.costmodel.card_step import (
 )
 from graftwork.costmodel.card_time import TrainedPart, card_seconds_a_token
 from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.run_time import compiling_pays
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 
@@ -294,12 +295,29 @@ class TuningRequest(NamedTuple):
     longest: int
     eight: bool
     """Frozen weights may be multiplied in 8 bits."""
+    compile: Literal["auto", "on", "off"] = "on"
+    run_tokens: float = math.inf
+    """Tokens of the whole run, by which `auto` decides."""
 
 
 def choose_tuning(
     shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
 ) -> Tuning | None:
-    """The fastest setting within the limit; None where nothing fits. `rates` are those of the card."""
+    """The fastest setting within the limit; None where nothing fits. `rates` are those of the card.
+
+    A step that is not compiled holds more at once: where it has no room, the layers are compiled.
+    """
+    compiled = _choose(shape, request, limit_gib=limit_gib, rates=rates, compiled=True)
+    if compiled is None or request.compile == "on":
+        return compiled
+    if request.compile == "auto" and compiling_pays(compiled, tokens=request.run_tokens):
+        return compiled
+    return _choose(shape, request, limit_gib=limit_gib, rates=rates, compiled=False) or compiled
+
+
+def _choose(
+    shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates, compiled: bool
+) -> Tuning | None:
     form: Literal["whole", "eight", "four"] = "whole"
     if request.method == "qlora":
         form = "four"
@@ -308,7 +326,7 @@ def choose_tuning(
     settings = (
         setting
         for head in heads(shape, eight=request.eight)
-        for setting in _settings(form, head, request, limit_gib=limit_gib)
+        for setting in _settings(form, head, request, limit_gib=limit_gib, compiled=compiled)
     )
     part = TrainedPart(request.adapted, request.trainable, rates)
     return fastest(shape, _loadable(shape, settings, limit_gib=limit_gib), part)
@@ -339,6 +357,7 @@ def _settings(
     request: TuningRequest,
     *,
     limit_gib: float,
+    compiled: bool,
 ) -> Iterator[Tuning]:
     """Everything that is tried. A pass must hold the longest row, and no more than a step has."""
     longest = request.longest
@@ -361,6 +380,8 @@ def _settings(
             head_tokens=head_tokens,
             turned=turned,
             host_embedding=host,
+            compiled=compiled,
+            recorded=True,
             limit_gib=limit_gib,
             peak_gib=0.0,
             seconds_a_token=0.0,

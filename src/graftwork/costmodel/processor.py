@@ -97,6 +97,10 @@ PROCESSOR_RUNTIME_GIB = 0.60
 """The same once a batch went through: buffers of the products and of the C library (measured)."""
 FRAGMENTATION = 1.35
 """What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
+HEAP_GIB, MOST_HEAP_SHARE = 0.18, 0.5
+"""What the heap keeps of tensors that are gone, for the step that is written for processors: about the same
+whatever its activations are (measured with SmolLM2: 0.12 to 0.23 GiB at 0.6 to 1.3 GiB of activations), and
+no more than a share of them."""
 UNEVEN_REPLIES = 2.0
 """How much more than its share of a step's replies some rows of it may have (guessed)."""
 HOST_SPREAD = 1.2
@@ -174,8 +178,12 @@ def _step_bytes(
     return {
         "packed": packed_bytes(shape, adapted=work.adapted_layers) if own.packed else 0,
         "states": waiting,
-        "activations": kept * (scattered(steps) if waiting else FRAGMENTATION),
+        "activations": kept * scattered(steps) if waiting else kept + _freed_bytes(kept),
     }
+
+
+def _freed_bytes(activations: float) -> float:
+    return min(HEAP_GIB * GIB, MOST_HEAP_SHARE * activations)
 
 
 def scattered(steps: int) -> float:
@@ -229,8 +237,12 @@ def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
 
 EFFICIENCY = 0.55
 """Share of the measured matrix rate that the plain step reaches (measured)."""
-OWN_EFFICIENCY = 0.67
-"""The same of the step that is written for processors (measured: 0.67 in training, 0.71 in frozen blocks)."""
+OWN_EFFICIENCY, OWN_SHARED_EFFICIENCY = 0.95, 0.72
+"""The same of the step that is written for processors: of one core (measured: 1.0 of passes in a loop, 5 %
+less in runs), and of two that share it (measured in one run)."""
+PASS_TOKENS = 95
+"""A pass costs as much as so many tokens more, however short it is: weights are read from memory and small
+operations are called (measured: passes of 392 to 872 tokens)."""
 
 
 PEAK_SHARE = 0.6
@@ -310,12 +322,27 @@ def seconds_a_token(
     shape: ModelShape, work: Workload, *, gflops: float, cores: int = MEASURED_CORES
 ) -> dict[str, float]:
     """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
-    plain = work.processor is None
-    efficiency = EFFICIENCY if plain else OWN_EFFICIENCY
-    serial = SERIAL_SHARE if plain else OWN_SERIAL_SHARE
-    efficiency /= 1 + serial * max(cores - MEASURED_CORES, 0)
-    rate = gflops * 1e9 * efficiency * sum(work.lengths) * work.epochs
-    return {name: flops / rate for name, flops in flops_by_part(shape, work).items()}
+    flops = flops_by_part(shape, work)
+    if work.processor is not None:
+        flops["passes"] = _pass_flops(shape, work, work.processor)
+    rate = gflops * 1e9 * reached_share(work, cores) * sum(work.lengths) * work.epochs
+    return {name: operations / rate for name, operations in flops.items()}
+
+
+def reached_share(work: Workload, cores: int) -> float:
+    """Of the measured matrix rate, what a step reaches."""
+    if work.processor is None:
+        return EFFICIENCY / (1 + SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
+    if cores == 1:
+        return OWN_EFFICIENCY
+    return OWN_SHARED_EFFICIENCY / (1 + OWN_SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
+
+
+def _pass_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> float:
+    """What all passes of a run cost besides their tokens, as operations."""
+    frozen = shape.layers - work.adapted_layers if own.kept == "nowhere" else 0
+    a_token = layer_parameters(shape) * (4.0 * work.adapted_layers + 2.0 * frozen)
+    return PASS_TOKENS * a_token * math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
 
 
 def choose_host_micro_batches(

@@ -354,6 +354,12 @@ class _Replay:
         del head, summed, leaf, back
 
 
+STREAMED_FACTOR = 1.22
+"""Times the passes of a plain step: gradients of all weights are summed and measured (H200: 3B and 6.7B)."""
+FORWARD_SHARE = 0.5
+"""Of the forward pass, what an update on the card hides behind: both use the same link (H200)."""
+
+
 def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -> dict[str, float]:
     """Seconds of an optimizer step: the passes, and what they wait for.
 
@@ -375,7 +381,7 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
         checkpointed=trained,
     )
     once = plain_step(shape, setup, rates=run.rates, architecture=run.architecture).parts
-    parts = {name: seconds * passes for name, seconds in once.items()}
+    parts = {name: STREAMED_FACTOR * seconds * passes for name, seconds in once.items()}
     # Only where a reply is predicted are logits computed.
     parts["head"] *= work.trained_share
     forward = parts["computed again"] * shape.layers / max(trained, 1)
@@ -387,11 +393,11 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
     inputs = step.host_inputs * work.batch_rows * usual * shape.hidden_size * width / rate
     sent = run.trainable * width / rate
     if step.update == "host":
-        updating, fetching = adam_seconds(run.machine, run.trainable), fetched
+        updating, hidden = adam_seconds(run.machine, run.trainable), max(forward, fetched)
     else:
         updating = fetched + run.trainable * (STATE_BYTES + width) / rate
-        fetching = updating
-    parts["optimizer"] = max(updating - max(forward, fetching if step.update == "host" else 0.0), 0.0)
+        hidden = FORWARD_SHARE * forward
+    parts["optimizer"] = max(updating - hidden, 0.0)
     waiting = max(fetched - forward, inputs - forward, 0.0)
     waiting += max(fetched + inputs - backward, sent - backward, 0.0)
     parts["host transfers"] = waiting

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graftwork.text.similarity import words
+from graftwork.text.words import words
 
 DIMENSIONS = 4096
 MOST_TRAINING, MOST_HELD_OUT = 4000, 1000

@@ -43,16 +43,16 @@ from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
     KeptRows,
     ModelSubset,
-    SubsetSummary,
     find_setting_warnings,
     require_split_key,
     select_subsets,
     summarize_subsets,
 )
 from graftwork.data.split.split_state import SplitState
-from graftwork.files.dataset import DROPS
+from graftwork.files.dataset import DROPS, drops_table
+from graftwork.process.cluster.engine import MapEngine
 from graftwork.records.audit import Audit
-from graftwork.records.dataset import SPLITS, Dataset
+from graftwork.records.dataset import SPLITS, Dataset, SubsetSummary
 from graftwork.records.errors import AnswerIsNo
 
 FEATURES, SHARDS = "sifted", "shards"
@@ -109,14 +109,16 @@ class PrepareJob(NamedTuple):
 
 
 def prepare(
-    job: PrepareJob, *, on_progress: Progress | None = None, processes: int | None = None
+    job: PrepareJob,
+    *,
+    on_progress: Progress | None = None,
+    processes: int | None = None,
+    engine: MapEngine | None = None,
 ) -> Preparation:
-    """Prepare the datasets of all models."""
-    report = on_progress or _ignore_progress
+    """Prepare the datasets of all models; by `processes` of this machine if no engine is given."""
+    report, engine = on_progress or _ignore_progress, engine or MapEngine(processes=processes)
     features = job.work / FEATURES
-    corpus = build_corpus(
-        job.context, folder=features, root=job.root, on_progress=report, processes=processes
-    )
+    corpus = build_corpus(job.context, folder=features, root=job.root, on_progress=report, engine=engine)
     decided = _decide(corpus, job, report=report)
     options = RenderOptions(
         renderer=job.base.renderer,
@@ -126,13 +128,53 @@ def prepare(
     )
     kept = decided.kept
     rendering = render_corpus(
-        corpus, kept.places, kept.subsets, options=options, report=report, processes=processes
+        corpus, kept.places, kept.subsets, options=options, report=report, engine=engine
     )
     report("write", 0, 1)
     made = _write(corpus, decided, rendering, job)
     summaries = summarize_subsets(kept.subsets, kept.facts)
     datasets = [PreparedDataset(*written, summary) for written, summary in zip(made, summaries, strict=True)]
     return Preparation(datasets, decided.warnings)
+
+
+def prepare_without_logs(job: PrepareJob) -> Preparation:
+    """Datasets without rows, for models that learn from prompts of another source alone."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    settings, renderer, made = job.context.settings, job.base.renderer, []
+    with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
+        drops = Path(scratch) / DROPS
+        shard, dropped = write_drops(drops, [drops_table(())])
+        for name, model in job.models.items():
+            head = Dataset(
+                content_hash="",
+                base=job.base.name,
+                base_fingerprint=job.base.fingerprint,
+                template_fingerprint=renderer.template_fingerprint,
+                tokenizer_fingerprint=renderer.tokenizer_fingerprint,
+                inputs=(),
+                splits={},
+                kept_after={},
+                dropped=dropped,
+                drops=shard,
+                redactions={},
+                settings={**settings.to_manifest(), "model": model.to_manifest()},
+                model=name,
+            )
+            length = settings.pack_tokens or settings.max_tokens
+            written = assemble(head, [], drops=drops, scratch=Path(scratch), out=job.out, pack_tokens=length)
+            empty = SubsetSummary(
+                model=name,
+                own=0,
+                replayed=0,
+                rl=0,
+                validation=0,
+                test=0,
+                stages={},
+                without_stage=0,
+                rows_an_epoch=0.0,
+            )
+            made.append(PreparedDataset(*written, empty))
+    return Preparation(made, [])
 
 
 def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
@@ -308,12 +350,17 @@ def _ignore_progress(_step: str, _done: int, _total: int) -> None:
 
 
 def audit_logs(
-    context: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
+    context: AuditContext,
+    *,
+    folder: Path,
+    root: Path = Path(),
+    on_progress: Progress | None = None,
+    engine: MapEngine | None = None,
 ) -> Audit:
     """Read the logs, with row features in `folder`, and audit them."""
     started = time.perf_counter()
     report = on_progress or (lambda _phase, _done, _total: None)
-    corpus = build_corpus(context, folder=folder, root=root, on_progress=report)
+    corpus = build_corpus(context, folder=folder, root=root, on_progress=report, engine=engine)
     report("find repeats", 0, 1)
     repeated = find_repeats(corpus, settings=context.settings)
     report("group questions", 0, 1)

@@ -281,7 +281,7 @@ class DataSettings(Record):
         description="The replies of a conversation that are trained on: the last, each in its own row, or "
         "each that the log marks with `weight: 1`. A reply with `weight: 0` is never trained on.",
     )
-    max_tokens: int = Field(1024, ge=8, description="The most tokens of a row; see `overlong`.")
+    max_tokens: int = Field(1024, ge=8, description="Maximum tokens per row; see `overlong`.")
     overlong: Literal["drop", "split_by_turn", "truncate"] = Field(
         "drop",
         description="Rows beyond max_tokens: drop them; make a row of each turn; leave out the oldest turns.",

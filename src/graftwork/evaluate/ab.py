@@ -2,7 +2,8 @@
 
 In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
 many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
-is read (`statistics.anytime`). Does not know who asked the models.
+is read (`statistics.anytime`). A canary has two such tests that share the allowed error: its metric, and
+requests without an answer. Does not know who asked the models.
 """
 
 import hashlib
@@ -17,9 +18,9 @@ from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE
 from graftwork.records.interaction import Capture
-from graftwork.records.release import Release
 from graftwork.records.report import Case
 
+Traffic = Literal["captures", "cases", "shadow"]
 Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
 """The grades of A and of B on some cases; asks a release that has not answered yet."""
@@ -195,13 +196,13 @@ class ABResult(Record):
     a: str
     b: str
     metric: str
-    traffic: Literal["captures", "cases"]
+    traffic: Traffic
     winner: Literal["A", "B"] | None
     used: int
     """Sessions that the test counted, up to the one that decided it."""
     ungraded: int
     asked: int
-    """Cases that both releases were asked; 0 for live traffic."""
+    """Cases or copied requests that both were asked; 0 for sessions that were split."""
     counts: dict[str, int | float]
     e_value: float
     p_value: float
@@ -235,9 +236,9 @@ class ABEvidence(NamedTuple):
 
 
 def make_result(
-    pair: tuple[Release, Release],
+    pair: tuple[str, str],
     metric: str,
-    traffic: Literal["captures", "cases"],
+    traffic: Traffic,
     *,
     evidence: ABEvidence,
     remarks: tuple[str, ...],
@@ -250,13 +251,13 @@ def make_result(
     used = evidence.used
     better = pair[1] if side == "B" else pair[0]
     sentence = (
-        f"not decided after {used} sessions: go on, and look again as often as you like"
+        f"not decided after {used} sessions: continue, and look again as often as you like"
         if side is None
-        else f"{side} ({better.id[:12]}) is better by {metric}: decided after {used} sessions"
+        else f"{side} ({better[:12]}) is better by {metric}: decided after {used} sessions"
     )
     return ABResult(
-        a=pair[0].id,
-        b=pair[1].id,
+        a=pair[0],
+        b=pair[1],
         metric=metric,
         traffic=traffic,
         winner=side,
@@ -368,3 +369,45 @@ def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[s
 def _quantile(values: list[float], share: float) -> float | None:
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
+Winner = Literal["candidate", "baseline"]
+CanaryStep = Literal["promote", "roll_back", "wait"]
+CANARY_TESTS = 2
+"""The metric and the failures."""
+
+
+def split_alpha(confidence: float) -> float:
+    """The error that each test may have, so that together they keep the confidence."""
+    return (1 - confidence) / CANARY_TESTS
+
+
+@dataclass
+class CanaryTest:
+    """Takes sessions as they come; once decided, it stays decided. Only its metric promotes a canary."""
+
+    confidence: float = 0.95
+    lower_is_better: bool = False
+    metric: LiveTest = field(init=False)
+    failures: LiveTest = field(init=False)
+
+    def __post_init__(self) -> None:
+        alpha = split_alpha(self.confidence)
+        self.metric = LiveTest(alpha, lower_is_better=self.lower_is_better)
+        self.failures = LiveTest(alpha, lower_is_better=True)
+
+    def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:
+        """One more answer. One that failed has the worst grade of the metric too."""
+        self.metric.take(answer)
+        self.failures.take(answer._replace(grade=float(failed)))
+        return self.step
+
+    @property
+    def step(self) -> CanaryStep:
+        return decide_canary(self.metric.test.winner, self.failures.test.winner)
+
+
+def decide_canary(by_metric: Winner | None, by_failures: Winner | None) -> CanaryStep:
+    if "baseline" in (by_metric, by_failures):
+        return "roll_back"
+    return "promote" if by_metric == "candidate" else "wait"

@@ -23,7 +23,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.prompt import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:

@@ -1,13 +1,14 @@
 """Predicts escalation from the answers of a small and a large model to the same cases.
 
-In: the reports of both, the checks that decide, and what each answer cost. Out: an `EscalationForecast`.
-Pure. A check fails where its grade is below 1; where it does not apply, it decides nothing.
+In: the reports of both, the cases that each check escalates, and what each answer cost. Out: an
+`EscalationForecast`. Pure.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from graftwork.evaluate.escalation_curve import mean_cost
 from graftwork.evaluate.statistics.bounded import bounded_difference, bounded_mean
 from graftwork.records.escalation import EscalationForecast, EscalationOption
 from graftwork.records.measured import MeasuredShare
@@ -41,17 +42,20 @@ class _Pair(NamedTuple):
     large_costs: list[float | None]
 
 
-def failing_cases(report: SubjectReport, check: str) -> set[str]:
-    scores = report.metrics[check].scores
-    return {case for case, grade in scores.items() if grade is not None and grade < 1}
-
-
 def forecast(
-    small: Answered, large: Answered, *, metric: str, checks: Sequence[str], sessions: Mapping[str, str]
+    small: Answered,
+    large: Answered,
+    *,
+    metric: str,
+    failing: Mapping[str, set[str]],
+    sessions: Mapping[str, str],
 ) -> EscalationForecast:
-    """The pair under `checks`, under each smaller set of them, and each model alone."""
+    """The pair under the checks, under each smaller set of them, and each model alone.
+
+    `failing` has the cases that each check escalates.
+    """
+    checks = tuple(failing)
     pair = _pair_up(small, large, metric=metric, sessions=sessions)
-    failing = {check: failing_cases(small.report, check) for check in checks}
     order = _by_gain(pair, failing)
     options = [_option(pair, order[:count], failing) for count in range(len(order) + 1)]
     mixed = _mix(pair, _union(failing, checks))
@@ -64,13 +68,14 @@ def forecast(
         quality=_share(pair.large, pair.sessions),
         cost_per_1000=_per_1000(pair.large_costs),
     )
+    alone = _with_cost_interval(alone, pair.large_costs, pair.sessions)
     remarks = []
     if large.is_reference:
         remarks.append(
             f"{large.report.subject} counts as right everywhere: its answers are the references of {metric}"
         )
     if options[-1].cost_per_1000 is None:
-        remarks.append("the cost is unknown: the log states neither cost nor tokens of a model with a price")
+        remarks.append(_explain_unknown_cost(pair, small=small.report.subject, large=large))
     return EscalationForecast(
         small=small.report.subject,
         large=large.report.subject,
@@ -87,6 +92,17 @@ def forecast(
         loss_high=loss.high,
         remarks=tuple(remarks),
     )
+
+
+def _explain_unknown_cost(pair: _Pair, *, small: str, large: Answered) -> str:
+    lacking = []
+    if None in pair.small_costs:
+        lacking.append(f"what {small} costs (set evaluate.costs.usd_per_hour)")
+    if None in pair.large_costs and large.is_reference:
+        lacking.append("what the log cost: it states neither costs nor tokens of a model with a price")
+    elif None in pair.large_costs:
+        lacking.append(f"the price of {large.report.subject} (add it to an api_prices.csv of your own)")
+    return f"the cost of the pair is unknown; missing: {', and '.join(lacking)}"
 
 
 def _pair_up(small: Answered, large: Answered, *, metric: str, sessions: Mapping[str, str]) -> _Pair:
@@ -139,12 +155,20 @@ def _option(pair: _Pair, checks: Sequence[str], failing: Mapping[str, set[str]])
         None if ours is None or (both and theirs is None) else ours + (theirs or 0.0) * both
         for both, ours, theirs in zip(asked, pair.small_costs, pair.large_costs, strict=True)
     ]
-    return EscalationOption(
+    option = EscalationOption(
         checks=tuple(checks),
         escalated=_share(asked, pair.sessions),
         quality=_share(_mix(pair, escalated), pair.sessions),
         cost_per_1000=_per_1000(costs),
     )
+    return _with_cost_interval(option, costs, pair.sessions)
+
+
+def _with_cost_interval(
+    option: EscalationOption, costs: Sequence[float | None], sessions: Sequence[str]
+) -> EscalationOption:
+    _, low, high = mean_cost(costs, sessions)
+    return option.model_copy(update={"cost_low": low, "cost_high": high})
 
 
 def _share(values: Sequence[float], sessions: Sequence[str]) -> MeasuredShare:

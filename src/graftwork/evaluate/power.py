@@ -57,7 +57,7 @@ def what_cases_show(
         loss_rate=loss_rate,
         sentence=(
             f"{_say_seen(cases, independent, detectable, comparison=comparison, confidence=confidence)}; "
-            f"{_say_needed(cases, asked=asked, needed=needed)} (in four evaluations of five, if "
+            f"{_say_needed(cases, asked=asked, needed=needed)} (with 80 % power, if "
             f"{100 * loss_rate:.0f} % of the cases {'go the other way' if worse else 'get worse'})."
         ),
     )

@@ -25,10 +25,12 @@ from graftwork.grading.answers import parse_object
 from graftwork.grading.grade import explain_vacuous, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import (
+    GRADERS,
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
     LATENCY_P95,
     LOWER_IS_BETTER,
+    NOT_REFUSED,
     TASK_SUCCESS,
     TRUNCATED,
     name_of,
@@ -45,8 +47,12 @@ CONSTANTS = 12
 """Replies of the log that are each tried as the answer to everything."""
 SAMPLE = 120
 """Cases that the spoiled copies are made of; the log's own replies are graded on all."""
+SMALLEST_SAMPLE = 10
+CHARACTERS = 1_000_000
+"""What spoiled copies and constant answers may have together: long replies make the sample smaller, so that
+the time limit, which depends on how busy the machine is, decides nothing."""
 SECONDS = 6.0
-"""What one metric may take; then what was graded so far must do."""
+"""What one metric may take, half of it for the log's own replies; then what was graded so far must do."""
 
 Severity = Literal["error", "warning"]
 
@@ -106,27 +112,36 @@ def try_out(
 
 
 def try_metric(
-    name: str, cases: Sequence[Case], *, context: GradeContext, clock: Callable[[], float] = time.monotonic
+    name: str, cases: Sequence[Case], *, context: GradeContext, clock: Callable[[], float] | None = None
 ) -> MetricTrial:
     """One metric on the log's own replies, on their spoiled copies and on constant answers."""
+    # A metric that only compares texts takes no longer for what else the machine does; others may wait.
+    clock = clock or (time.process_time if name in GRADERS else time.monotonic)
     context = replace(context, failed=[])
-    until = clock() + SECONDS
+    begun = clock()
 
-    def mean(pairs: Sequence[tuple[Case, str]]) -> tuple[float | None, int]:
+    def mean(
+        pairs: Sequence[tuple[Case, str]], *, seconds: float = SECONDS, whole: bool = False
+    ) -> tuple[float | None, int]:
         grades = []
         for case, text in pairs:
-            if clock() > until:
+            if clock() > begun + seconds:
+                if whole:
+                    return None, 0
                 break
             if (found := grade(name, case, text, context=context)) is not None:
                 grades.append(found)
         return (sum(grades) / len(grades) if grades else None), len(grades)
 
-    own, graded = mean([(case, case.reference) for case in cases])
+    own, graded = mean([(case, case.reference) for case in cases], seconds=SECONDS / 2)
     failed, why = len(context.failed), context.failed[0].reason if context.failed else ""
     why = why or explain_vacuous(name, cases, graded=graded, context=context)
-    few = cases[:: max(1, len(cases) // SAMPLE)]
+    letters = sum(len(case.reference) for case in cases) * (COPIES + CONSTANTS)
+    fitting = len(cases) * CHARACTERS // max(letters, 1)
+    few = cases[:: max(1, len(cases) // min(SAMPLE, max(SMALLEST_SAMPLE, fitting)))]
     spoiled, _ = mean([(case, text) for place, case in enumerate(few) for text in spoil(place, few)])
-    constants = {text: mean([(case, text) for case in few])[0] for text in common_replies(few)}
+    # The first cases alone would flatter an answer that is the reply to one of them.
+    constants = {text: mean([(case, text) for case in few], whole=True)[0] for text in common_replies(few)}
     best = max(constants, key=lambda text: constants[text] or 0.0, default="")
     return MetricTrial(
         name=name,
@@ -352,6 +367,7 @@ _FORM = frozenset(
         "citations_exist",
         "claims_cited",
         "answered_where_due",
+        NOT_REFUSED,
         TRUNCATED,
     }
 )

@@ -66,10 +66,10 @@ class JudgeSettings(Record):
         0.2,
         ge=0,
         le=1,
-        description="Cohen's kappa with people's labels that the judge must have for sure, by the lower end "
-        "of its interval, before its verdict counts in the gate; see `graft eval calibrate`.",
+        description="Least lower bound of Cohen's kappa with people's labels. A judge below it does not "
+        "count in the gate; see `graft eval calibrate`.",
     )
-    min_labels: int = Field(30, ge=1, description="People's labels that a calibration needs at least.")
+    min_labels: int = Field(30, ge=1, description="Minimum number of people's labels for a calibration.")
     price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
     price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
 
@@ -161,6 +161,8 @@ class PromptSettings(Record):
 class EvaluateSettings(Record):
     """How subjects are evaluated. Decoding is greedy unless `sampling` is set."""
 
+    cases: str | None = None
+    """A JSONL file of cases instead of the test split, relative to graft.yaml."""
     max_cases: int | None = Field(default=None, ge=1)
     """At most so many held-out cases; all of them without it."""
     max_new_tokens: int = Field(default=64, ge=1)
@@ -312,7 +314,9 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def _require_checks(name: str, settings: EvaluateSettings) -> None:
-    """Held-out rows bring no checks along: only graft.yaml can say what a right answer is."""
+    """Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right."""
+    if settings.cases is not None:
+        return
     if name in (TASK_SUCCESS, CHECKS_PASSED) and not right_or_wrong(settings.checks):
         raise ValueError(
             f"nothing says when an answer is right, so {name} would never be measured; write a rule under "

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
-from graftwork.evaluate.cases import cases_to_time
 from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.inference.selection import PRECISIONS, VLLM, agree_on_engine, is_alone
@@ -168,6 +167,8 @@ def answers_of_log(cases: Sequence[Case]) -> list[Answer]:
 
 def generation_of_log(cases: Sequence[Case], *, latency_cases: int) -> Generation:
     """Durations of the cases that the other subjects are timed on, where the log holds all of these."""
+    from graftwork.evaluate.cases import cases_to_time  # settings import this module, and cases numpy
+
     timed = [case.duration_ms for case in cases_to_time(cases, most=latency_cases)]
     known = [duration / 1000 for duration in timed if duration is not None]
     return Generation(

@@ -104,6 +104,11 @@ def _encode_record(record: Record) -> str:
     return record.model_dump_json(exclude=unknown)
 
 
+def encode_messages(messages: Iterable[Message]) -> str:
+    """The column `messages` of a row."""
+    return orjson.dumps([{"role": turn.role, "content": turn.content} for turn in messages]).decode()
+
+
 def row_schema(*, optional: Sequence[str] = ()) -> "pa.Schema":
     """The columns of a shard. Shards of logs without what is `optional` keep their bytes."""
     import pyarrow as pa

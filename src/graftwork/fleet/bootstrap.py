@@ -5,6 +5,8 @@ file, unpacks the wheel, installs missing packages into an environment of its ow
 it at the time limit, whatever else has failed. Uses the standard library alone.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import fcntl
@@ -12,6 +14,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +26,13 @@ from types import FrameType
 from typing import Any
 
 NEEDED = ("numpy", "orjson", "pyarrow", "pydantic", "safetensors", "tokenizers", "torch", "transformers")
+PYTHON = (3, 11)
 JOB_VARIABLE = "GRAFT_FLEET_JOB"
 """In the environment of every process of the job: a hard stop finds them by it."""
 EXIT_FILE = "exit.json"
+ERROR_FILE = "run/error.json"
+FULL = (28, 122)
+"""Error numbers of a full disk and an exceeded quota."""
 STARTED_FILE = "started.json"
 DONE, ENVIRONMENT, RESUME = 0, 3, 75
 LAST_SECONDS = 60.0
@@ -46,24 +53,67 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, required=True, help="where the job works; kept for a resume")
     parser.add_argument("--seconds", type=float, help="time limit; default: that of the bundle")
     parser.add_argument("--cache", type=Path, help="for the unpacked wheel and installed packages")
+    parser.add_argument("--secrets", type=Path, help="variables of the environment as JSON; removed")
     given = parser.parse_args(arguments)
+    take_secrets(given.secrets)
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     # Of an attempt before: a queue may start the job again.
     (work / EXIT_FILE).unlink(missing_ok=True)
     try:
+        require_python()
         bundle = read_bundle(given.bundle)
         library = unpack_wheel(given.bundle, bundle, given.cache or work.parent)
         python = find_python(given.bundle, bundle, given.cache or work.parent)
         limit = given.seconds if given.seconds is not None else bundle.get("seconds")
         code, reason = run(given.bundle, work, python=python, library=library, limit=limit)
     except Trouble as trouble:
-        code, reason = ENVIRONMENT, trouble.what
-        error = {"error": "EnvironmentLacks", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
-        write(work / "run" / "error.json", {**error, "where": str(work), "exit_code": ENVIRONMENT})
-        print(f"{trouble.what}\n  why  {trouble.why}\n  fix  {trouble.fix}", file=sys.stderr)
-    write(work / EXIT_FILE, {"code": code, "reason": reason, "at": time.time()})
+        code, reason = report(trouble, work)
+    except OSError as error:
+        code, reason = report(explain_failure(error, work), work)
+    try:
+        write(work / EXIT_FILE, {"code": code, "reason": reason, "at": time.time()})
+    except OSError as error:
+        # The place reports an end without a result; the log has the reason.
+        print(f"{EXIT_FILE} could not be written: {error}", file=sys.stderr)
     return code
+
+
+def require_python() -> None:
+    """An older Python reads this file, but not the package."""
+    if sys.version_info[:2] < PYTHON:
+        found = ".".join(map(str, sys.version_info[:2]))
+        raise Trouble(
+            f"the machine has Python {found}",
+            why=f"{sys.executable} runs the job, and 3.11 or later is needed",
+            fix="name another `python` or `image` in the settings of the place",
+        )
+
+
+def report(trouble: Trouble, work: Path) -> tuple[int, str]:
+    """Leave the error where a reader looks for it; returns the exit code and the reason."""
+    print(f"{trouble.what}\n  why  {trouble.why}\n  fix  {trouble.fix}", file=sys.stderr)
+    error = {"error": "EnvironmentLacks", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
+    with contextlib.suppress(OSError):
+        write(work / ERROR_FILE, {**error, "where": str(work), "exit_code": ENVIRONMENT})
+    return ENVIRONMENT, trouble.what
+
+
+def explain_failure(error: OSError, work: Path) -> Trouble:
+    if error.errno in FULL:
+        return Trouble(
+            "the disk of the machine is full",
+            why=str(error),
+            fix=f"free some space there, or let the job work elsewhere than {work}",
+        )
+    return Trouble(f"the machine says: {error.strerror or error}", why=str(error), fix="check its folders")
+
+
+def take_secrets(path: Path | None) -> None:
+    """Into the environment, where no file may keep them."""
+    if path is not None and path.exists():
+        os.environ.update(json.loads(path.read_text()))
+        path.unlink()
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:
@@ -91,8 +141,13 @@ def unpack_wheel(folder: Path, bundle: dict[str, Any], cache: Path) -> Path:
     target = cache / f"graftwork-{bundle['files'][name]['sha256'][:16]}"
     if not target.exists():
         part = target.with_name(f".{target.name}.{os.getpid()}")
-        with zipfile.ZipFile(folder / name) as archive:
-            archive.extractall(part)
+        try:
+            with zipfile.ZipFile(folder / name) as archive:
+                archive.extractall(part)
+        except OSError:
+            # A full disk is not left full: the error must fit on it.
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         with contextlib.suppress(OSError):  # another job was first
             part.rename(target)
     return target
@@ -134,6 +189,7 @@ def install(environment: Path, wheel: Path, missing: list[str]) -> None:
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            shutil.rmtree(environment, ignore_errors=True)
             raise Trouble(
                 f"the packages {', '.join(missing)} are missing and could not be installed",
                 why=last[:300],
@@ -146,13 +202,16 @@ def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | 
     """Start the runner, pass signals on to it, and end it at the time limit."""
     left = remaining(work, limit)
     if left is not None and left <= 0:
-        return RESUME, "the time limit was reached before"
+        return RESUME, "its time limit was reached before"
     command = [python, "-m", "graftwork.fleet.runner", "--bundle", str(bundle), "--work", str(work)]
     command += ["--seconds", str(left - last_seconds(left))] if left is not None else []
     path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH", ""))))
     child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
 
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
+    until, signals = time.monotonic() + left if left is not None else None, []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
         child.terminate()
 
     signal.signal(signal.SIGTERM, pass_on)
@@ -162,9 +221,24 @@ def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | 
         code = child.wait(left)
     except subprocess.TimeoutExpired:
         kill_all(child)
-        return RESUME, "the time limit was reached; the job did not end by itself and was killed"
-    reason = {DONE: "done", RESUME: "stopped; it can be resumed"}.get(code, f"ended with exit code {code}")
-    return code, reason
+        return RESUME, "its time limit was reached; the job did not end by itself and was killed"
+    if code == DONE:
+        return code, "done"
+    found = read_error(work) or f"ended with exit code {code}"
+    if code != RESUME:
+        return code, found
+    if signals:
+        return code, f"stopped by a signal from the place; {found}"
+    late = until is not None and left is not None and time.monotonic() >= until - last_seconds(left)
+    return code, f"{'its time limit was reached' if late else 'stopped as asked'}; {found}"
+
+
+def read_error(work: Path) -> str:
+    """What the worker says is wrong; empty: it says nothing."""
+    try:
+        return str(json.loads((work / ERROR_FILE).read_bytes())["what"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def last_seconds(left: float) -> float:
@@ -182,7 +256,7 @@ def remaining(work: Path, limit: float | None) -> float | None:
     return limit - max(time.time() - begun, 0.0)
 
 
-def kill_all(child: "subprocess.Popen[bytes]") -> None:
+def kill_all(child: subprocess.Popen[bytes]) -> None:
     """End the runner and every process of the job, those in sessions of their own included."""
     child.kill()
     name = os.environ.get(JOB_VARIABLE)

@@ -48,6 +48,7 @@ class BundleParts:
     """Copied into the bundle for a base of the kind `bundled`."""
     dataset_folder: Path | None = None
     dataset_there: str = ""
+    splits: tuple[str, ...] = TRAVELLING_SPLITS
     start_adapter: Path | None = None
     checkpoint: Path | None = None
     """The folder of the checkpoint to go on from."""
@@ -98,8 +99,8 @@ def _travelling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
     if parts.dataset_folder is not None and not parts.dataset_there:
         dataset = read_manifest(parts.dataset_folder)
         names = [MANIFEST]
-        for split in TRAVELLING_SPLITS:
-            names += [shard.file for shard in dataset.splits[split].shards] if split in dataset.splits else []
+        for split, rows in dataset.splits.items():
+            names += [shard.file for shard in rows.shards] if split in parts.splits else []
         names += [dataset.packing.file] if dataset.packing is not None else []
         yield from ((f"{DATASET}/{name}", parts.dataset_folder / name) for name in names)
     folders = {

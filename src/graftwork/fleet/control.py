@@ -3,16 +3,17 @@
 In: a place, the ledger, the time. Out: jobs whose every state is in the ledger before the place is asked for
 the next thing. A crash between any two actions is harmless: `reconcile` looks at what exists, adopts what was
 made for an open job, and ends duplicates and machines of closed jobs until the list of the place no longer
-shows them. A machine whose job is not in the ledger is reported, not ended.
+shows them. A machine whose job is not in the ledger is reported, not ended. Whatever a place raises while it
+is reconciled counts as no answer: what one client fails at must not keep the machines of other jobs.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from graftwork.fleet.ledger import JobLedger
-from graftwork.fleet.place import LABEL, Place, Refused
+from graftwork.fleet.place import LABEL, HasHosts, KeepsForJobs, Place, PlaceUnreachable, Refused
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, GraftError, UserMistake
 from graftwork.records.fleet import (
@@ -25,9 +26,13 @@ from graftwork.records.fleet import (
     Reconciled,
 )
 
+log = logging.getLogger(__name__)
+
 STOP_ROUNDS = 3
 """Reconciliations until a machine is gone: one sees it, one repeats a stop that was ignored, one confirms."""
 
+UNSTATED = "the place gives no reason"
+"""Part of the reason of a job that ended without one."""
 _UNKNOWN = "not in this ledger; a copied project or an old backup? end it at the provider if it is yours"
 
 
@@ -77,8 +82,11 @@ class Controller:
     safety: Safety = field(default_factory=Safety)
     collect: Callable[[FleetJob], None] | None = None
     """Brings the files of an ended job, before its machine is given back."""
-    deliver: Callable[[FleetJob], None] | None = None
-    """Sends the bundle to a machine that has come up, where the place does not do it in `submit`."""
+    deliver: Callable[[FleetJob], bool] | None = None
+    """Sends the bundle to a machine that has come up, where the place does not do it in `submit`.
+
+    Whether the machine has taken it: it has come up then, however long packages take to install there.
+    """
 
     def start(
         self,
@@ -134,9 +142,11 @@ class Controller:
         was_open = [job for job in self.ledger.list() if job.place == self.place.name and job.is_open]
         try:
             listed = self.place.list()
-        except GraftError:
+        except Exception as error:  # whatever a place may raise
+            known_error = isinstance(error, GraftError)
+            unanswered = self.place.name if known_error else f"{self.place.name}: {what_failed(error)}"
             return Reconciled(
-                checked=len(was_open), open=len(was_open), unreachable=(self.place.name,) if was_open else ()
+                checked=len(was_open), open=len(was_open), unreachable=(unanswered,) if was_open else ()
             )
         machines: dict[str, list[PlacedJob]] = defaultdict(list)
         key = self.ledger.key
@@ -146,7 +156,11 @@ class Controller:
             if found is not None and found["ledger"] == key:
                 machines[machine.label].append(machine)
         ended: list[str] = []
+        unreached = self.place.unreached if isinstance(self.place, HasHosts) else frozenset()
         for job in was_open:
+            if unreached and (job.placed is None or job.placed.host in unreached):
+                # Whether it is there is not known: it stays as it is.
+                continue
             found_here = sorted(machines.pop(job.label, []), key=lambda one: (one.created_at, one.id))
             self._settle(job, found_here, now, ended)
         after = {job.id: job for job in self.ledger.list()}
@@ -160,6 +174,7 @@ class Controller:
             closed=tuple(f"{job.id} {job.state}: {job.reason}" for job in closed),
             ended=tuple(ended),
             unknown=tuple(f"{label}: {_UNKNOWN}" for label in sorted(machines.keys() - known.keys())),
+            unreachable=tuple(f"{self.place.name}: {host}" for host in sorted(unreached)),
             open=sum(after[job.id].is_open for job in was_open),
         )
 
@@ -175,8 +190,8 @@ class Controller:
             job = self._judge(job, machines, now)
         elif job.state == "intended" and now - job.created_at > self.safety.settle_seconds:
             unseen = (now - job.created_at) / 3600 * job.usd_per_hour
-            job = _close(job, "failed", "the place did not show it", now)
-            job = job.model_copy(update={"unseen_usd": unseen})
+            job = self._closed(job, "failed", "the place never showed it: no job was made", now)
+            job = job if job.is_open else job.model_copy(update={"unseen_usd": unseen})
         # Before the place is asked: a crash after this line repeats the question.
         self.ledger.update(job)
         kept = job.placed.id if job.placed is not None and job.state == "submitted" else None
@@ -184,8 +199,7 @@ class Controller:
             if machine.id != kept:
                 self._end(machine, ended)
         if job.state == "stopping" and not present and self._is_absent(job, now):
-            outcome = job.outcome or "stopped"
-            self.ledger.update(_close(job, outcome, job.reason, now))
+            self.ledger.update(self._closed(job, job.outcome or "stopped", job.reason, now))
 
     def _judge(self, job: FleetJob, machines: list[PlacedJob], now: float) -> FleetJob:
         """Whether a submitted job may go on."""
@@ -197,27 +211,49 @@ class Controller:
         assert placed is not None
         if placed.id in listed and (wrong := _mismatch(job, listed[placed.id])):
             return _stopping(job, "failed", wrong, now)
+        trouble = ""
         try:
             found = self.place.poll(placed)
-        except GraftError:
+        except Exception as error:  # whatever a place may raise
             # The limits below hold for a place that gives no answer, too.
-            found = JobPoll(phase="starting")
+            found, trouble = JobPoll(phase="starting"), what_failed(error)
         if found.phase in ("running", "ended") and job.booted_at is None:
             job = job.model_copy(update={"booted_at": now})
         if found.phase == "ended":
             job = self._collected(job)
             if self.collect is not None and not job.fetched and not self._is_over(job, now):
                 return job
-            state, reason = _outcome(found)
-            return _stopping(job, state, reason, now) if machines else _close(job, state, reason, now)
+            outcome = _outcome(found)
+            return _stopping(job, *outcome, now) if machines else self._closed(job, *outcome, now)
         if machines:
             if found.phase == "starting" and self.deliver is not None:
-                with suppress(GraftError):
-                    self.deliver(job)
-            return self._within_limits(job, now)
-        if found.phase == "gone" and self._is_absent(job, now):
-            return _close(job, "lost", "the machine was taken away; the run goes on from its mirror", now)
+                try:
+                    if self.deliver(job) and job.booted_at is None:
+                        job = job.model_copy(update={"booted_at": now})
+                except Exception as error:  # whatever a place, or the disk here, may raise
+                    trouble = trouble or what_failed(error)
+            return self._within_limits(job, now, trouble)
+        # Where jobs cost money, one that is not listed ends with its time, whatever else the place says.
+        is_over = self.place.paid and self._is_over(job, now)
+        if self._is_absent(job, now) and (found.phase == "gone" or is_over):
+            reason = "the machine was taken away; the run goes on from its mirror"
+            return self._closed(job, "lost", reason, now)
         return job
+
+    def _closed(self, job: FleetJob, state: FinalState, reason: str, now: float) -> FleetJob:
+        """The job with its final state, once the place keeps nothing for it; until then as it is."""
+        if isinstance(self.place, KeepsForJobs):
+            try:
+                self.place.forget(job.label)
+            except PlaceUnreachable:
+                return job
+            except GraftError as error:
+                # A user without secrets needs no right to delete them.
+                if job.placed is None:
+                    log.warning("%s may still keep secrets of the job %s: %s", job.place, job.id, error.what)
+            except Exception:  # whatever a place may raise
+                return job
+        return _close(job, state, reason, now)
 
     def _collected(self, job: FleetJob) -> FleetJob:
         """The job, fetched if its files could be brought."""
@@ -225,7 +261,7 @@ class Controller:
             return job
         try:
             self.collect(job)
-        except GraftError:
+        except Exception:  # whatever a place, or a full disk here, may raise
             return job
         return job.model_copy(update={"fetched": True})
 
@@ -234,14 +270,16 @@ class Controller:
         begun = job.created_at if self.place.paid else job.booted_at
         return begun is not None and now - begun > self.safety.boot_seconds + job.seconds
 
-    def _within_limits(self, job: FleetJob, now: float) -> FleetJob:
-        """The job as it is, or stopping because it takes too long."""
+    def _within_limits(self, job: FleetJob, now: float, trouble: str) -> FleetJob:
+        """The job as it is, or stopping because it takes too long; `trouble` is what goes wrong now."""
         # Counted from the intent, by the clock of this side: that of the provider may be wrong.
         age = now - job.created_at
         if job.booted_at is None and self.place.paid and age > self.safety.boot_seconds:
-            return _stopping(job, "failed", "the machine never came up", now)
+            reason = f"the machine never came up: {trouble}" if trouble else "the machine never came up"
+            return _stopping(job, "failed", reason, now)
         if self._is_over(job, now):
-            return _stopping(job, "stopped", "its time is over", now)
+            # One attempt: what it has saved is on its machine, and the machine is paid for.
+            return _stopping(self._collected(job), "stopped", "its time is over", now)
         return job
 
     def _is_absent(self, job: FleetJob, now: float) -> bool:
@@ -263,9 +301,16 @@ class Controller:
         ended.append(f"{machine.label} ({machine.id})")
         try:
             self.place.stop(machine, at_once=True)
-        except GraftError:
+        except Exception:  # whatever a place may raise
             # The next reconciliation sees it again.
             return
+
+
+def what_failed(error: Exception) -> str:
+    """The words of an error of ours; of any other one its kind alone: its text may hold anything."""
+    if isinstance(error, GraftError):
+        return error.what
+    return f"its client failed ({type(error).__name__})"
 
 
 def _mismatch(job: FleetJob, placed: PlacedJob) -> str:
@@ -280,15 +325,17 @@ def _outcome(found: JobPoll) -> tuple[FinalState, str]:
     if found.exit_code == EXIT_DONE:
         return "done", found.message or "done"
     if found.exit_code == EXIT_RESUME_ME:
-        return "stopped", found.message or "stopped in good order"
-    return "failed", found.message or f"ended with exit code {found.exit_code}"
+        return "stopped", found.message or f"stopped in good order; {UNSTATED}"
+    ended = "ended" if found.exit_code is None else f"ended with exit code {found.exit_code}"
+    return "failed", found.message or f"{ended}; {UNSTATED}"
 
 
 def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
     """The job with the time that this machine has been paid for until now: from the intent, at the most."""
     before = job.machines.get(machine.id)
     # A machine that was stopped is listed without a price; what it has cost stays.
-    price = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
+    known = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
+    price = known or job.usd_per_hour
     bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=price)
     return job.model_copy(update={"machines": {**job.machines, machine.id: bill}, "updated_at": now})
 

@@ -1,32 +1,49 @@
 """The commands of a host that runs jobs. Sent over the connection and run by the host's own Python 3.11.
 
-In: a command and its arguments, data on standard input. Out: JSON or a tar file on standard output. Files are
-below one folder: `blobs/` by content, `jobs/<label>/` with the bundle, the work folder and the log. Uses the
-standard library alone and leaves no daemon: a job is a process in a session of its own, alive as long as it
-holds its lock. Exit code 44 comes with an error as JSON.
+In: commands on standard input, each a line of JSON and its data. Out: JSON or a tar file, and a code; 44
+comes with an error as JSON. Files are below one folder: `blobs/` by content, `jobs/<label>/` with the bundle,
+the work folder and the log. Uses the standard library alone and leaves no daemon: it ends with the
+connection, and a job is a process in a session of its own, alive as long as it holds its lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
-from typing import IO, Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+# Modules that only some commands need are imported there: a host is asked often.
 
 REFUSED = 44
+READY = b"\0graft\0"
+"""Before the first answer: what a shell prints at a login comes before it."""
+GONE = "the host does not have the job"
+NO_END = "it was killed, could not be started, or its machine was restarted"
 PIECE = 2**20
 NEEDED = (3, 11)
+WAIT_SECONDS = 0.05
 FULL = (28, 122)
 """Error numbers of a full disk and an exceeded quota."""
+
+
+DATASET_KEYS = (
+    "content_hash",
+    "model",
+    "base",
+    "base_fingerprint",
+    "template_fingerprint",
+    "tokenizer_fingerprint",
+)
+SUMMARY_KEYS = ("rows", "groups", "tokens", "trained_tokens", "longest", "lengths")
+"""What of a dataset may leave its host."""
 
 
 class HostRefusal(Exception):
@@ -34,36 +51,99 @@ class HostRefusal(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    root, command, *given = arguments
-    host, stdout = JobHost(Path(root).expanduser()), sys.stdout.buffer
+    """Carry out commands until the connection ends."""
+    (root,), stdin, stdout = arguments, sys.stdin.buffer, sys.stdout.buffer
+    stdout.write(READY)
+    stdout.flush()
+    while line := stdin.readline():
+        given, reply = PieceReader(stdin), PieceWriter(stdout)
+        code = answer(Path(root).expanduser(), json.loads(line), given, reply)
+        reply.end(code)
+        if not given.ended:
+            # What is still on its way belongs to a command that has failed.
+            return code
+    return 0
+
+
+class PieceReader:
+    """The data of one command: pieces, each after its length, until an empty one."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._left, self.ended = stream, 0, False
+
+    def read(self, size: int = -1) -> bytes:
+        parts: list[bytes] = []
+        while not self.ended and size:
+            if not self._left:
+                head = self._stream.read(4)
+                self._left = int.from_bytes(head, "big")
+                self.ended = head == bytes(4)
+                if len(head) == 4:
+                    continue
+            part = self._stream.read(self._left if size < 0 else min(size, self._left))
+            if not part:
+                raise OSError("the connection was cut")
+            self._left -= len(part)
+            size -= len(part) if size > 0 else 0
+            parts.append(part)
+        return b"".join(parts)
+
+
+class PieceWriter:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        if data:
+            self._stream.write(len(data).to_bytes(4, "big") + data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def end(self, code: int | None = None) -> None:
+        self._stream.write(bytes(4) + (bytes([code]) if code is not None else b""))
+        self._stream.flush()
+
+
+def answer(root: Path, words: list[str], stdin: Any, stdout: Any) -> int:
+    """Carry out one command and write its answer; returns the exit code."""
+    host, command, given = JobHost(root), words[0], words[1:]
     try:
         if command == "pack":
+            stdin.read()
             host.pack(given[0], stdout)
             return 0
-        answer = run_command(host, command, given)
+        found = run_command(host, command, given, stdin)
     except HostRefusal as refusal:
         what, why, fix = refusal.args
         stdout.write(json.dumps({"what": what, "why": why, "fix": fix}).encode())
         return REFUSED
     except OSError as error:
-        full = error.errno in FULL
-        what = "the disk of the host is full" if full else f"the host says: {error.strerror or error}"
-        why, fix = f"{error.filename or host.root}", "free some space there" if full else "check its folder"
-        stdout.write(json.dumps({"what": what, "why": why, "fix": fix}).encode())
+        stdout.write(json.dumps(explain_failure(error, host.root)).encode())
         return REFUSED
-    stdout.write(json.dumps(answer).encode())
+    stdout.write(json.dumps(found).encode())
     return 0
 
 
-def run_command(host: JobHost, command: str, given: list[str]) -> Any:
+def explain_failure(error: OSError, root: Path) -> dict[str, str]:
+    full = error.errno in FULL
+    what = "the disk of the host is full" if full else f"the host says: {error.strerror or error}"
+    fix = "free some space there: old jobs are in jobs/ of the folder, shared files in blobs/"
+    fix = fix if full else "check its folder"
+    return {"what": what, "why": f"{error.filename or root}", "fix": fix}
+
+
+def run_command(host: JobHost, command: str, given: list[str], stdin: Any) -> Any:
     if sys.version_info[:2] < NEEDED:
         found = ".".join(map(str, sys.version_info[:2]))
         raise HostRefusal(f"the host has Python {found}", "3.11 or later is needed", "name another `python`")
     if command == "receive":
-        return host.receive(sys.stdin.buffer)
+        return host.receive(stdin)
     if command in ("missing", "prepare", "start"):
-        return getattr(host, command)(json.load(sys.stdin.buffer))
-    if command in ("probe", "list", "status", "stop", "log", "remove"):
+        return getattr(host, command)(json.loads(stdin.read()))
+    stdin.read()
+    if command in ("probe", "list", "status", "wait", "stop", "log", "remove", "dataset"):
         return getattr(host, command)(*given)
     raise HostRefusal(f"the host does not know the command {command}", "", "")
 
@@ -75,6 +155,8 @@ class JobHost:
 
     def probe(self) -> dict[str, Any]:
         """What the host is and has."""
+        import shutil
+
         self.jobs.mkdir(parents=True, exist_ok=True)
         return {
             "python": ".".join(map(str, sys.version_info[:3])),
@@ -83,11 +165,44 @@ class JobHost:
             "jobs": len(self.list()),
         }
 
+    def dataset(self, path: str, model: str) -> dict[str, Any]:
+        """The counts and hashes of a dataset here: of its folder, or the newest one of a project's model.
+
+        Rows, file names and settings of the dataset are left out: they stay on this host.
+        """
+        folder = Path(path).expanduser()
+        manifest = _read_json(folder / "manifest.json")
+        if manifest is None:
+            found = sorted(
+                (folder / ".graft" / "datasets").glob("*/manifest.json"),
+                key=lambda file: file.stat().st_mtime,
+            )
+            for file in reversed(found):
+                known = _read_json(file)
+                if known is not None and known.get("model") == model:
+                    folder, manifest = file.parent, known
+                    break
+        if manifest is None:
+            raise HostRefusal(
+                f"there is no prepared dataset of the model {model} at {path}",
+                "it holds no manifest.json, and no project prepared one there",
+                "run `graft data prepare` there, or name the folder of a dataset",
+            )
+        splits = {
+            name: {key: split[key] for key in SUMMARY_KEYS if key in split}
+            for name, split in manifest["splits"].items()
+        }
+        kept = {key: manifest[key] for key in DATASET_KEYS}
+        return {"folder": str(folder.resolve()), "dataset": {**kept, "splits": splits}}
+
     def missing(self, hashes: list[str]) -> list[str]:
         return [name for name in hashes if not (self.blobs / name).exists()]
 
     def receive(self, stream: IO[bytes]) -> dict[str, int]:
         """Files named by their hash; each gets its name only if it has its bytes."""
+        import hashlib
+        import tarfile
+
         self.blobs.mkdir(parents=True, exist_ok=True)
         received = 0
         with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -97,16 +212,35 @@ class JobHost:
                     raise HostRefusal("a file of the bundle has an odd name", entry.name, "send it again")
                 part = self.blobs / f".{entry.name}.{os.getpid()}"
                 digest = hashlib.sha256()
-                with part.open("wb") as target:
-                    while piece := source.read(PIECE):
-                        digest.update(piece)
-                        target.write(piece)
-                        received += len(piece)
+                try:
+                    with part.open("wb") as target:
+                        while piece := source.read(PIECE):
+                            digest.update(piece)
+                            target.write(piece)
+                            received += len(piece)
+                except OSError:
+                    # A full disk is not left full.
+                    part.unlink(missing_ok=True)
+                    raise
                 if digest.hexdigest() != entry.name:
                     part.unlink()
                     raise HostRefusal("a file arrived damaged", entry.name[:12], "send it again")
                 part.replace(self.blobs / entry.name)
+        stream.read()
         return {"received": received}
+
+    def take(self, name: str, source: Path) -> None:
+        """A file of this machine, named by its hash. The bundle's bootstrap checks it."""
+        import shutil
+
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        part = self.blobs / f".{name}.{os.getpid()}"
+        try:
+            shutil.copyfile(source, part)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        part.replace(self.blobs / name)
 
     def prepare(self, order: dict[str, Any]) -> dict[str, bool]:
         """Lay out the bundle of a job that something else starts."""
@@ -117,17 +251,32 @@ class JobHost:
         return {"prepared": True}
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Start the job, or say that it exists. A job that died without an end is started again."""
+        """Start the job, or say that it exists. A job that died without an end is started again.
+
+        Files of the bundle that are not here are named instead, and nothing is started.
+        """
         folder = self.jobs / order["label"]
         if not folder.exists():
+            files = json.loads(order["bundle"])["files"].values()
+            missing = self.missing(sorted({file["sha256"] for file in files}))
+            if missing:
+                return {"created": False, "missing": missing}
             self._lay_out(order, folder)
         descriptor = os.open(folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / "work" / "exit.json").exists():
+                return {"created": False}
+            return self._start(order, folder, descriptor)
         except BlockingIOError:
             return {"created": False}
-        if (folder / "work" / "exit.json").exists():
-            return {"created": False}
+        finally:
+            # The job has its own copy: the lock is free when the job is over, however it ended.
+            os.close(descriptor)
+
+    def _start(self, order: dict[str, Any], folder: Path, descriptor: int) -> dict[str, Any]:
+        import subprocess
+
         gpu = self._pick_gpu(order, folder)
         environment = {**os.environ, **order["secrets"], "GRAFT_FLEET_JOB": order["label"]}
         environment |= {"PYTHONUNBUFFERED": "1"}
@@ -144,13 +293,14 @@ class JobHost:
                 env=environment,
                 cwd=folder,
                 start_new_session=True,
-                # The lock is the job's: it is free when the job is over, however it ended.
                 pass_fds=(descriptor,),
             )
         (folder / "pid").write_text(str(child.pid))
         return {"created": True, "pid": child.pid, "gpu": gpu}
 
     def _lay_out(self, order: dict[str, Any], folder: Path) -> None:
+        import shutil
+
         bundle = json.loads(order["bundle"])
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
         for name, file in bundle["files"].items():
@@ -196,17 +346,37 @@ class JobHost:
         error = _read_json(folder / "work" / "run" / "error.json")
         if not alive:
             answer["exit_code"] = ended["code"] if ended else -9
-            answer["message"] = (error or {}).get("what") or (ended or {}).get("reason") or "it was killed"
+            answer["message"] = (
+                (ended or {}).get("reason") or (error or {}).get("what") or self._guess(folder)
+            )
         elif beat is None:
             answer["phase"] = "starting"
         answer["beat"] = beat
         return answer
+
+    def _guess(self, folder: Path) -> str:
+        """Why a job ended that left no reason."""
+        try:
+            lines = (folder / "job.log").read_text(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{NO_END}; its log ends with: {last[:200]}" if last else NO_END
+
+    def wait(self, label: str, seconds: str) -> dict[str, Any]:
+        """The status once the job is over, or after so many seconds."""
+        folder, until = self.jobs / label, time.monotonic() + float(seconds)
+        while folder.exists() and self._is_alive(folder) and time.monotonic() < until:
+            time.sleep(WAIT_SECONDS)
+        return self.status(label)
 
     def list(self) -> list[str]:
         folders = self.jobs.iterdir() if self.jobs.exists() else ()
         return sorted(f.name for f in folders if not f.name.startswith(".") and self._is_alive(f))
 
     def stop(self, label: str, how: str = "") -> dict[str, bool]:
+        import signal
+
         folder = self.jobs / label
         if not folder.exists() or not self._is_alive(folder):
             return {"stopped": False}
@@ -223,10 +393,16 @@ class JobHost:
 
     def pack(self, label: str, stream: IO[bytes]) -> None:
         """The run's folder; without checkpoints once there is a result."""
+        import tarfile
+
+        if not (self.jobs / label).exists():
+            raise HostRefusal(GONE, label, "")
         run = self.jobs / label / "work" / "run"
         done = (run / "outcome.json").exists()
+        # A job that still runs removes folders meanwhile, at which `rglob` fails and `walk` does not.
+        listed = [Path(folder, name) for folder, _, names in os.walk(run) for name in names]
         with tarfile.open(fileobj=stream, mode="w|") as archive:
-            for path in sorted(run.rglob("*")) if run.exists() else ():
+            for path in sorted(listed):
                 name = path.relative_to(run).as_posix()
                 if not path.is_file() or name == "lock" or "/." in f"/{name}":
                     continue
@@ -235,6 +411,8 @@ class JobHost:
                         archive.add(path, arcname=name, recursive=False)
 
     def remove(self, label: str) -> dict[str, bool]:
+        import shutil
+
         folder = self.jobs / label
         if folder.exists() and self._is_alive(folder):
             raise HostRefusal("the job still runs", label, "stop it first")
@@ -258,6 +436,8 @@ class JobHost:
 
 def list_gpus() -> list[dict[str, Any]]:
     """By nvidia-smi; none where there is none."""
+    import subprocess
+
     query = ["nvidia-smi", "--query-gpu=index,name,memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
@@ -271,6 +451,8 @@ def list_gpus() -> list[dict[str, Any]]:
 
 
 def _kill_marked(mark: bytes) -> None:
+    import signal
+
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark in entry.read_bytes().split(b"\0"):

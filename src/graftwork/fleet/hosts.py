@@ -5,23 +5,26 @@ connection. Both run the commands of `far_side.py` with the host's Python: no da
 nothing installed. Only files that the host does not have are sent.
 """
 
+import io
 import json
 import os
 import shlex
+import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
-from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.far_side import GONE, READY, JobHost, PieceWriter, answer, explain_failure
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.fleet.results import take_packed
 from graftwork.fleet.settings import HostSettings
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
@@ -29,10 +32,15 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
-REFUSED = 44
 NOT_FOUND = (126, 127)
 ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A connection that is cut without notice is given up after a minute."""
+MOST_GREETING = 2**16
+END_SECONDS = 5.0
+"""How long a process may take to end after its input has."""
+ANSWER_SECONDS = 120.0
+"""A host that is busy or hangs has so long for a short command: other hosts and paid machines wait for it."""
+SHORT = ("probe", "list", "status", "stop", "wait")
 SHARED_SECONDS = 20
 """How long a connection waits for the next command."""
 Feed = Callable[[IO[bytes]], None]
@@ -46,53 +54,80 @@ class HostConnection(Protocol):
     def run(self, *arguments: str, feed: Feed | None = None, into: IO[bytes] | None = None) -> bytes:
         """The output of the command. An error of the host is `Refused`, no answer `PlaceUnreachable`."""
 
+    def send(self, files: Mapping[str, Path]) -> None:
+        """Bring files to the host, by their hashes."""
+
 
 class ProcessConnection:
-    """Commands as child processes: of this machine, or of ssh."""
+    """Commands to a child process: Python of this machine, or of another one behind ssh.
 
-    def __init__(self, name: str, words: list[str], *, root: str, far: bool) -> None:
+    The process stays for the next command, because a login takes longer than a command. One that is gone by
+    then is started again: every command may be repeated.
+    """
+
+    def __init__(self, name: str, words: list[str], *, root: str, far: bool, address: str = "") -> None:
         self.name, self._words, self._root, self._far = name, words, root, far
+        self._address = address or name
+        self._session: HostSession | None = None
+        self._lock = threading.Lock()
 
     def run(self, *arguments: str, feed: Feed | None = None, into: IO[bytes] | None = None) -> bytes:
+        with self._lock:
+            used, self._session = self._session, None
+            begun = into.tell() if into is not None else 0
+            if used is not None:
+                with suppress(_Lost):
+                    return self._ask(used, arguments, feed, into)
+                used.end()
+            if into is not None:
+                into.seek(begun)
+                into.truncate()
+            session = self._open()
+            try:
+                return self._ask(session, arguments, feed, into)
+            except _Lost:
+                raise self._explain(*session.end()) from None
+
+    def _ask(
+        self, session: "HostSession", arguments: tuple[str, ...], feed: Feed | None, into: IO[bytes] | None
+    ) -> bytes:
+        output = io.BytesIO()
+        code = session.ask(arguments, feed, into or output, seconds=_longest(arguments))
+        if code:
+            session.end()
+            raise _refusal(_read_back(into or output), self.name)
+        self._session = session
+        return output.getvalue()
+
+    def _open(self) -> "HostSession":
         script = _script()
         start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
-        last = ["-c", start, self._root, *arguments]
-        words = [*self._words, *(map(shlex.quote, last) if self._far else last)]
-        try:
-            process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        except OSError as error:
-            raise Refused(
-                f"{words[0]} cannot be started", why=str(error.strerror), fix="install an SSH client"
-            ) from error
-        with process:
-            feeder = threading.Thread(target=_feed, args=(process.stdin, script, feed), daemon=True)
-            feeder.start()
-            assert process.stderr is not None
-            errors: list[bytes] = []
-            reader = threading.Thread(target=lambda: errors.append(process.stderr.read()), daemon=True)  # type: ignore[union-attr]
-            reader.start()
-            output = process.stdout.read() if process.stdout is not None else b""
-            code = process.wait()
-            # A shared connection may keep the pipe open behind the command.
-            reader.join(timeout=2.0)
-            feeder.join()
-        if code:
-            raise self._explain(code, output, b"".join(errors).decode(errors="replace"))
-        return output
+        # The commands use the standard library alone: the packages of the host are not looked through.
+        last = ["-I", "-S", "-c", start, self._root]
+        return HostSession([*self._words, *(map(shlex.quote, last) if self._far else last)], script)
 
-    def _explain(self, code: int, output: bytes, errors: str) -> Exception:
+    def send(self, files: Mapping[str, Path]) -> None:
+        def pack(stream: IO[bytes]) -> None:
+            with tarfile.open(fileobj=stream, mode="w|") as archive:
+                for name, path in files.items():
+                    archive.add(path, arcname=name, recursive=False)
+
+        self.run("receive", feed=pack)
+
+    def _explain(self, code: int, errors: str) -> Exception:
         last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")
-        if code == REFUSED:
-            with suppress(ValueError):
-                answer = json.loads(output)
-                return Refused(answer["what"], why=answer["why"], fix=answer["fix"], where=self.name)
         if self._far and code == UNREACHED:
             return PlaceUnreachable(
                 f"{self.name} cannot be reached: {last[:300]}",
                 why="ssh could not log in there without asking",
-                fix=f"make `ssh {self.name} true` work without a password; {COMMAND} may set options",
+                fix=f"make `ssh {self._address} true` work without a password; {COMMAND} may set options",
+                where=self.name,
+            )
+        if code == -signal.SIGKILL:
+            return PlaceUnreachable(
+                f"{self.name} does not answer",
+                why="it took the login, and hangs",
+                fix="log in there and look for what hangs: its disk, or a file system of the network",
                 where=self.name,
             )
         if code in NOT_FOUND:
@@ -108,6 +143,146 @@ class ProcessConnection:
         )
 
 
+class _Lost(Exception):
+    """The process ended before it had answered."""
+
+
+class HostSession:
+    """A process that carries out the commands of `far_side.py`, one after the other."""
+
+    def __init__(self, words: list[str], script: bytes) -> None:
+        # Not a pipe: a shared connection keeps its end open behind the process.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
+        try:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
+        except OSError as error:
+            self._errors.close()
+            raise Refused(
+                f"{words[0]} cannot be started", why=str(error.strerror), fix="install an SSH client"
+            ) from error
+        assert self._process.stdin is not None
+        self._stdin: IO[bytes] = self._process.stdin
+        self._close = weakref.finalize(self, _end_process, self._process, self._errors)
+        self._is_ready = False
+        with suppress(BrokenPipeError):
+            self._stdin.write(script)
+
+    def ask(
+        self, words: tuple[str, ...], feed: Feed | None, into: IO[bytes], *, seconds: float | None
+    ) -> int:
+        """Write what the command answers; returns its code. After so many seconds the process is killed."""
+        if seconds is None:
+            return self._ask(words, feed, into)
+        limit = threading.Timer(seconds, self._process.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            return self._ask(words, feed, into)
+        finally:
+            limit.cancel()
+
+    def _ask(self, words: tuple[str, ...], feed: Feed | None, into: IO[bytes]) -> int:
+        # A host that cannot go on closes the pipe; its answer says why.
+        with suppress(BrokenPipeError):
+            self._stdin.write(json.dumps(words).encode() + b"\n")
+            data = PieceWriter(self._stdin)
+            if feed is not None:
+                feed(cast(IO[bytes], data))
+            data.end()
+        assert self._process.stdout is not None
+        answered, stream = False, self._process.stdout
+        if not self._is_ready:
+            self._skip_greeting(stream)
+        while len(head := stream.read(4)) == 4:
+            size = int.from_bytes(head, "big")
+            if not size:
+                answered = True
+                break
+            while size and (piece := stream.read(min(size, 2**20))):
+                into.write(piece)
+                size -= len(piece)
+        code = stream.read(1) if answered else b""
+        if not code:
+            raise _Lost
+        return code[0]
+
+    def _skip_greeting(self, stream: IO[bytes]) -> None:
+        seen = b""
+        while not seen.endswith(READY):
+            byte = stream.read(1)
+            if not byte or len(seen) > MOST_GREETING:
+                raise _Lost
+            seen += byte
+        self._is_ready = True
+
+    def end(self) -> tuple[int, str]:
+        """The exit code of the process, and what it wrote on standard error."""
+        code = self._process.wait() if self._process.poll() is None and self._shut() else self._process.poll()
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace")
+        self._close()
+        return code or 0, text
+
+    def _shut(self) -> bool:
+        with suppress(OSError):
+            self._stdin.close()
+        return True
+
+
+def _longest(arguments: tuple[str, ...]) -> float | None:
+    """How long the command may take; None for one that moves files."""
+    if arguments[0] not in SHORT:
+        return None
+    return ANSWER_SECONDS + (float(arguments[2]) if arguments[0] == "wait" else 0.0)
+
+
+def _end_process(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
+    """Its input ends, and with it the process."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+    try:
+        process.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    errors.close()
+
+
+def _refusal(output: bytes, host: str) -> Refused:
+    # A host that fails in the middle of its answer says so behind what it had written.
+    found = json.loads(output[max(output.rfind(b'{"what": '), 0) :])
+    kind = NotThere if found["what"] == GONE else Refused
+    return kind(found["what"], why=found["why"], fix=found["fix"], where=host)
+
+
+class OwnConnection:
+    """The commands of this machine, carried out by this process."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name, self._root = name, root
+
+    def run(self, *arguments: str, feed: Feed | None = None, into: IO[bytes] | None = None) -> bytes:
+        given, output = io.BytesIO(), io.BytesIO()
+        if feed is not None:
+            feed(given)
+            given.seek(0)
+        code = answer(self._root, list(arguments), given, into or output)
+        if code:
+            raise _refusal(_read_back(into or output), self.name)
+        return output.getvalue()
+
+    def send(self, files: Mapping[str, Path]) -> None:
+        for name, path in files.items():
+            try:
+                JobHost(self._root).take(name, path)
+            except OSError as error:
+                raise _refusal(json.dumps(explain_failure(error, self._root)).encode(), self.name) from error
+
+
 class HostsPlace:
     """A place of one or more hosts."""
 
@@ -118,6 +293,8 @@ class HostsPlace:
         self._connections = dict(connections)
         self.sent_bytes = 0
         """By the last submit."""
+        self.unreached: frozenset[str] = frozenset()
+        """Hosts that did not answer the last `list`."""
 
     def offer(self) -> tuple[Offer, ...]:
         today = date.today().isoformat()
@@ -136,15 +313,41 @@ class HostsPlace:
 
     def probe(self) -> dict[str, dict[str, Any]]:
         """Python, free disk, cards and running jobs of each host that answers."""
-        found: dict[str, dict[str, Any]] = {}
-        failure: PlaceUnreachable | None = None
+        found: dict[str, dict[str, Any]] = {
+            host: json.loads(text) for host, text in self._ask_all("probe").items()
+        }
+        return found
+
+    def _ask_all(self, *words: str) -> dict[str, bytes]:
+        """The answer of each host that gives one; an error if none does."""
+        found: dict[str, bytes] = {}
+        failures: dict[str, PlaceUnreachable] = {}
         for host, connection in self._connections.items():
             try:
-                found[host] = json.loads(connection.run("probe"))
+                found[host] = connection.run(*words)
             except PlaceUnreachable as error:
-                failure = error
-        if not found and failure is not None:
-            raise failure
+                failures[host] = error
+        self.unreached = frozenset(failures)
+        if found or not failures:
+            return found
+        if len(failures) == 1:
+            raise next(iter(failures.values()))
+        raise PlaceUnreachable(
+            f"none of the hosts {', '.join(failures)} can be reached",
+            why="; ".join(error.what for error in failures.values())[:600],
+            fix=next(iter(failures.values())).fix,
+            where="fleet.hosts",
+        )
+
+    def describe_dataset(self, path: str, *, model: str) -> dict[str, Any]:
+        """Counts and hashes of a prepared dataset that is on the host, and its folder there."""
+        if len(self._connections) > 1:
+            raise UserMistake(
+                f"{self.name} has several hosts, and data of its own is on one",
+                fix=f"name the host, as {self.name}:{next(iter(self._connections))}",
+            )
+        connection = next(iter(self._connections.values()))
+        found: dict[str, Any] = json.loads(connection.run("dataset", path, model))
         return found
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
@@ -152,7 +355,6 @@ class HostsPlace:
         bundle = read_bundle(folder)
         host = self._holder(order.label) or self._choose()
         connection = self._connections[host]
-        self.sent_bytes = send_files(connection, folder, bundle)
         request = {
             "label": order.label,
             "bundle": (folder / BUNDLE_FILE).read_text(),
@@ -160,29 +362,39 @@ class HostsPlace:
             "secrets": dict(secrets),
         }
         body = json.dumps(request).encode()
-        connection.run("start", feed=lambda stream: _write(stream, body))
+        self.sent_bytes = 0
+        found = json.loads(connection.run("start", feed=lambda stream: _write(stream, body)))
+        if found.get("missing"):
+            self.sent_bytes = send_missing(connection, folder, bundle, found["missing"])
+            connection.run("start", feed=lambda stream: _write(stream, body))
         return PlacedJob(place=self.name, id=f"{host}/{order.label}", label=order.label, host=host)
 
     def poll(self, job: PlacedJob) -> JobPoll:
         return JobPoll.from_json(self._at(job).run("status", job.label))
+
+    def wait(self, job: PlacedJob, seconds: float) -> JobPoll:
+        """As `poll`, once the job is over or after so many seconds."""
+        return JobPoll.from_json(self._at(job).run("wait", job.label, f"{seconds:.3f}"))
 
     def log(self, job: PlacedJob) -> str:
         text: str = json.loads(self._at(job).run("log", job.label))
         return text
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if self.poll(job).phase == "gone":
-            raise unknown_job(self.name, job.label)
-        take_packed(lambda packed: self._at(job).run("pack", job.label, into=packed), folder)
+        try:
+            take_packed(lambda packed: self._at(job).run("pack", job.label, into=packed), folder)
+        except NotThere:
+            raise unknown_job(self.name, job.label) from None
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         self._at(job).run("stop", job.label, *(["now"] if at_once else []))
 
     def list(self) -> tuple[PlacedJob, ...]:
+        """Those of the hosts that answer; `unreached` names the others."""
         return tuple(
             PlacedJob(place=self.name, id=f"{host}/{label}", label=label, host=host)
-            for host, connection in self._connections.items()
-            for label in json.loads(connection.run("list"))
+            for host, labels in self._ask_all("list").items()
+            for label in json.loads(labels)
             if LABEL.fullmatch(label)
         )
 
@@ -201,11 +413,14 @@ class HostsPlace:
         return connection
 
     def _holder(self, label: str) -> str | None:
-        """The host that has a job of this label: a job never runs on two."""
+        """The host that has a job of this label: a job never runs on two.
+
+        Hosts that do not answer are passed over: the label of a new job is on none of them.
+        """
         if len(self._connections) == 1:
             return None
-        for host, connection in self._connections.items():
-            if json.loads(connection.run("status", label))["phase"] != "gone":
+        for host, status in self._ask_all("status", label).items():
+            if json.loads(status)["phase"] != "gone":
                 return host
         return None
 
@@ -223,8 +438,7 @@ def _free_memory(facts: dict[str, Any]) -> float:
 
 def local_place(root: Path) -> HostsPlace:
     """This machine: jobs in a folder of their own, which outlive this process."""
-    connection = ProcessConnection("local", [sys.executable], root=str(root), far=False)
-    return HostsPlace("local", {"local": connection})
+    return HostsPlace("local", {"local": OwnConnection("local", root)})
 
 
 def ssh_place(hosts: Mapping[str, HostSettings], *, name: str = "ssh") -> HostsPlace:
@@ -242,6 +456,7 @@ def ssh_place(hosts: Mapping[str, HostSettings], *, name: str = "ssh") -> HostsP
                 [*ssh_command(*ALIVE, *shared_connection()), host.address, host.python],
                 root=host.folder,
                 far=True,
+                address=host.address,
             )
             for key, host in hosts.items()
         },
@@ -268,12 +483,9 @@ def _script() -> bytes:
     return Path(__file__).with_name("far_side.py").read_bytes()
 
 
-def _feed(stream: IO[bytes], script: bytes, feed: Feed | None) -> None:
-    # A host that ends early closes the pipe; its exit code says why.
-    with suppress(BrokenPipeError), stream:
-        stream.write(script)
-        if feed is not None:
-            feed(stream)
+def _read_back(stream: IO[bytes]) -> bytes:
+    stream.seek(0)
+    return stream.read()
 
 
 def _write(stream: IO[bytes], body: bytes) -> None:
@@ -282,16 +494,12 @@ def _write(stream: IO[bytes], body: bytes) -> None:
 
 def send_files(connection: HostConnection, folder: Path, bundle: Bundle) -> int:
     """Send the files that the host does not have; returns their bytes."""
-    by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
-    asked = json.dumps(list(by_hash)).encode()
+    asked = json.dumps(sorted({file.sha256 for file in bundle.files.values()})).encode()
     missing = json.loads(connection.run("missing", feed=lambda stream: _write(stream, asked)))
-    if not missing:
-        return 0
+    return send_missing(connection, folder, bundle, missing) if missing else 0
 
-    def pack(stream: IO[bytes]) -> None:
-        with tarfile.open(fileobj=stream, mode="w|") as archive:
-            for name in missing:
-                archive.add(by_hash[name][0], arcname=name, recursive=False)
 
-    connection.run("receive", feed=pack)
+def send_missing(connection: HostConnection, folder: Path, bundle: Bundle, missing: list[str]) -> int:
+    by_hash = {file.sha256: (folder / name, file.size) for name, file in bundle.files.items()}
+    connection.send({name: by_hash[name][0] for name in missing})
     return sum(by_hash[name][1] for name in missing)

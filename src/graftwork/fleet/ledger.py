@@ -81,6 +81,7 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
     kept: dict[str, object] = {
         "fetched": stored.fetched or new.fetched,
         "placed": new.placed or stored.placed,
+        "booted_at": new.booted_at if stored.booted_at is None else stored.booted_at,
         "machines": {**new.machines, **_newer_bills(stored, new)},
     }
     given_up_early = stored.state == "failed" and stored.placed is None and new.placed is not None

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import atomic_folder, make_folder, write_atomic
-from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.bundle import BUNDLE_FILE, JOB_FILE, read_bundle
+from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, unknown_job
-from graftwork.fleet.results import take_folder
+from graftwork.fleet.results import OUTCOME, parse_exit, take_folder
 from graftwork.records.errors import UserMistake
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
@@ -59,10 +60,9 @@ class ManualPlace:
         folder = self._root / job.label
         if not folder.exists():
             return JobPoll(phase="gone")
-        ended = folder / _RECEIVED / "exit.json"
-        if ended.exists():
-            found = json.loads(ended.read_text())
-            return JobPoll(phase="ended", exit_code=found["code"], message=found["reason"])
+        ended = folder / _RECEIVED / EXIT_FILE
+        if ended.exists() and (found := parse_exit(ended.read_bytes())) is not None:
+            return found
         if (folder / _STOPPED).exists():
             return JobPoll(phase="ended", exit_code=75, message="given up before it came back")
         return JobPoll(phase="starting", message="waiting for its results: `graft fleet receive`")
@@ -73,9 +73,10 @@ class ManualPlace:
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         received = self._root / job.label / _RECEIVED / "run"
-        if not received.exists():
+        if received.exists():
+            take_folder(received, folder)
+        elif not (self._root / job.label / _STOPPED).exists():
             raise unknown_job(self.name, job.label)
-        take_folder(received, folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """Only the person can stop it there; here it is no longer waited for."""
@@ -98,18 +99,22 @@ class ManualPlace:
         folder = self._root / job.label
         if not folder.exists():
             raise unknown_job(self.name, job.label)
+        # Of a call that was interrupted: the new results would be dropped in favour of these.
+        shutil.rmtree(folder / f".{_RECEIVED}", ignore_errors=True)
         with atomic_folder(folder / f".{_RECEIVED}") as part:
             if results.is_dir():
                 shutil.copytree(results, part, dirs_exist_ok=True)
             else:
                 _unpack(results, part)
-            if not (part / "exit.json").exists() or not (part / "run").is_dir():
+            ended = part / EXIT_FILE
+            if not ended.exists() or parse_exit(ended.read_bytes()) is None or not (part / "run").is_dir():
                 raise UserMistake(
                     "these are no results of a job",
-                    why="they hold no exit.json and no folder `run`",
+                    why="they hold no readable exit.json, or no folder `run`",
                     fix=f"take {RESULTS}, which the last cell of the notebook writes, or the work folder",
                     where=str(results),
                 )
+            _require_same_run(folder / BUNDLE_ARCHIVE, part / "run", results)
         shutil.rmtree(folder / _RECEIVED, ignore_errors=True)
         (folder / f".{_RECEIVED}").rename(folder / _RECEIVED)
 
@@ -129,7 +134,10 @@ def _unpack(results: Path, folder: Path) -> None:
                 path = Path(entry.filename)
                 if path.is_absolute() or ".." in path.parts:
                     raise UserMistake(
-                        "the results name a file outside of their folder", where=entry.filename[:100]
+                        "the results name a file outside of their folder",
+                        why=f"{entry.filename[:100]!r} would be written elsewhere",
+                        fix=f"take {RESULTS} as the notebook wrote it",
+                        where=str(results),
                     )
             archive.extractall(folder)
     except (OSError, zipfile.BadZipFile) as error:
@@ -141,11 +149,31 @@ def _unpack(results: Path, folder: Path) -> None:
         ) from error
 
 
+def _require_same_run(bundle: Path, run: Path, results: Path) -> None:
+    """Every notebook calls its results the same: those of another run must not become this one's."""
+    with zipfile.ZipFile(bundle) as archive:
+        wanted = Bundle.from_json(archive.read(f"bundle/{BUNDLE_FILE}")).run_id
+    for name in (JOB_FILE, OUTCOME):
+        try:
+            found = json.loads((run / name).read_bytes())["run_id"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if found != wanted:
+            raise UserMistake(
+                f"these are results of the run {str(found)[:40]}, not of {wanted}",
+                why=f"{name} in them says so",
+                fix="name the job that they belong to: `graft fleet list` has the run of each",
+                where=str(results),
+            )
+
+
 def _commands(order: JobOrder) -> tuple[str, str, str]:
+    # Some services keep files between sessions: checkpoints and time limit of another job are not this one's.
+    work = f"work-{order.job_id}"
     return (
         f"import zipfile\nzipfile.ZipFile('{BUNDLE_ARCHIVE}').extractall()",
-        f"!python bundle/bootstrap.py --work work --seconds {order.seconds:.0f}",
-        "import shutil\nshutil.make_archive('results', 'zip', 'work')",
+        f"!python bundle/bootstrap.py --work {work} --seconds {order.seconds:.0f}",
+        f"import shutil\nshutil.make_archive('results', 'zip', '{work}')",
     )
 
 

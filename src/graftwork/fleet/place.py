@@ -8,7 +8,7 @@ can poll, stop and fetch later. A place keeps no state here: the ledger does. Li
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -48,8 +48,28 @@ class Place(Protocol):
         """The jobs with a label of ours that run, or cost money, at this place."""
 
 
+@runtime_checkable
+class KeepsForJobs(Protocol):
+    """A place that keeps something for a job besides the job itself: its secrets."""
+
+    def forget(self, label: str) -> None:
+        """Delete what is kept for this label. It may not be there: a create call can fail unseen."""
+
+
+@runtime_checkable
+class HasHosts(Protocol):
+    """A place of several machines, of which some may not answer."""
+
+    unreached: frozenset[str]
+    """Those that did not answer the last `list`: what they run is not known."""
+
+
 class Refused(EnvironmentLacks):
     """The place did not take the job, and nothing of it exists there."""
+
+
+class NotThere(Refused):
+    """The place has no such job or file, or does not show it to this account."""
 
 
 class PlaceUnreachable(EnvironmentLacks):

@@ -13,6 +13,7 @@ from typing import IO
 
 from graftwork.files.disk import folder_digest, write_atomic
 from graftwork.records.errors import Damaged
+from graftwork.records.fleet import JobPoll
 
 OUTCOME = "outcome.json"
 ADAPTER = "adapter"
@@ -38,26 +39,39 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
                     raise Damaged("the results hold something that is no file", where=entry.name[:100])
                 yield entry.name, source.read()
 
-    _take(files(), folder)
+    try:
+        take_files(files(), folder)
+    except tarfile.TarError as error:
+        raise Damaged(
+            "the results cannot be unpacked",
+            why=f"not all of them have arrived, or they are no archive: {error}"[:200],
+            fix="fetch them again",
+            where=str(folder),
+        ) from error
 
 
 def take_folder(source: Path, folder: Path) -> None:
     """Take the files of a folder: the `run` of a work folder, as a person copied it."""
     paths = [path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink()]
-    _take(((path.relative_to(source).as_posix(), path.read_bytes()) for path in paths), folder)
+    take_files(((path.relative_to(source).as_posix(), path.read_bytes()) for path in paths), folder)
 
 
-def _take(files: Iterable[tuple[str, bytes]], folder: Path) -> None:
+def take_files(files: Iterable[tuple[str, bytes]], folder: Path) -> None:
     outcome: bytes | None = None
     for name, content in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise Damaged("the results name a file outside of the run", where=name[:100])
         plain = path.as_posix()
+        if len(path.parts) > 1 and path.parts[0] in {OUTCOME, *_KEPT_HERE}:
+            raise Damaged("the results have a folder where the run has a file", where=name[:100])
         if plain == OUTCOME:
             outcome = content
         elif plain not in _KEPT_HERE:
-            write_atomic(folder / path, content, durable=False)
+            try:
+                write_atomic(folder / path, content, durable=False)
+            except ValueError as error:
+                raise Damaged("the results name a file that cannot be", where=ascii(name)[:100]) from error
     if outcome is not None:
         write_atomic(folder / OUTCOME, _at_home(outcome, folder))
 
@@ -77,3 +91,14 @@ def _at_home(outcome: bytes, folder: Path) -> str:
             where=str(folder / ADAPTER),
         )
     return json.dumps({**content, "adapter_folder": str(folder / ADAPTER)}, indent=2)
+
+
+def parse_exit(content: bytes | None) -> JobPoll | None:
+    """How a job ended, from its `exit.json`; None: there is none, or it cannot be read."""
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+        return JobPoll(phase="ended", exit_code=int(found["code"]), message=str(found["reason"]))
+    except (ValueError, KeyError, TypeError):
+        return None

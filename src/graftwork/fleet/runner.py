@@ -22,7 +22,7 @@ from graftwork.fleet.bundle import BASE, BUNDLE_FILE, DATASET, JOB_FILE, RESUME,
 from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.local_workers import LocalWorkers
-from graftwork.process.worker import ERROR_FILE, tie_to_parent
+from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
 from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError
 from graftwork.records.fleet import Bundle
 from graftwork.records.job import Job, JobHandle
@@ -44,13 +44,13 @@ def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int
     make_folder(run)
     try:
         job = make_job(bundle, bundle_folder, run, seconds=seconds)
+        write_atomic(run / JOB_FILE, json.dumps(job, indent=2))
+        restore(bundle, bundle_folder, run)
+        mirror = RunMirror(_mirror_of(bundle), bundle.run_id)
     except GraftError as error:
         write_atomic(run / ERROR_FILE, json.dumps(error.as_json()))
         print(f"{error.what}: {error.why}", file=sys.stderr)
         return error.exit_code
-    write_atomic(run / JOB_FILE, json.dumps(job, indent=2))
-    restore(bundle, bundle_folder, run)
-    mirror = RunMirror(_mirror_of(bundle), bundle.run_id)
     try:
         return _Runner(bundle, run, mirror, seconds=seconds).run()
     finally:
@@ -121,7 +121,7 @@ class _Runner:
         self._workers = LocalWorkers()
 
     def run(self) -> int:
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._stop.set())
+        signal.signal(signal.SIGTERM, lambda _number, _frame: set_in_handler(self._stop))
         # Without the bootstrap nothing would end this job at its time limit.
         tie_to_parent(os.getppid())
         furthest, crashes = 0.0, 0
@@ -131,6 +131,9 @@ class _Runner:
             done = beat.done if beat is not None else 0.0
             crashes = 1 if done > furthest else crashes + 1
             furthest = max(furthest, done)
+            if code == EXIT_RESUME_ME:
+                # A signal to the whole job reaches the worker before this process asks it.
+                print("stopped at a safe point", flush=True)
             known = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
             if known or self._stop.is_set() or crashes > MOST_CRASHES:
                 return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
@@ -143,8 +146,10 @@ class _Runner:
             if clock.steady() - copied >= MIRROR_SECONDS:
                 copied = clock.steady()
                 self._mirror.copy(self._run)
-                if self._mirror.wants_stop() or (self._run.parent / STOP_FILE).exists():
+                if self._mirror.wants_stop():
                     self._stop.set()
+            if (self._run.parent / STOP_FILE).exists():
+                self._stop.set()
             late = self._until is not None and clock.steady() >= self._until
             if (self._stop.is_set() or late) and not asked:
                 asked = True
@@ -200,9 +205,11 @@ class RunMirror:
 
 def _small_files(run: Path) -> Iterator[tuple[str, Path]]:
     """The result comes last: where it is, the rest is."""
+    # The worker removes folders meanwhile, at which `rglob` fails and `walk` does not.
+    listed = (Path(folder, name) for folder, _, names in os.walk(run) for name in names)
     found = [
         path
-        for path in run.rglob("*")
+        for path in listed
         if path.is_file()
         and path.relative_to(run).parts[0] not in NOT_COPIED
         and not path.name.startswith(".")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from graftwork.fleet.calendar_settings import PlaceCalendarSettings
 from graftwork.records.base import NotSecret, Record, SecretAddress
 
 
@@ -47,6 +48,56 @@ class RunPodSettings(Record):
     )
 
 
+class LambdaSettings(Record):
+    """Instances of Lambda Cloud. The key of the account is in LAMBDA_API_KEY."""
+
+    ssh_key: Annotated[str, NotSecret("the name of a key")] = Field(
+        "", description="Name of the SSH key in Lambda's console; default: the one with `public_key`."
+    )
+    public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
+        "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the instance."
+    )
+    regions: tuple[str, ...] = Field((), description="Regions that may be used; default: all.")
+    user: str = Field("ubuntu", pattern=r"^[a-z_][a-z0-9_-]*$", description="The user of the image.")
+    ssh_port: int = Field(22, ge=1, le=65535, description="Port of sshd on the instance.")
+    python: str = Field("python3", description="Python 3.11 or later in the image.")
+    folder: str = Field("/home/ubuntu/graftwork", description="Where the job works on the instance.")
+
+
+class AzureMLSettings(Record):
+    """Jobs of Azure Machine Learning. The login is that of azure-identity: `az login`, or AZURE_CLIENT_ID,
+    AZURE_TENANT_ID and AZURE_CLIENT_SECRET."""
+
+    subscription: Annotated[str, NotSecret("an id, not a login")] = Field(
+        min_length=1, description="Id of the subscription."
+    )
+    resource_group: str = Field(min_length=1, description="Resource group of the workspace.")
+    workspace: str = Field(min_length=1, description="Name of the workspace.")
+    image: str = Field(
+        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
+        description="Docker image with Python 3.11 or later (`graft fleet image`).",
+    )
+    instances: dict[str, float] = Field(
+        {},
+        description="Machine sizes that may be used, with their price an hour in your region; "
+        "default: those of the catalog.",
+    )
+    spot: bool = Field(True, description="Use low-priority machines: cheaper, may be taken and come back.")
+    compute: str = Field(
+        "", description="A compute cluster of the workspace; default: serverless, Azure brings the machine."
+    )
+    datastore: Annotated[str, NotSecret("a name")] = Field(
+        "workspaceblobstore", description="Datastore for bundles and results."
+    )
+    folder: str = Field("graftwork", min_length=1, description="Folder in the datastore.")
+    container: Annotated[str, NotSecret("an address without a login")] = Field(
+        "", description="Address of the datastore's container, if it is not that of the public cloud."
+    )
+    vault: Annotated[str, NotSecret("an address without a login")] = Field(
+        "", description="Address of the Key Vault for secrets; default: that of the workspace."
+    )
+
+
 class SlurmSettings(Record):
     """A Slurm cluster whose commands are on this machine."""
 
@@ -55,6 +106,117 @@ class SlurmSettings(Record):
     gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N).")
     options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
     python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
+    tasks: int = Field(4, ge=1, description="Tasks of the array with `engine: slurm`; one core each.")
+
+
+class RaySettings(Record):
+    """A Ray cluster that is running already."""
+
+    address: Annotated[str, NotSecret("a host and a port")] = Field(
+        "auto", description="HOST:PORT of the head; auto: that of this machine's node."
+    )
+    jobs: str = Field("http://127.0.0.1:8265", description="Address of the dashboard, which takes jobs.")
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    token: Annotated[str, NotSecret("the path of a file")] = Field(
+        "", description="File with the token of the cluster; default: as Ray finds it (~/.ray/auth_token)."
+    )
+    authentication: Literal["token", "none"] = Field(
+        "token", description="none: use a cluster that takes work from anybody who reaches it."
+    )
+    cpus: float = Field(1.0, gt=0, description="Cores of a job.")
+    gpus: float = Field(0.0, ge=0, description="GPUs of a job.")
+    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
+
+
+class KaggleSettings(Record):
+    """Kernels of Kaggle. The login is that of Kaggle's own client: KAGGLE_API_TOKEN, or KAGGLE_USERNAME and
+    KAGGLE_KEY, or ~/.kaggle."""
+
+    user: str = Field("", description="The account; default: the one that the login belongs to.")
+    accelerator: str = Field(
+        "NvidiaTeslaT4",
+        description="Machine shape of kernels, as Kaggle names it; empty: kernels without a GPU.",
+    )
+    internet: bool = Field(True, description="Let kernels reach the network, for packages and the Hub.")
+
+
+class SageMakerSettings(Record):
+    """Training jobs of SageMaker. The login and the region are those of boto3."""
+
+    role: Annotated[str, NotSecret("the name of a role")] = Field(
+        description="ARN of the role that jobs run as; it needs the bucket and Secrets Manager."
+    )
+    bucket: str = Field(min_length=3, description="S3 bucket for bundles, checkpoints and results.")
+    prefix: str = Field("graftwork", description="Folder in the bucket.")
+    image: str = Field(
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.11.0-gpu-py312-cu128-ubuntu24.04-sagemaker",
+        description="Docker image in ECR with Python 3.11 or later and boto3 (`graft fleet image`).",
+    )
+    instances: dict[str, float] = Field(
+        {},
+        description="Instance types that may be used, with their on-demand price an hour in your region; "
+        "default: those of the catalog.",
+    )
+    spot: bool = Field(
+        True, description="Use managed spot training: cheaper, may be interrupted and resumed."
+    )
+    volume_gb: int = Field(50, ge=10, description="Disk of the machine in GB.")
+
+
+class HuggingFaceSettings(Record):
+    """Jobs of Hugging Face. The token is that of `hf auth login`, or HF_TOKEN."""
+
+    repository: str = Field(
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="A private dataset repository for bundles and results; it is made if it does not exist.",
+    )
+    namespace: str = Field("", description="User or organization that pays; default: that of the repository.")
+    image: str = Field(
+        "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
+        description="Docker image with Python 3.11 or later; `graft fleet image` writes one.",
+    )
+
+
+class KubernetesSettings(Record):
+    """Jobs of a Kubernetes cluster. The login is that of kubectl: KUBECONFIG or ~/.kube/config."""
+
+    context: str = Field("", description="Context of the kubeconfig; default: the current one.")
+    namespace: str = Field("default", description="Where jobs are created.")
+    kind: Literal["Job", "JobSet", "RayJob"] = Field(
+        "Job", description="The object that runs a job; JobSet and RayJob need their operators."
+    )
+    image: str = Field(description="Docker image with Python 3.11 or later; `graft fleet image` writes one.")
+    claim: str = Field(description="Persistent volume claim that jobs mount; ReadWriteMany.")
+    storage: SecretAddress = Field(
+        description="The same volume as seen from here: a folder, or any fsspec URL that it is a view of."
+    )
+    gpu: str = Field("", description="Card of the nodes as the catalog names it; empty: no GPU is asked for.")
+    resource: str = Field("nvidia.com/gpu", description="Resource of a GPU in the cluster.")
+    node_selector: dict[str, str] = Field({}, description="Labels of nodes that may run jobs.")
+    queue: str = Field("", description="Local queue of Kueue; empty: none.")
+    usd_per_hour: float = Field(0.0, ge=0, description="What an hour of a node costs you.")
+
+
+class SkyPilotSettings(Record):
+    """Managed jobs of SkyPilot, which is installed in an environment of its own."""
+
+    command: Annotated[str, NotSecret("the path of a program")] = Field(
+        "sky", description="SkyPilot's command, as ~/sky/bin/sky."
+    )
+    bucket: str = Field(
+        pattern=r"^(s3|gs|r2|https)://[^/?#@]+",
+        description="Bucket that jobs mount, as s3://name; files of jobs are kept in it.",
+    )
+    local_storage: str = Field("", description="The same bucket as an fsspec URL, if it is another one.")
+    accelerators: dict[str, float] = Field(
+        min_length=1, description="Cards as SkyPilot names them, and the most that an hour may cost."
+    )
+    infra: str = Field(
+        "", description="Where SkyPilot looks, as aws or gcp/us-central1; default: all clouds."
+    )
+    spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a job that lost its machine.")
+    image: str = Field("", description="Docker image of the job; default: SkyPilot's own image.")
+    disk_gb: int = Field(100, ge=10, description="Disk of the machine in GB.")
 
 
 class FleetSettings(Record):
@@ -62,7 +224,26 @@ class FleetSettings(Record):
 
     hosts: dict[str, HostSettings] = Field({}, description="Machines over SSH, by a name of your choice.")
     runpod: RunPodSettings | None = Field(None, description="Pods of RunPod; unset: not used.")
+    lambda_cloud: LambdaSettings | None = Field(
+        None, description="Instances of Lambda Cloud, the place `lambda`; unset: not used."
+    )
+    azureml: AzureMLSettings | None = Field(
+        None, description="Jobs of Azure Machine Learning; unset: not used."
+    )
     slurm: SlurmSettings | None = Field(None, description="A Slurm cluster; unset: not used.")
+    places: dict[str, PlaceCalendarSettings] = Field(
+        {}, description="Quotas, windows, speeds and prices of places, by name: what `graft plan week` uses."
+    )
+    kaggle: KaggleSettings | None = Field(None, description="Kernels of Kaggle; unset: not used.")
+    sagemaker: SageMakerSettings | None = Field(
+        None, description="Training jobs of SageMaker; unset: not used."
+    )
+    huggingface: HuggingFaceSettings | None = Field(
+        None, description="Jobs of Hugging Face; unset: not used."
+    )
+    kubernetes: KubernetesSettings | None = Field(None, description="A Kubernetes cluster; unset: not used.")
+    skypilot: SkyPilotSettings | None = Field(None, description="Managed jobs of SkyPilot; unset: not used.")
+    ray: RaySettings | None = Field(None, description="A Ray cluster; unset: not used.")
     mirror: SecretAddress | None = Field(
         None, description="Where jobs copy heartbeat, journals and checkpoints; default: train.run.mirror."
     )

@@ -41,6 +41,7 @@ LATE_SECONDS = 120.0
 LAG_SECONDS = 90.0
 """How old a list may be."""
 SKEW_SECONDS = 3600.0
+NOTICE_SECONDS = 120.0
 
 
 @dataclass
@@ -60,6 +61,22 @@ class SimulatedMachine:
     notice: bool = False
     ended_at: float | None = None
 
+    @property
+    def done_at(self) -> float | None:
+        """When its job ends by itself."""
+        return None if self.boots_at is None else self.boots_at + min(self.work_seconds, self.seconds)
+
+    def saved_seconds(self, now: float) -> float:
+        """The work that a job which was stopped in order has left in its checkpoint."""
+        end = now if self.ended_at is None else min(self.ended_at, now)
+        if self.boots_at is None:
+            return 0.0
+        if self.notice and self.taken_at is not None and end >= self.taken_at - NOTICE_SECONDS:
+            end = self.taken_at - NOTICE_SECONDS
+        elif end - self.boots_at < self.seconds:
+            return 0.0
+        return max(min(end - self.boots_at, self.seconds), 0.0)
+
     def is_there(self, now: float) -> bool:
         return self.created_at <= now and (self.ended_at is None or now < self.ended_at)
 
@@ -78,12 +95,19 @@ class SimulatedProvider:
     now: float = 1_800_000_000.0
     machines: list[SimulatedMachine] = field(default_factory=list)
     usd_per_hour: float = USD_PER_HOUR
+    jobs_only: bool = False
+    """Machines end with their job, as those of providers that rent jobs instead of machines."""
+    run_of: dict[str, str] = field(default_factory=dict)
+    """The run of each label: its next job goes on from the checkpoint of one that stopped in order."""
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
         for machine in self.machines:
             if machine.taken_at is not None and machine.ended_at is None and machine.taken_at <= self.now:
                 machine.ended_at = machine.taken_at
+            done = machine.done_at
+            if self.jobs_only and machine.ended_at is None and done is not None and done <= self.now:
+                machine.ended_at = done
 
     def create(self, label: str, *, gpu: str, seconds: float) -> SimulatedMachine:
         """Raises Refused if nothing is made; after PlaceUnreachable a machine may be there, or come."""
@@ -111,6 +135,13 @@ class SimulatedProvider:
         self._answer()
         found = (machine for machine in self.machines if machine.id == machine_id)
         return next((machine for machine in found if machine.is_there(self.now)), None)
+
+    def ended_by_itself(self, machine_id: str) -> SimulatedMachine | None:
+        """A job that has run to its end and whose machine is gone with it."""
+        for machine in self.machines:
+            if self.jobs_only and machine.id == machine_id and machine.ended_at is not None:
+                return machine if machine.ended_at == machine.done_at else None
+        return None
 
     def terminate(self, machine_id: str) -> None:
         """Answers with success also if it does nothing."""
@@ -147,12 +178,22 @@ class SimulatedProvider:
             created_at=created,
             boots_at=boots,
             seconds=seconds,
-            work_seconds=self.work_seconds,
+            work_seconds=self._left(label),
             taken_at=taken,
             notice=bool(notice),
         )
         self.machines.append(machine)
         return machine
+
+    def _left(self, label: str) -> float:
+        """The work that the run of this label still has to do."""
+        run = self.run_of.get(label)
+        saved: dict[str, float] = {}
+        for machine in self.machines:
+            if run is not None and self.run_of.get(machine.label) == run and machine.label != label:
+                found = machine.saved_seconds(self.now)
+                saved[machine.label] = max(saved.get(machine.label, 0.0), found)
+        return max(self.work_seconds - sum(saved.values()), 1.0)
 
     def _answer(self) -> None:
         """Every request takes a moment, and may fail."""
@@ -193,13 +234,17 @@ class SimulatedPlace:
     def poll(self, job: PlacedJob) -> JobPoll:
         machine, now = self._provider.get(job.id), self._provider.now
         if machine is None:
+            machine = self._provider.ended_by_itself(job.id)
+        if machine is None:
             return JobPoll(phase="gone")
         if machine.boots_at is None or now < machine.boots_at:
             return JobPoll(phase="starting")
         worked = now - machine.boots_at
         if worked >= min(machine.work_seconds, machine.seconds):
-            return JobPoll(phase="ended", exit_code=0 if machine.work_seconds <= machine.seconds else 75)
-        if machine.notice and machine.taken_at is not None and now >= machine.taken_at - 120:
+            if machine.work_seconds <= machine.seconds:
+                return JobPoll(phase="ended", exit_code=0, message="done")
+            return JobPoll(phase="ended", exit_code=75, message="its time is over")
+        if machine.notice and machine.taken_at is not None and now >= machine.taken_at - NOTICE_SECONDS:
             return JobPoll(phase="ended", exit_code=75, message="preempted with notice")
         return JobPoll(phase="running")
 

@@ -5,22 +5,17 @@ that of the queue; once it has left the queue, that of the files which it wrote.
 queued again by Slurm and goes on from its checkpoint.
 """
 
-import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import IO
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
-from graftwork.fleet.hosts import ProcessConnection, send_files
-from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
-from graftwork.fleet.results import take_packed
+from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
 from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.shared_folder import SharedFolder
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -37,8 +32,7 @@ class SlurmPlace:
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._root = Path(settings.folder).expanduser()
-        self._files = ProcessConnection("slurm", [sys.executable], root=str(self._root), far=False)
+        self._files = SharedFolder(self.name, settings.folder)
         self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
@@ -59,24 +53,12 @@ class SlurmPlace:
         )
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
-        folder = Path(order.bundle)
-        bundle = read_bundle(folder)
-        queued = self._queue(order.label)
-        if queued:
+        if self._queue(order.label):
             return self._placed(order.label)
-        self.sent_bytes = send_files(self._files, folder, bundle)
-        body = json.dumps({"label": order.label, "bundle": (folder / BUNDLE_FILE).read_text()}).encode()
-
-        def feed(stream: IO[bytes]) -> None:
-            stream.write(body)
-
-        self._files.run("prepare", feed=feed)
-        if (
-            self._status(order.label).phase == "ended"
-            and (self._job(order.label) / "work/exit.json").exists()
-        ):
+        self.sent_bytes = self._files.lay_out(order)
+        if self._files.has_ended(order.label):
             return self._placed(order.label)
-        script = self._job(order.label) / SCRIPT
+        script = self._files.job(order.label) / SCRIPT
         write_atomic(script, self._script(order))
         words = [*self._options(order), f"--export={','.join(['ALL', *secrets])}", str(script)]
         # Names in the arguments, values in the environment, which Slurm gives to the job.
@@ -84,23 +66,16 @@ class SlurmPlace:
         return self._placed(order.label)
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        queued, found = self._queue(job.label), self._status(job.label)
+        queued = self._queue(job.label)
         if any(state in WAITING for state in queued):
             return JobPoll(phase="starting", message="waiting in the queue")
-        if queued:
-            return found.model_copy(
-                update={"phase": "running" if found.beat else "starting", "exit_code": None, "message": ""}
-            )
-        return found
+        return self._files.status_in_queue(job.label) if queued else self._files.status(job.label)
 
     def log(self, job: PlacedJob) -> str:
-        text: str = json.loads(self._files.run("log", job.label))
-        return text
+        return self._files.log(job.label)
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
-        if self._status(job.label).phase == "gone":
-            raise unknown_job(self.name, job.label)
-        take_packed(lambda packed: self._files.run("pack", job.label, into=packed), folder)
+        self._files.fetch(job, folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         if not self._queue(job.label):
@@ -121,12 +96,6 @@ class SlurmPlace:
         """The states of the jobs of this name in the queue."""
         return tuple(_run("squeue", "-h", "--me", "-n", label, "-o", "%T").split())
 
-    def _status(self, label: str) -> JobPoll:
-        return JobPoll.from_json(self._files.run("status", label))
-
-    def _job(self, label: str) -> Path:
-        return self._root / "jobs" / label
-
     def _placed(self, label: str) -> PlacedJob:
         return PlacedJob(place=self.name, id=label, label=label)
 
@@ -139,18 +108,15 @@ class SlurmPlace:
             "--requeue",
             f"--signal=B:TERM@{NOTICE_SECONDS}",
             "--open-mode=append",
-            f"--output={self._job(order.label) / 'job.log'}",
-            f"--chdir={self._job(order.label)}",
+            f"--output={self._files.job(order.label) / 'job.log'}",
+            f"--chdir={self._files.job(order.label)}",
             *([f"--partition={settings.partition}"] if settings.partition else []),
             *([f"--gres=gpu:{settings.gpus}"] if settings.gpus else []),
             *settings.options,
         )
 
     def _script(self, order: JobOrder) -> str:
-        folder = self._job(order.label)
-        words = [self._settings.python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
-        words += ["--work", str(folder / "work"), "--cache", str(self._root / "cache")]
-        words += ["--seconds", f"{order.seconds:.0f}"]
+        words = self._files.bootstrap(order.label, python=self._settings.python, seconds=order.seconds)
         # The batch process itself: it gets the signals of the queue.
         return f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {shlex.join(words)}\n"
 
@@ -176,8 +142,17 @@ def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         if words[0] == "sbatch" and "ontact" not in last:
-            raise Refused(
-                f"Slurm refuses the job: {last}", fix="check partition, gpus and options", where="fleet.slurm"
-            )
-        raise PlaceUnreachable(f"{words[0]} failed: {last}", fix="try again later")
+            raise _refusal(last)
+        raise PlaceUnreachable(
+            f"{words[0]} failed: {last}",
+            fix="make `sinfo` work on this machine; SLURM_CONF names the configuration of the cluster",
+            where="fleet.slurm",
+        )
     return done.stdout
+
+
+def _refusal(message: str) -> Refused:
+    fix = "check partition, gpus, python and options"
+    if "QOS" in message or "limit" in message.lower():
+        fix = "wait until other jobs have ended, or ask for more; `sacctmgr show assoc` lists limits"
+    return Refused(f"Slurm refuses the job: {message}", fix=fix, where="fleet.slurm")

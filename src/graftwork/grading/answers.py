@@ -96,7 +96,7 @@ def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None
     refused = look_up(document, fields.refused)
     return StructuredAnswer(
         answer=answer if isinstance(answer, str) else "",
-        citations=_read_citations(look_up(document, fields.citations)),
+        citations=read_citations(look_up(document, fields.citations)),
         refused=refused if isinstance(refused, bool) else None,
         complete=all(look_up(document, key) is not MISSING for key in fields.required),
     )
@@ -173,7 +173,8 @@ def _read_words(text: str, fields: AnswerFields) -> StructuredAnswer | None:
     )
 
 
-def _read_citations(value: Any) -> frozenset[int] | None:
+def read_citations(value: Any) -> frozenset[int] | None:
+    """The numbers of the sources in a list or a text; None where they are malformed."""
     if value is MISSING or value is None:
         return frozenset()
     if isinstance(value, str):

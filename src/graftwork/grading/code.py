@@ -106,13 +106,13 @@ def _has_calls(case: Case) -> bool:
     return any("python_calls" in (check.get("metric"), *check) for check in case.checks)
 
 
-def extract_code(text: str) -> str:
-    """What is fenced as Python, one block behind the other; else what is fenced; else all of it."""
+def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
+    """What is fenced as this language, one block behind the other; else what is fenced; else all of it."""
     blocks = _fenced_blocks(text)
-    python = [code for word, code in blocks if word in _PYTHON]
+    named = [code for word, code in blocks if word in languages]
     unnamed = [code for word, code in blocks if not word]
-    if python or unnamed:
-        return "\n".join(python or unnamed)
+    if named or unnamed:
+        return "\n".join(named or unnamed)
     return text
 
 

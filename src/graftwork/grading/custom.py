@@ -49,10 +49,15 @@ def load_own(name: str, *, folder: Path) -> OwnFunction:
     return _load(str(path), function, sha256(path.read_bytes()).hexdigest())
 
 
+def find_own(name: str, *, folder: Path) -> Path:
+    """The function's file."""
+    place, _, _ = name.rpartition(":")
+    return _find(place, name=name, folder=folder.resolve())
+
+
 def hash_own(name: str, *, folder: Path) -> str:
     """The hash of the function's file: if it changes, answers are graded again."""
-    place, _, _ = name.rpartition(":")
-    return sha256(_find(place, name=name, folder=folder.resolve()).read_bytes()).hexdigest()
+    return sha256(find_own(name, folder=folder).read_bytes()).hexdigest()
 
 
 def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
@@ -63,9 +68,7 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     try:
         given = _plain(function(case if watched is None else watched, text))
     except (Exception, SystemExit) as error:
-        message = _show(error, str)
-        place = _place_of(error, function)
-        raise CannotGrade(f"{place}: {type(error).__name__}{f': {message}' if message else ''}") from error
+        raise CannotGrade(f"{_place_of(error, function)}: {describe_error(error)}") from error
     if given is None or (watched is not None and watched.has_read_reference):
         # The log's answer is the reference: held against itself it would be right whatever it says.
         return None
@@ -100,6 +103,18 @@ def _watch(case: Case) -> _WatchedCase:
     watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
     watched._read.clear()
     return watched
+
+
+def describe_error(error: BaseException) -> str:
+    message = _show(error, str)
+    return f"{type(error).__name__}{f': {message}' if message else ''}"
+
+
+def name_line(error: BaseException, function: OwnFunction) -> str:
+    """` (file.py:7)`: the deepest line of the function's file; empty if the error was raised elsewhere."""
+    path = getattr(getattr(function, "__code__", None), "co_filename", "")
+    found = _line_in(error, path)
+    return f" ({Path(path).name}:{found.rpartition(':')[2]})" if found else ""
 
 
 def _plain(given: Any) -> Any:

@@ -138,5 +138,5 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:
-    """Those that say when an answer is right. A mere measure, such as nearness, has no such point."""
+    """Those that say when an answer is right. A mere measure, such as similarity, has no such point."""
     return [check for check in checks if not check.scored or is_own(check.metric)]

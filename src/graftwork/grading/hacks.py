@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from graftwork.grading.code import asks_for_code, extract_code, find_tests
 from graftwork.records.report import Case
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 
 LONG = 20_000
 

@@ -46,6 +46,25 @@ def matches(pattern: str, text: str, *, whole: bool = False, seconds: float = SE
         raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
 
 
+_AT_THE_END = re.compile(r"\\[bB]|\(\?!.*(?:\$|\\[zZ]|\(\?)", re.DOTALL)
+"""Assertions that hold or fail at the end of a text, and may not once it goes on."""
+
+
+def can_match(pattern: str) -> bool:
+    """Whether `may_match` can be asked: the pattern does not depend on where the text ends."""
+    return _AT_THE_END.search(pattern) is None
+
+
+def may_match(pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS) -> bool:
+    """Whether the text or one of its continuations can match; see `can_match`."""
+    compiled = _compile(pattern)
+    match = compiled.fullmatch if whole else compiled.search
+    try:
+        return match(text, timeout=seconds, concurrent=True, partial=True) is not None
+    except TimeoutError as error:
+        raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
+
+
 @lru_cache(maxsize=256)
 def _compile(pattern: str) -> "regex.Pattern[str]":
     import regex

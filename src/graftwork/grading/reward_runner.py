@@ -4,27 +4,20 @@ In: a RewardSpec, cases and texts. Out: grades by part, and why a part has none.
 crashes or returns nonsense costs its one answer: the child is ended and another one started.
 """
 
-import json
-import os
 import queue
-import select
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from graftwork.grading.interface import Grade
+from graftwork.grading.line_process import LineProcess
 from graftwork.grading.rewards import RewardSpec, combine_parts, ordered_parts
+from graftwork.grading.taskset import TasksetGrader
 from graftwork.process.pool import count_cores
-from graftwork.process.worker import PARENT_VARIABLE
-from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Case
-
-START_SECONDS = 120.0
+from graftwork.records.run import ENVIRONMENT, TASKSET
 
 
 class RewardQuestion(NamedTuple):
@@ -32,6 +25,8 @@ class RewardQuestion(NamedTuple):
     case: Case
     text: str
     truncated: bool = False
+    evidence: Mapping[str, Any] = {}
+    """What is known of the answer besides its text: the turns of an episode, the environment's reward."""
 
 
 class GradedParts(NamedTuple):
@@ -40,6 +35,14 @@ class GradedParts(NamedTuple):
     parts: dict[str, Grade]
     failed: dict[str, str]
     seconds: float
+    part_seconds: Mapping[str, float] = {}
+
+
+class RankedGroup(NamedTuple):
+    """Numbers from 0 to 1 for the answers to one prompt; None, and why, if the function failed."""
+
+    grades: list[float] | None
+    failed: str = ""
 
 
 class RewardRunner:
@@ -48,12 +51,17 @@ class RewardRunner:
     def __init__(self, spec: RewardSpec, *, processes: int | None = None) -> None:
         self._spec = spec
         self._count = processes or count_cores()
-        self._idle: queue.SimpleQueue[_RewardChild] = queue.SimpleQueue()
-        self._children = [_RewardChild(spec) for _ in range(self._count)]
+        self._idle: queue.SimpleQueue[LineProcess] = queue.SimpleQueue()
+        self._children = [_grading_process(spec) for _ in range(self._count)]
         for child in self._children:
             self._idle.put(child)
         # One pool for all: a child ends with the thread that started it.
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="reward")
+        self._taskset = None
+        if spec.taskset is not None:
+            self._taskset = TasksetGrader(
+                spec.taskset, folder=spec.folder, seconds=spec.seconds, most=self._count, pool=self._pool
+            )
 
     def __enter__(self) -> "RewardRunner":
         return self
@@ -65,6 +73,8 @@ class RewardRunner:
         self._pool.shutdown(cancel_futures=True)
         for child in self._children:
             child.end()
+        if self._taskset is not None:
+            self._taskset.close()
 
     def grade_all(
         self,
@@ -86,30 +96,45 @@ class RewardRunner:
     def grade(self, question: RewardQuestion) -> GradedParts:
         begun = time.perf_counter()
         child = self._idle.get()
+        took: dict[str, float] = {}
         try:
-            grades, failed = self._grade_parts(child, question)
+            grades, failed = self._grade_parts(child, question, took)
         finally:
             self._idle.put(child)
         reward = None if failed else combine_parts(self._spec.parts, grades)
-        if question.truncated and self._spec.fail_truncated and reward is not None:
-            reward = 0.0
-        return GradedParts(question.key, reward, grades, failed, time.perf_counter() - begun)
+        if question.truncated and self._spec.fail_truncated and not failed:
+            # Not better than a wrong answer, where rewards may be negative.
+            reward = min(reward or 0.0, 0.0)
+        return GradedParts(question.key, reward, grades, failed, time.perf_counter() - begun, took)
+
+    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup:
+        """Compare the answers to one prompt, in a child process too."""
+        child = self._idle.get()
+        try:
+            given = child.ask({"metric": metric, "case": case.model_dump(mode="json"), "texts": list(texts)})
+        finally:
+            self._idle.put(child)
+        return RankedGroup(given.get("grades"), given.get("failed", ""))
 
     def _grade_parts(
-        self, child: "_RewardChild", question: RewardQuestion
+        self, child: LineProcess, question: RewardQuestion, took: dict[str, float]
     ) -> tuple[dict[str, Grade], dict[str, str]]:
         grades: dict[str, Grade] = {}
+        episode = question.evidence.get(ENVIRONMENT, {})
+        if episode.get("failed"):
+            return grades, {ENVIRONMENT: episode["failed"]}
         failed: dict[str, str] = {}
-        for part in ordered_parts(self._spec.parts):
-            evidence = {"grades": grades, "truncated": question.truncated}
-            given = child.ask(
-                {
-                    "metric": part.metric,
-                    "case": question.case.model_dump(mode="json"),
-                    "text": question.text,
-                    "evidence": evidence,
-                }
-            )
+        for part in ordered_parts([part for part in self._spec.parts if not part.ranks]):
+            begun = time.perf_counter()
+            if part.metric == ENVIRONMENT:
+                given = {"grade": episode.get("reward")}
+            elif part.metric == TASKSET:
+                assert self._taskset is not None
+                given = self._taskset.grade(question.case, question.text, truncated=question.truncated)
+                grades |= {f"{TASKSET}/{name}": score for name, score in given.get("scores", {}).items()}
+            else:
+                given = self._ask(child, part.metric, question, grades)
+            took[part.metric] = time.perf_counter() - begun
             if "failed" in given:
                 failed[part.metric] = given["failed"]
                 break
@@ -118,79 +143,24 @@ class RewardRunner:
                 break
         return grades, failed
 
-
-class _RewardChild:
-    """One worker process; started when it is first asked, and again after it was ended."""
-
-    def __init__(self, spec: RewardSpec) -> None:
-        self._spec = spec
-        self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        process = self._start() if self._process is None else self._process
-        try:
-            self._send(process, question)
-            reply = self._read(process, self._spec.seconds)
-        except BrokenPipeError:
-            reply = None
-        if reply is not None:
-            return reply
-        code = process.poll()
-        self.end()
-        if code is None:
-            return {"failed": f"it took longer than {self._spec.seconds:g} s"}
-        return {"failed": f"its process ended with exit code {code}"}
-
-    def end(self) -> None:
-        process, self._process, self._buffer = self._process, None, b""
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "graftwork.grading.reward_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
+    def _ask(
+        self, child: LineProcess, metric: str, question: RewardQuestion, grades: Mapping[str, Grade]
+    ) -> dict[str, Any]:
+        evidence = {**question.evidence, "grades": grades, "truncated": question.truncated}
+        return child.ask(
+            {
+                "metric": metric,
+                "case": question.case.model_dump(mode="json"),
+                "text": question.text,
+                "evidence": evidence,
+            }
         )
-        self._send(self._process, json.loads(self._spec.to_json()))
-        if self._read(self._process, START_SECONDS) is None:
-            self.end()
-            raise EnvironmentLacks(
-                "the process that grades answers does not start",
-                why="rewards run apart from the training process",
-                fix="run `graft reward check`, which shows what the process prints",
-            )
-        return self._process
 
-    def _send(self, process: "subprocess.Popen[bytes]", value: Any) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(value).encode() + b"\n")
-        process.stdin.flush()
 
-    def _read(self, process: "subprocess.Popen[bytes]", seconds: float) -> dict[str, Any] | None:
-        """The next line; None if the process ended or took too long."""
-        assert process.stdout is not None
-        until = time.monotonic() + seconds
-        while b"\n" not in self._buffer:
-            left = until - time.monotonic()
-            ready, _, _ = select.select([process.stdout], [], [], max(left, 0))
-            if not ready:
-                return None
-            piece = os.read(process.stdout.fileno(), 65536)
-            if not piece:
-                process.wait()
-                return None
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+def _grading_process(spec: RewardSpec) -> LineProcess:
+    return LineProcess(
+        [sys.executable, "-m", "graftwork.grading.reward_worker"],
+        hello=spec.model_dump(mode="json"),
+        seconds=spec.seconds,
+        environment={"OMP_NUM_THREADS": "1"},
+    )

@@ -7,22 +7,27 @@ line for each: a grade, or why there is none. What reward functions print goes t
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.checks import GradeCheck
-from graftwork.grading.code import RememberingRunner
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.grading.rewards import RewardSpec, grade_part
-from graftwork.process.sandbox import SandboxResult, SandboxSettings, open_sandbox
+from graftwork.grading.rewards import RewardSpec, grade_part, rank_answers
+from graftwork.process.sandbox import Sandbox, SandboxResult, SandboxSettings, open_sandbox
 from graftwork.process.worker import stop_with_parent
 from graftwork.records.errors import GraftError
 from graftwork.records.report import Case
 
 MEMORY_BYTES = 4 * 2**30
 """What reward functions may allocate."""
+CODE_SHARE = 0.8
+"""Of the time for a question, what the code of an answer may take. Code that hangs is a wrong answer: it has
+to end before this process counts as the one that hangs."""
 
 
 def make_context(spec: RewardSpec) -> GradeContext:
@@ -31,32 +36,70 @@ def make_context(spec: RewardSpec) -> GradeContext:
         fields=AnswerFields.model_validate(spec.fields),
         checks={check.name: check for check in checks},
         folder=Path(spec.folder),
-        sandbox=_LazyRunner(SandboxSettings.model_validate(spec.sandbox)),
+        sandbox=_TimedRunner(SandboxSettings.model_validate(spec.sandbox), seconds=CODE_SHARE * spec.seconds),
     )
 
 
-class _LazyRunner:
-    """The sandbox, opened by the first reward that runs code."""
+class _TimedRunner:
+    """The sandbox, opened by the first reward that runs code; it runs no answer twice. All runs of a question
+    share its time: those that find none left fail."""
 
-    def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SandboxSettings, *, seconds: float) -> None:
+        self._settings, self._seconds = settings, seconds
+        self._left: float | None = None
+        self._known: dict[tuple[object, ...], SandboxResult] = {}
 
     @cached_property
-    def _runner(self) -> RememberingRunner:
-        return RememberingRunner(open_sandbox(self._settings))
+    def _sandbox(self) -> Sandbox:
+        return open_sandbox(self._settings)
+
+    def begin(self) -> None:
+        """The next question: all its time is left. Opening the sandbox takes none of it."""
+        self._left = self._seconds
 
     def compile(self, source: str) -> SandboxResult:
-        return self._runner.compile(source)
+        return self._once(("compile", source), lambda box: box.compile(source))
 
     def test(self, source: str, tests: str) -> SandboxResult:
-        return self._runner.test(source, tests)
+        return self._once(("test", source, tests), lambda box: box.test(source, tests))
 
     def run(self, source: str, files: dict[str, str]) -> SandboxResult:
-        return self._runner.run(source, files)
+        return self._once(("run", source, *sorted(files.items())), lambda box: box.run(source, files=files))
+
+    def _once(self, key: tuple[object, ...], compute: Callable[[Sandbox], SandboxResult]) -> SandboxResult:
+        # Runs that failed for want of time are remembered too: the same answer is worth the same again.
+        if key not in self._known:
+            self._known[key] = self._run_in_time(self._sandbox, compute)
+        return self._known[key]
+
+    def _run_in_time(self, box: Sandbox, compute: Callable[[Sandbox], SandboxResult]) -> SandboxResult:
+        if self._left is None:
+            return compute(box)
+        if self._left <= 0:
+            return _OUT_OF_TIME
+        begun = time.monotonic()
+        found = compute(_with_at_most(box, self._left))
+        self._left -= time.monotonic() - begun
+        return found
+
+
+_OUT_OF_TIME = SandboxResult(
+    ok=False, exit_code=None, stdout="", stderr="", reason="wall_clock", seconds=0.0, peak_bytes=0
+)
+
+
+def _with_at_most(box: Sandbox, seconds: float) -> Sandbox:
+    limit = min(box.limits.wall_seconds, seconds)
+    return replace(box, limits=box.limits.model_copy(update={"wall_seconds": limit}))
 
 
 def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
+    if isinstance(context.sandbox, _TimedRunner):
+        context.sandbox.begin()
     try:
+        if "texts" in asked:
+            case = Case.model_validate(asked["case"])
+            return {"grades": rank_answers(asked["metric"], case, asked["texts"], context=context)}
         given = grade_part(
             asked["metric"],
             Case.model_validate(asked["case"]),
@@ -67,7 +110,7 @@ def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
     except CannotGrade as error:
         return {"failed": str(error)}
     except GraftError as error:
-        return {"failed": error.what}
+        return {"failed": f"{error.what}: {error.fix}" if error.fix else error.what}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:200]}
     return {"grade": given}

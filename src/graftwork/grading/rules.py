@@ -362,7 +362,7 @@ _AGREE: dict[type[Record], Callable[[Any, Any, Any], bool]] = {
 }
 
 
-_BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
+BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
 _HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
 
 
@@ -445,7 +445,7 @@ def follows_template(text: str, template: str) -> bool:
 
     Each piece is taken where it first occurs behind a filled blank: no backtracking, so no text is slow.
     """
-    pieces = _BLANK.split(template)
+    pieces = BLANK.split(template)
     if len(pieces) == 1:
         return text == template
     first, last = pieces[0], pieces[-1]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = "graftwork"
 """The name of this engine in jobs and reports."""
-REVISION = 2
+REVISION = 4
 """Raised whenever the same weights may answer differently: answers of another revision are not taken over."""
 SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""

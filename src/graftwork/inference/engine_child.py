@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,17 +26,25 @@ _QUOTED = 400
 
 
 class EngineChild:
-    """One conversation at a time; other threads wait. Raises WorkerFailed if the process ends."""
+    """One conversation at a time; other threads wait. Raises WorkerFailed if the process ends or is stopped.
+
+    Where the source names an adapter, the first one answers.
+    """
 
     def __init__(self, engine: str, source: EngineSource, *, folder: Path) -> None:
         self._engine, self._source, self._folder = engine, source, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
         turns = [{"role": turn.role, "content": turn.content} for turn in messages]
         with self._lock:
+            if self._stopped.is_set():
+                raise self._failed()
             process = self._process = self._process or self._start()
+            if self._stopped.is_set():
+                process.kill()  # `stop` was called before it could see the process
             assert process.stdin is not None
             assert process.stdout is not None
             try:
@@ -49,6 +58,13 @@ class EngineChild:
                 raise self._failed()
         return EngineReply(**orjson.loads(line))
 
+    def stop(self) -> None:
+        """End the process now: an answer that is being written is given up, and its caller gets an error."""
+        self._stopped.set()
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         with self._lock:
             self._end()
@@ -60,12 +76,15 @@ class EngineChild:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.close()
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # of a question that nobody read
+            process.stdin.close()
         process.wait()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         make_folder(self._folder)
-        source = {**self._source._asdict(), "base_folder": str(self._source.base_folder), "adapters": {}}
+        adapters = {name: str(folder) for name, folder in self._source.adapters.items()}
+        base = str(self._source.base_folder)
+        source = {**self._source._asdict(), "base_folder": base, "adapters": adapters}
         path = self._folder / JOB_FILE
         write_atomic(path, orjson.dumps({"engine": self._engine, "source": source}))
         with append_to(self._folder / LOG_FILE) as log:
@@ -91,14 +110,18 @@ def answer_lines(job: dict[str, Any], questions: IO[bytes], replies: IO[bytes]) 
     """Load the engine and answer until the questions end, as they do when the other end is gone."""
     from graftwork.inference.selection import open_engine
 
-    source = EngineSource(**{**job["source"], "base_folder": Path(job["source"]["base_folder"])})
+    given = job["source"]
+    adapters = {name: Path(folder) for name, folder in given["adapters"].items()}
+    source = EngineSource(**{**given, "base_folder": Path(given["base_folder"]), "adapters": adapters})
     engine = open_engine(job["engine"], source)
+    adapter = next(iter(adapters), None)
     try:
         for line in questions:
             asked = orjson.loads(line)
             messages = tuple(Message(**turn) for turn in asked["messages"])
             try:
-                [reply] = engine.answer([engine.render(messages)], DecodingSettings(**asked["decoding"]))
+                decoding = DecodingSettings(**asked["decoding"])
+                [reply] = engine.answer([engine.render(messages)], decoding, adapter=adapter)
             except GraftError as error:
                 # Such as a prompt that is too long for the model: the next one may not be.
                 print(error.what, file=sys.stderr)

@@ -4,12 +4,15 @@ In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a 
 fingerprint of all its bytes. A folder is used as it is; a model of the Hub is fetched once (`model.hub`).
 """
 
+import functools
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from graftwork.files.disk import atomic_folder, file_digest, write_atomic
@@ -25,7 +28,7 @@ from graftwork.model.hub import (
 )
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import Busy, EnvironmentLacks, UserMistake, pip_install
 
 EMBEDDED = "smollm2-135m-instruct"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -38,6 +41,7 @@ EMBEDDED_NOTE = (
 FILES_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 FINGERPRINT_FILE = "graftwork.json"
 README = "README.md"
+_WAIT_SECONDS = 0.2
 
 
 class BaseFolder(Record):
@@ -64,7 +68,7 @@ def hub_place() -> HubPlace:
 def find_base(
     name: str, *, project_folder: Path, weights: bool = False, place: HubPlace | None = None
 ) -> BaseFolder:
-    """The base that `name` means; the embedded one is converted on first use (about 25 s).
+    """The base that `name` means; the embedded one is converted on first use (about 15 s).
 
     Of a model of the Hub only the config and the tokenizer are fetched unless `weights` are needed.
     """
@@ -171,11 +175,13 @@ def verify_base(base: BaseFolder) -> None:
 
 def _embedded() -> BaseFolder:
     folder = models_folder() / EMBEDDED
-    if not is_ready(EMBEDDED):
-        with hold_lock(models_folder() / f".{EMBEDDED}.lock"):
+    while not is_ready(EMBEDDED):
+        # Another process may be converting it.
+        with suppress(Busy), hold_lock(models_folder() / f".{EMBEDDED}.lock"):
             if not (folder / "config.json").exists():
                 _convert_in_child(folder)
             return _describe(EMBEDDED, folder)
+        time.sleep(_WAIT_SECONDS)
     return _describe(EMBEDDED, folder)
 
 
@@ -247,9 +253,12 @@ def gguf_file() -> Path:
 
 
 def convert_embedded(folder: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    # transformers opens the file three times, and each time parses its whole vocabulary.
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)  # type: ignore[misc,assignment]
     source = gguf_file()
     where = str(source.parent)
     # `dequantize` matters: without it the model stays flagged as quantised and cannot be saved.

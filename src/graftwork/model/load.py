@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graftwork.files.disk import file_digest
+from graftwork.process.preload import import_without_unused
 from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
     it is read.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
+    import_without_unused(["transformers.modeling_utils"])
     with needs_extra("train", why="a model is to be loaded"):
         import torch
         from transformers import AutoModelForCausalLM

@@ -81,13 +81,17 @@ def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
 def note_trial(
     work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
 ) -> tuple[str, ...]:
+    return note_pair(work, (first.id, second.id), metric=metric, traffic=traffic)
+
+
+def note_pair(work: OpenProject, pair: tuple[str, str], *, metric: str, traffic: str) -> tuple[str, ...]:
     """Write down, before looking, by what this pair is tested."""
-    name = fingerprint([sorted((first.id, second.id)), traffic])[:16]
+    name = fingerprint([sorted(pair), traffic])[:16]
     path = work.project.state / TRIED_FOLDER / f"{name}.json"
     tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
     if metric not in tried:
         tried.append(metric)
-        write_atomic(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
+        write_atomic(path, json.dumps({"releases": list(pair), "metrics": tried}))
     if len(tried) == 1:
         return ()
     return (
@@ -118,7 +122,7 @@ def compare_replayed(
     )
     test = found.test
     return make_result(
-        (first, second),
+        (first.id, second.id),
         name,
         "cases",
         evidence=ABEvidence(
@@ -182,7 +186,7 @@ def compare_live(
 ) -> ABResult:
     """The current result. It can be read at any time without losing validity."""
     pair = find_pair(work, a, b)
-    name = _choose_live_metric(work, metric)
+    name = choose_live_metric(work, metric)
     return LiveComparison(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
 
 
@@ -198,7 +202,7 @@ def watch_live(
 ) -> ABResult:
     """Check repeatedly until it is decided; Ctrl-C ends it with the current result."""
     pair = find_pair(work, a, b)
-    name = _choose_live_metric(work, metric)
+    name = choose_live_metric(work, metric)
     look: LiveComparison | None = None
     found: ABResult | None = None
     try:
@@ -224,20 +228,28 @@ class LiveComparison:
     """One experiment, or traffic that was not assigned at random; may be evaluated any number of times."""
 
     def __init__(
-        self, work: OpenProject, pair: tuple[Release, Release], *, metric: str, experiment: str | None
+        self,
+        work: OpenProject,
+        pair: tuple[Release, Release],
+        *,
+        metric: str,
+        experiment: str | None,
+        confidence: float | None = None,
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
         self._remarks: tuple[str, ...] | None = None
         self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
         self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
-        self._confidence = work.settings.evaluate.confidence
+        self._confidence = confidence or work.settings.evaluate.confidence
         self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
         self._context = grade_context(work, open_grading(work, ()))
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
         self._live = LiveTest(
             1 - self._confidence, lower_is_better=metric in LOWER_IS_BETTER, goes_on=self._by_users
         )
+        self.failures = LiveTest(1 - self._confidence, lower_is_better=True)
+        """Whether one of the two leaves more requests without an answer."""
         self._heard = FeedbackStore(work.database, project=work.settings.project)
         self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
         self._captures_read = self._feedback_read = 0
@@ -245,15 +257,19 @@ class LiveComparison:
     def look(self) -> ABResult:
         """Read what is new, and return what is known."""
         for place, capture in self._work.captures.read_on(
-            after=self._captures_read, releases=tuple(self._of), dealt=self.experiment
+            after=self._captures_read, releases=tuple(self._of), experiment=self.experiment
         ):
             self._captures_read = place
+            if capture.shadow_of is not None:
+                continue
             side = self._of[capture.release]
             self._tallies[side].see(capture)
+            failed = capture.disconnected or capture.finish_reason == "error"
+            self.failures.take(LiveAnswer(side, capture.session, float(failed)))
             if not self._by_users and not self._live.test.decided:
                 self._live.take(LiveAnswer(side, capture.session, self._grade(capture)))
         for heard in self._heard.read_on(
-            after=self._feedback_read, releases=tuple(self._of), dealt=self.experiment
+            after=self._feedback_read, releases=tuple(self._of), experiment=self.experiment
         ):
             self._feedback_read = heard.place
             side = self._of[heard.capture.release]
@@ -284,7 +300,7 @@ class LiveComparison:
         assigned = (arms["A"].sessions, arms["B"].sessions)
         stands = not self._by_users or survives_silence(test, assigned=assigned)
         return make_result(
-            self._pair,
+            (self._pair[0].id, self._pair[1].id),
             self._metric,
             "captures",
             evidence=ABEvidence(
@@ -366,7 +382,7 @@ def as_case(capture: Capture) -> Case:
     )
 
 
-def _choose_live_metric(work: OpenProject, metric: str | None) -> str:
+def choose_live_metric(work: OpenProject, metric: str | None) -> str:
     return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
 
 

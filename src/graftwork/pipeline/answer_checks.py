@@ -7,13 +7,16 @@ graders of the evaluation, without a reference.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from graftwork.grading.custom import is_own
 from graftwork.grading.grade import against_reference, grade, require_gradable
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.grading.metrics import find_grader
+from graftwork.grading.metrics import CONTEXT_GRADERS, find_grader
+from graftwork.grading.prefix import find_prefix_judge
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
+from graftwork.serve.escalation import PrefixVerdict
 
 ORIGIN = Origin(file="request", line=1)
 
@@ -43,25 +46,70 @@ def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
         )
 
 
+def find_live_checks(work: OpenProject) -> tuple[str, ...]:
+    """The graded metrics and checks of the project that a live answer can be judged by."""
+    context = grade_context(work)
+    return tuple(
+        name
+        for name in work.settings.evaluate.graded
+        if (name in context.checks or find_grader(name) is not None)
+        and not against_reference(name, context)
+        and name not in CONTEXT_GRADERS
+    )
+
+
 class LiveChecks:
     """Grades answers to live requests."""
 
-    def __init__(self, work: OpenProject, names: Sequence[str]) -> None:
+    def __init__(
+        self, work: OpenProject, names: Sequence[str], *, where: str = "serve.escalate.checks"
+    ) -> None:
         self._names = tuple(names)
         self._context = grade_context(work)
         for name in names:
-            require_live_check(name, self._context, where="serve.escalate.checks")
+            require_live_check(name, self._context, where=where)
         require_gradable(self._context)
+        judges = {name: find_prefix_judge(name, self._context) for name in names}
+        self._judges = {name: judge for name, judge in judges.items() if judge is not None}
+
+    @property
+    def of_prefixes(self) -> tuple[str, ...]:
+        """The checks that can judge the beginning of an answer."""
+        return tuple(self._judges)
+
+    @property
+    def of_whole_answers(self) -> tuple[str, ...]:
+        return tuple(name for name in self._names if name not in self._judges)
 
     def find_failing(self, messages: Sequence[Mapping[str, str]], text: str) -> str | None:
-        asked = tuple(Message.model_validate(message) for message in messages)
-        case = Case(id="request", origin=ORIGIN, messages=asked, reference="")
-        # Requests are checked in several threads at once: each has its own list of failures.
-        context = replace(self._context, failed=[])
         for name in self._names:
-            found = grade(name, case, text, context=context)
-            if context.failed:
-                raise CannotGrade(context.failed[0].reason)
+            found = self.grade(name, messages, text)
             if found is not None and found < 1:
                 return name
         return None
+
+    def grade(self, name: str, messages: Sequence[Mapping[str, str]], text: str) -> float | None:
+        """None where the check is not about this answer. Raises CannotGrade."""
+        # Requests are checked in several threads at once: each has its own list of failures.
+        context = replace(self._context, failed=[])
+        found = grade(name, self._case(name, messages, text), text, context=context)
+        if context.failed:
+            raise CannotGrade(context.failed[0].reason)
+        return found
+
+    def judge_prefix(self, messages: Sequence[Mapping[str, str]], text: str) -> PrefixVerdict:
+        """The first check that no continuation of the text passes, and whether any is still undecided."""
+        is_open = False
+        for name, judge in self._judges.items():
+            found = judge(self._case(name, messages, text), text, self._context)
+            if found == "fails":
+                return PrefixVerdict(name, is_open=False)
+            is_open = is_open or found is None
+        return PrefixVerdict(None, is_open=is_open)
+
+    def _case(self, name: str, messages: Sequence[Mapping[str, str]], text: str) -> Case:
+        """The request as a case. Metrics that ask whether there was something to answer see the answer."""
+        check = self._context.checks.get(name)
+        own = check is not None and is_own(check.metric)
+        asked = tuple(Message.model_validate(message) for message in messages)
+        return Case(id="request", origin=ORIGIN, messages=asked, reference="" if own else text)

@@ -16,7 +16,7 @@ from graftwork.records.correction import Correction, CorrectionConflict, Correct
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback, Message
 from graftwork.store.captures import FeedbackStore
 from graftwork.store.reviews import ReviewStore
-from graftwork.text.similarity import fold
+from graftwork.text.words import fold
 
 
 def list_corrections(work: OpenProject) -> Corrections:

@@ -10,7 +10,6 @@ from datetime import date
 from graftwork.evaluate.costs import AnswerPrice
 from graftwork.evaluate.savings import DAYS_PER_MONTH, Volume, find_savings
 from graftwork.evaluate.subjects import Subject
-from graftwork.pipeline.hosting import find_hosting
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.plan.catalog.api_prices import find_token_price, index_prices, list_token_prices
 from graftwork.records.audit import Audit
@@ -67,6 +66,8 @@ def savings_of(work: OpenProject, audit: Audit, dataset: Dataset) -> Savings | N
         calls = sum(day.calls for day in usage if day.day is not None) / days * DAYS_PER_MONTH
     hosting = None
     if calls is not None:
+        from graftwork.pipeline.hosting import find_hosting
+
         hosting = find_hosting(work, dataset, calls_per_month=calls, today=date.today())
     return find_savings(
         usage, find_price=lambda name: find_token_price(name, known), hosting=hosting, volume=volume

@@ -67,7 +67,7 @@ def gate_engine(
         # The same weights as they were evaluated, to see what the engine changes.
         others=(resolve_subject(work, parse_subject(asked), asking=asking, outcome=outcome),),
     )
-    # Weights on another engine must pass this gate and their own: no second chance, hence no further look.
+    # Weights on another engine must pass this gate and their own: no second chance, no further look.
     adapter_hash = (
         outcome.adapter_hash if outcome is not None else _release_of(work, release or "").adapter_hash
     )

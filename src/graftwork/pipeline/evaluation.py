@@ -41,13 +41,13 @@ from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import name_of
 from graftwork.inference.selection import PRECISIONS
 from graftwork.pipeline.costs import price_of_subject
+from graftwork.pipeline.engines import shard_environment
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.supervise import WorkerTask, run_job
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
-from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
 JUDGED_FOLDER = "judged"
 CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, PYTHON_CALLS})
@@ -161,6 +161,7 @@ def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> N
         module="graftwork.evaluate.ask.worker",
         job=subject.job,
         folder=subject.folder,
+        environment=shard_environment(work),
     )
     run_job(task, reporter=work.reporter, place=work.place)
 
@@ -348,6 +349,8 @@ PAGE = "evaluation"
 
 def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False) -> Evaluated:
     """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
+    from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+
     path = work.project.root / f"{page_name(work, separate=separate)}.html"
     page = EvaluationPage(
         project=work.settings.project,

@@ -47,7 +47,7 @@ def resolve_subject(
         return Subject("log", asking.cases_file.parent / f"log-{identity[:12]}", identity=identity)
     if subject.kind == "endpoint":
         return _endpoint_subject(work, subject, asking)
-    weights = _find_weights(work, subject, outcome)
+    weights = find_weights(work, subject, outcome)
     engine = name_engine(subject.engine) if subject.engine else ""
     # The same weights through another engine are another subject.
     asked_through = [[engine, subject.precision]] if engine else []
@@ -118,7 +118,7 @@ def _endpoint_subject(work: OpenProject, subject: NamedSubject, asking: Asking) 
     return Subject(subject.name, Path(job.folder), job, identity)
 
 
-def _find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
+def find_weights(work: OpenProject, subject: NamedSubject, outcome: TrainOutcome | None) -> _Weights | None:
     if subject.kind in ("base", "prompt", "logged_prompt"):
         return None
     if subject.kind == "adapter":

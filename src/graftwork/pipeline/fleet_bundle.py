@@ -5,22 +5,27 @@ checkpoint of the run if there is one. Takes nothing secret along.
 """
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graftwork.fleet.bundle import BundleParts, build_bundle
+from graftwork.files.remote import open_url
+from graftwork.fleet.bundle import TRAVELLING_SPLITS, BundleParts, build_bundle
+from graftwork.grading.checks import GradeCheck
 from graftwork.model.base import EMBEDDED, BaseFolder
 from graftwork.model.hub import parse_hub_name
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.records.base import hide_login
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.fleet import Bundle, BundleBase
 from graftwork.train.checkpoints.checkpoint import list_saved, step_name, verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.run_setup import pass_mirrors
+from graftwork.train.settings import TrainSettings
 
 MODULE = "graftwork.pipeline.training_worker"
 
@@ -66,6 +71,7 @@ def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> Pa
         base_folder=Path(work.weights.folder) if base.kind == "bundled" else None,
         dataset_folder=Path(job.dataset_folder),
         dataset_there=options.dataset_there,
+        splits=travelling_splits(work.settings.train),
         start_adapter=Path(job.start_adapter) if job.start_adapter else None,
         checkpoint=newest_checkpoint(Path(job.folder)),
         seconds=options.seconds,
@@ -74,6 +80,53 @@ def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> Pa
     )
     folder, bundle = build_bundle(parts, work.project.state / "fleet" / "bundles")
     return PackedRun(folder, bundle, Path(job.folder), secrets_of(work, job.run_id))
+
+
+def travelling_splits(train: TrainSettings) -> tuple[str, ...]:
+    """The splits that a run reads where it trains. Pure."""
+    rollouts = train.rollouts
+    prompts = train.objective == "grpo" and rollouts.asks_rows
+    return tuple(dict.fromkeys((*TRAVELLING_SPLITS, rollouts.source) if prompts else TRAVELLING_SPLITS))
+
+
+def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> list[str]:
+    """The settings of a run that name files which no bundle holds. Pure."""
+    if train.objective != "grpo":
+        return []
+    metrics = {check.name: check.metric for check in checks}
+    own = [
+        f"train.rewards: {reward.metric}"
+        for reward in train.rewards
+        if ".py:" in metrics.get(reward.metric, reward.metric)
+    ]
+    found = ["train.rollouts.environment"] if train.rollouts.environment is not None else []
+    if train.rollouts.taskset is not None:
+        found.append("train.rollouts.taskset")
+    elif not train.rollouts.asks_rows:
+        found.append(f"train.rollouts.source: {train.rollouts.source}")
+    return [*found, *own]
+
+
+def require_packable(work: OpenProject) -> None:
+    """Before anything is paid for: the run needs no file of the project that stays here."""
+    settings = work.settings
+    if found := find_unpacked(settings.train, settings.evaluate.checks):
+        raise UserMistake(
+            "this run needs files of the project that are not sent along",
+            why=f"{', '.join(found)}: a bundle holds base, dataset and checkpoint only",
+            fix="train it on this machine with `graft train`, or use built-in rewards and the rl split",
+            where=found[0].partition(":")[0],
+        )
+
+
+def require_mirror(work: OpenProject) -> None:
+    """Before anything is paid for: the address of the mirror is one. Nothing is asked there."""
+    if (mirror := _mirror(work)) is None:
+        return
+    setting = "fleet.mirror" if work.settings.fleet.mirror else "train.run.mirror"
+    # A package that is missing here may be there.
+    with suppress(EnvironmentLacks):
+        open_url(mirror, kind="mirror", setting=setting)
 
 
 def secrets_of(work: OpenProject, run_id: str) -> dict[str, str]:

@@ -4,32 +4,54 @@ In: an open project and the name of a place. Out: a job in the ledger, and its r
 from where `graft train` goes on. Asks before money is spent: the caller confirms the quote.
 """
 
+import json
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.fleet.control import Controller, affordable_seconds, largest_cost
+from graftwork.fleet.bundle import JOB_FILE
+from graftwork.fleet.control import Controller, affordable_seconds, largest_cost, what_failed
+from graftwork.fleet.hosts import HostsPlace
 from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place, make_label
-from graftwork.fleet.runpod import RunPodPlace
-from graftwork.pipeline.fleet_bundle import BundleOptions, PackedRun, pack_run, secrets_of
+from graftwork.fleet.rented import RentedPlace
+from graftwork.fleet.results import OUTCOME
+from graftwork.pipeline.fleet_bundle import (
+    BundleOptions,
+    PackedRun,
+    pack_run,
+    require_mirror,
+    require_packable,
+    secrets_of,
+)
 from graftwork.pipeline.fleet_places import control, open_place, safety_of
+from graftwork.pipeline.fleet_plans import (
+    PlacePlanner,
+    adopt_plan,
+    is_same_run,
+    setup_minutes,
+    storage_price,
+)
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.plan import WorkAhead
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record
 from graftwork.records.errors import (
     AnswerIsNo,
+    Busy,
     GraftError,
     Interrupted,
     StoppedInOrder,
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.fleet import FleetJob, JobOrder, PlacedJob, Reconciled
+from graftwork.records.fleet import FleetJob, JobOrder, JobPoll, PlacedJob, Reconciled
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import RunState
@@ -37,9 +59,13 @@ from graftwork.records.run import RunState
 POLL_SECONDS = 2.0
 PAID_POLL_SECONDS = 15.0
 """Providers limit the rate of requests."""
+RECONCILE_SECONDS = 10.0
+"""How often a job that goes on is compared with its limits, at a place without a price."""
 SPARE = 4.0
 """A job at a place without a price may take so many times the planned time."""
 SPARE_SECONDS = 3600.0
+LEAST_SECONDS = 300.0
+"""A job with less time than this would end before its first checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +89,18 @@ class RunQuote(Record):
     price_source: str = ""
     price_dated: str = ""
     planned_hours: float
-    """By the plan for this machine; the place may be faster."""
+    """At most, by the plan for the machine of the offer."""
+    device: str = ""
+    """What the run was planned for."""
+    setup_hours: float = 0.0
+    """From the order to the first step, as the catalog has it."""
+    instance: str = ""
+    spot_usd_per_hour: float | None = None
+    reserved_usd_per_hour: float | None = None
+    reserved_term: str = ""
+    storage_usd_gib_month: float | None = None
+    quota_hours: float | None = None
+    """What is left of a free quota."""
     planned_usd: float = 0.0
     seconds: float
     """The time limit of the job."""
@@ -78,9 +115,8 @@ class FleetJobs(Record):
 Confirm = Callable[[RunQuote], bool]
 
 
-def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, place: Place) -> RunQuote:
-    """The time limit and the largest possible cost of this run at the place."""
-    offer = choose_offer(place, request.gpu)
+def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer) -> RunQuote:
+    """The time limit and the largest possible cost of this run on the machine of an offer."""
     price, safety, planned = offer.usd_per_hour or 0.0, safety_of(work), plan.minutes.high * 60
     if price:
         most = request.max_usd if request.max_usd is not None else work.settings.fleet.caps.job_usd
@@ -89,24 +125,49 @@ def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, place: Place
         seconds = planned * SPARE + SPARE_SECONDS
     if request.deadline_seconds is not None:
         seconds = min(seconds, request.deadline_seconds)
+    if offer.longest_hours is not None:
+        seconds = min(seconds, offer.longest_hours * 3600)
+    if seconds < LEAST_SECONDS:
+        raise AnswerIsNo(
+            f"{request.place} gives this run less than {LEAST_SECONDS / 60:.0f} minutes",
+            why="its quota is nearly used up"
+            if offer.quota_hours is not None
+            else "the deadline is too near",
+            fix="wait until the quota is filled up again, or use another place",
+        )
     return RunQuote(
-        place=place.name,
-        gpu=request.gpu or (offer.gpu if price else ""),
+        place=request.place,
+        gpu=offer.gpu if request.gpu or price or offer.quota_hours is not None else "",
         usd_per_hour=price,
         price_source=offer.source,
         price_dated=offer.dated,
         planned_hours=planned / 3600,
-        planned_usd=min(planned, seconds) / 3600 * price,
+        planned_usd=min(planned + setup_minutes(request.place) * 60, seconds) / 3600 * price,
         seconds=seconds,
         largest_usd=largest_cost(seconds, price, safety),
+        device=plan.device.name,
+        setup_hours=setup_minutes(request.place) / 60,
+        storage_usd_gib_month=offer.storage_usd_gib_month or storage_price(request.place),
+        **{name: getattr(offer, name) for name in _SHOWN},
     )
 
 
+_SHOWN = (
+    "instance",
+    "spot_usd_per_hour",
+    "reserved_usd_per_hour",
+    "reserved_term",
+    "quota_hours",
+)
+"""Facts of an offer that a quote repeats."""
+
+
 def choose_offer(place: Place, gpu: str) -> Offer:
-    """The cheapest offer of the place, of this card if one is named."""
-    offers = [offer for offer in place.offer() if not gpu or offer.gpu == gpu]
+    """The cheapest offer of the place, of this card or instance type if one is named."""
+    known_offers = place.offer()
+    offers = [offer for offer in known_offers if not gpu or gpu in (offer.gpu, offer.instance)]
     if not offers:
-        known = sorted({offer.gpu or "no card" for offer in place.offer()})
+        known = sorted({offer.gpu or "no card" for offer in known_offers})
         raise AnswerIsNo(
             f"{place.name} offers no {gpu or 'machine'} now",
             why=f"it has: {', '.join(known) or 'nothing'}",
@@ -116,14 +177,38 @@ def choose_offer(place: Place, gpu: str) -> Offer:
     return min(offers, key=lambda offer: offer.usd_per_hour or 0.0)
 
 
-def start_run(work: OpenProject, request: FleetRequest, confirm: Confirm) -> FleetJob:
-    """Plan, pack and submit the run. Nothing is sent before the quote is confirmed."""
+def start_run(
+    work: OpenProject,
+    request: FleetRequest,
+    confirm: Confirm,
+    *,
+    made: StepOutputs | None = None,
+    ahead: WorkAhead | None = None,
+) -> FleetJob:
+    """Plan, unless `made` holds the plan, pack and submit the run. Nothing is sent before the quote is
+    confirmed. `ahead` is the work of a run whose rows are not on this machine."""
     controller = control(work, request.place)
-    made = run_pipeline(work, upto="plan")
-    quote = quote_run(work, made.get("plan", Plan), request, controller.place)
+    require_mirror(work)
+    if made is None:
+        # A wrong login or card is found before the data is prepared.
+        choose_offer(controller.place, request.gpu)
+    made = made if made is not None else run_pipeline(work, upto="plan")
+    for other in find_jobs(work, made.get("plan", Plan)):
+        if other.is_open:
+            raise Busy(
+                f"this run is at {other.place} already (job {other.id})",
+                why="two jobs would be paid for one result",
+                fix=f"`graft fleet logs -f {other.id}` follows it, `graft fleet stop {other.id}` stops it",
+            )
+    if request.place != "local":
+        require_packable(work)
+    offer = choose_offer(controller.place, request.gpu)
+    plan = PlacePlanner(work, made, ahead=ahead).plan(offer)
+    quote = quote_run(work, plan, request, offer)
     if not confirm(quote):
         raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
-    packed = pack_run(work, made, _options(request, quote))
+    there = StepOutputs({**made.outputs, "plan": plan})
+    packed = pack_run(work, there, _options(request, quote))
     job_id = secrets.token_hex(6)
     order = JobOrder(
         job_id=job_id,
@@ -131,6 +216,7 @@ def start_run(work: OpenProject, request: FleetRequest, confirm: Confirm) -> Fle
         run_id=packed.bundle.run_id,
         bundle=str(packed.folder),
         gpu=quote.gpu,
+        instance=quote.instance,
         seconds=quote.seconds,
         usd_per_hour=quote.usd_per_hour,
         max_usd=quote.largest_usd,
@@ -172,21 +258,27 @@ def _report_start(work: OpenProject, job: FleetJob, packed: PackedRun, place: Pl
 def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
     """Report the job's progress until it has ended, and bring its files. Ctrl-C leaves the job running."""
     controller, pause = collecting(work, job.place), threading.Event()
-    unreached = False
+    place, unreached, reconciled = controller.place, False, float("-inf")
     if poll_seconds is None:
-        poll_seconds = PAID_POLL_SECONDS if controller.place.paid else POLL_SECONDS
+        poll_seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
     try:
         while job.is_open:
+            has_waited = False
             try:
-                _report(work, controller.place, job)
+                found = _poll(place, job, poll_seconds)
+                _report(work, job, found)
                 unreached = False
-            except GraftError as error:
+                has_waited = isinstance(place, HostsPlace) and found.phase in ("starting", "running")
+            except Exception as error:  # whatever a place may raise: nobody else watches the limits
                 if not unreached:
-                    work.reporter.info(f"{error.what}; the job goes on, trying again")
+                    work.reporter.info(f"{job.place}: {what_failed(error)}; the job goes on, trying again")
                 unreached = True
+            if has_waited and time.monotonic() - reconciled < RECONCILE_SECONDS:
+                continue
             controller.reconcile(now=time.time())
+            reconciled = time.monotonic()
             job = get_job(work, job.id)
-            if job.is_open:
+            if job.is_open and not has_waited:
                 pause.wait(poll_seconds)
     except KeyboardInterrupt:
         raise Interrupted(
@@ -211,10 +303,12 @@ def collecting(work: OpenProject, name: str) -> Controller:
 
     def collect(job: FleetJob) -> None:
         place.fetch(placed_of(job), work.project.runs / job.run_id)
+        _adopt(work, job)
 
-    def deliver(job: FleetJob) -> None:
-        if isinstance(place, RunPodPlace):
-            place.deliver(_order_of(job), placed_of(job), secrets=secrets_of(work, job.run_id))
+    def deliver(job: FleetJob) -> bool:
+        if not isinstance(place, RentedPlace):
+            return False
+        return place.deliver(_order_of(job), placed_of(job), secrets=secrets_of(work, job.run_id))
 
     controller.collect, controller.deliver = collect, deliver
     return controller
@@ -233,8 +327,14 @@ def _order_of(job: FleetJob) -> JobOrder:
     )
 
 
-def _report(work: OpenProject, place: Place, job: FleetJob) -> None:
-    found = place.poll(placed_of(job))
+def _poll(place: Place, job: FleetJob, seconds: float) -> JobPoll:
+    """What the job does. A host is asked to answer when the job is over, or after so many seconds."""
+    if isinstance(place, HostsPlace):
+        return place.wait(placed_of(job), seconds)
+    return place.poll(placed_of(job))
+
+
+def _report(work: OpenProject, job: FleetJob, found: JobPoll) -> None:
     if found.beat is not None:
         beat = found.beat
         work.reporter.progress(
@@ -251,9 +351,22 @@ def fetch(work: OpenProject, job: FleetJob) -> FleetJob:
     if job.state in ("refused", "lost") or job.placed is None:
         return job
     open_place(work, job.place).fetch(job.placed, work.project.runs / job.run_id)
+    _adopt(work, job)
+    if job.is_open:
+        # What it will leave at its end is still to be brought, before its machine is given back.
+        return job
     job = job.model_copy(update={"fetched": True})
     work.jobs.update(job)
     return job
+
+
+def _adopt(work: OpenProject, job: FleetJob) -> None:
+    """A run that was planned for another device is this project's run once it has a result."""
+    if not (work.project.runs / job.run_id / OUTCOME).exists():
+        return
+    with suppress(OSError, ValueError, KeyError):
+        stored = json.loads((Path(job.bundle) / JOB_FILE).read_bytes())
+        adopt_plan(work, Plan.model_validate(stored["plan"]))
 
 
 def require_done(work: OpenProject, job: FleetJob) -> None:
@@ -278,6 +391,25 @@ def finish(work: OpenProject) -> StepOutputs:
     return run_pipeline(work, upto="train")
 
 
+def find_jobs(work: OpenProject, plan: Plan) -> list[FleetJob]:
+    """The jobs that train what this plan does, those that were planned for another device included."""
+    wanted = run_id_of(plan)
+    same: dict[str, bool] = {wanted: True}
+    for job in work.jobs.list():
+        if job.run_id not in same:
+            there = planned_there(work, job)
+            same[job.run_id] = there is not None and is_same_run(plan, there)
+    return [job for job in work.jobs.list() if same[job.run_id]]
+
+
+def planned_there(work: OpenProject, job: FleetJob) -> Plan | None:
+    """The plan of a job, which is that for the device of its place; None: it is no longer known."""
+    entry = work.runs.get(job.run_id)
+    with suppress(ValueError):
+        return Plan.model_validate(entry.plan) if entry is not None else None
+    return None
+
+
 def get_job(work: OpenProject, job_id: str) -> FleetJob:
     """The job of this id, or of its first characters."""
     found = [job for job in work.jobs.list() if job.id.startswith(job_id)]
@@ -287,6 +419,11 @@ def get_job(work: OpenProject, job_id: str) -> FleetJob:
         f"{'several jobs begin' if found else 'no job begins'} with {job_id!r}",
         fix="`graft fleet list` names the jobs",
     )
+
+
+def find_open(work: OpenProject, run_id: str) -> FleetJob | None:
+    """The newest job of this run that has not ended, wherever it is."""
+    return next((job for job in reversed(work.jobs.list()) if job.run_id == run_id and job.is_open), None)
 
 
 def placed_of(job: FleetJob) -> PlacedJob:
@@ -299,8 +436,13 @@ def read_log(work: OpenProject, job: FleetJob) -> str:
 
 
 def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:
-    controller = control(work, job.place)
-    return controller.stop(job, now=time.time(), at_once=at_once)
+    controller = collecting(work, job.place)
+    job = controller.stop(job, now=time.time(), at_once=at_once)
+    if isinstance(controller.place, ManualPlace):
+        # Nothing of it is waited for.
+        controller.reconcile(now=time.time())
+        return get_job(work, job.id)
+    return job
 
 
 def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
@@ -321,8 +463,8 @@ def reconcile(work: OpenProject) -> Reconciled:
     for name in sorted({job.place for job in work.jobs.list()}):
         try:
             found.append(collecting(work, name).reconcile(now=time.time()))
-        except GraftError as error:
-            found.append(Reconciled(unreachable=(f"{name}: {error.what}",)))
+        except Exception as error:  # whatever a place may raise: the others have machines, too
+            found.append(Reconciled(unreachable=(f"{name}: {what_failed(error)}",)))
     return Reconciled(
         checked=sum(report.checked for report in found),
         closed=tuple(line for report in found for line in report.closed),

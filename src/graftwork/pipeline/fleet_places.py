@@ -1,7 +1,7 @@
 """The places that a project can use, by name, and what each has to offer now.
 
 In: an open project with its `fleet` settings. Out: places; which of them answer, with cards and prices. A
-name is `local`, `ssh` or `ssh:HOST`, `manual`, `runpod`, or one that an installed package adds.
+name is `local`, `ssh` or `ssh:HOST`, `manual`, `slurm`, `ray`, `runpod`, or one of an installed package.
 """
 
 from typing import cast
@@ -10,9 +10,10 @@ from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.hosts import local_place, ssh_place
 from graftwork.fleet.manual import ManualPlace
 from graftwork.fleet.place import Place
-from graftwork.fleet.runpod import RunPodPlace
-from graftwork.fleet.settings import SlurmSettings
+from graftwork.fleet.ray import RayPlace
+from graftwork.fleet.settings import FleetSettings, RaySettings, SlurmSettings
 from graftwork.fleet.slurm import SlurmPlace
+from graftwork.pipeline.fleet_clouds import CLOUDS, cloud_settings, open_cloud
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.base import Record
@@ -20,7 +21,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Offer
 
 REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
-BUILT_IN = ("local", "ssh", "manual", "slurm", "runpod")
+BUILT_IN = ("local", "ssh", "manual", "slurm", "ray", *CLOUDS)
 
 
 class PlaceFacts(Record):
@@ -32,10 +33,14 @@ class PlaceFacts(Record):
     offers: tuple[Offer, ...] = ()
     open_jobs: int = 0
     note: str = ""
+    """Why it does not answer."""
+    fix: str = ""
 
 
 class FleetPlaces(Record):
     places: tuple[PlaceFacts, ...]
+    unconfigured: tuple[str, ...] = ()
+    """Places that graft.yaml does not name."""
 
 
 def open_place(work: OpenProject, name: str) -> Place:
@@ -56,18 +61,25 @@ def open_place(work: OpenProject, name: str) -> Place:
             )
         hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
         return ssh_place(hosts)
-    if kind == "slurm":
-        return SlurmPlace(settings.slurm or SlurmSettings())
-    if kind == "runpod":
-        if settings.runpod is None:
-            raise UserMistake(
-                "RunPod is not configured",
-                fix="add `fleet: {runpod: {}}` to graft.yaml and set RUNPOD_API_KEY",
-                where="fleet.runpod",
-            )
-        return RunPodPlace(settings.runpod, state=folder / "runpod")
+    if kind in ("slurm", "ray"):
+        return _cluster(settings, kind)
+    if kind in CLOUDS:
+        return open_cloud(kind, settings, state=folder / kind)
+    if name not in (added := extension_names("graftwork.places")):
+        raise UserMistake(
+            f"there is no place {name!r}",
+            why=f"the places are {', '.join((*BUILT_IN, *added))}",
+            fix="name one of these; an installed package may add more",
+            where="--place",
+        )
     found = load_extension("graftwork.places", name, attributes=REQUIRED)
     return cast(Place, found())
+
+
+def _cluster(settings: FleetSettings, kind: str) -> Place:
+    if kind == "slurm":
+        return SlurmPlace(settings.slurm or SlurmSettings())
+    return RayPlace(settings.ray or RaySettings())
 
 
 def control(work: OpenProject, name: str) -> Controller:
@@ -83,17 +95,23 @@ def safety_of(work: OpenProject) -> Safety:
 def place_names(work: OpenProject) -> tuple[str, ...]:
     """The places that are configured, and those of installed packages."""
     settings = work.settings.fleet
-    configured = {"ssh": bool(settings.hosts), "runpod": settings.runpod is not None}
-    configured["slurm"] = settings.slurm is not None
+    configured = {"ssh": bool(settings.hosts)}
+    configured |= {"slurm": settings.slurm is not None, "ray": settings.ray is not None}
+    configured |= {name: cloud_settings(name, settings) is not None for name in CLOUDS}
     names = (name for name in BUILT_IN if configured.get(name, True))
     return (*names, *extension_names("graftwork.places"))
 
 
-def list_places(work: OpenProject) -> FleetPlaces:
+def list_places(work: OpenProject, *, only: str = "") -> FleetPlaces:
     """Ask every place; one that does not answer is listed with the reason."""
     jobs = [job for job in work.jobs.list() if job.is_open]
+    if only:
+        # A wrong name is a mistake; a place that does not answer is a fact.
+        open_place(work, only)
+    names = (only,) if only else place_names(work)
     return FleetPlaces(
-        places=tuple(_facts(work, name, sum(job.place == name for job in jobs)) for name in place_names(work))
+        places=tuple(_facts(work, name, sum(job.place == name for job in jobs)) for name in names),
+        unconfigured=tuple(name for name in BUILT_IN if name not in place_names(work)) if not only else (),
     )
 
 
@@ -102,5 +120,5 @@ def _facts(work: OpenProject, name: str, open_jobs: int) -> PlaceFacts:
         place = open_place(work, name)
         offers = place.offer()
     except GraftError as error:
-        return PlaceFacts(name=name, reachable=False, open_jobs=open_jobs, note=error.what)
+        return PlaceFacts(name=name, reachable=False, open_jobs=open_jobs, note=error.what, fix=error.fix)
     return PlaceFacts(name=name, reachable=True, paid=place.paid, offers=offers, open_jobs=open_jobs)

@@ -7,47 +7,81 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from graftwork.fleet.drill import run_drill
+from graftwork.fleet.drill import Rented, run_drill
 from graftwork.fleet.ledger import month_of
-from graftwork.pipeline.fleet_bundle import BundleOptions, pack_run
+from graftwork.pipeline.fleet_bundle import BundleOptions, pack_run, require_packable
 from graftwork.pipeline.fleet_jobs import FleetRequest, RunQuote, quote_run
 from graftwork.pipeline.fleet_places import open_place, place_names, safety_of
+from graftwork.pipeline.fleet_plans import ChosenPlace, PlaceOption, PlacePlanner, choose_place
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.fleet import FleetJob
-from graftwork.records.plan import Plan
+from graftwork.records.hardware import Offer
 
 
 class RunOffers(Record):
     """This project's run at each place, the cheapest first."""
 
     planned_hours: float
+    """On this machine."""
     quotes: tuple[RunQuote, ...]
     notes: tuple[str, ...] = ()
 
 
-def list_offers(work: OpenProject, *, only: str = "") -> RunOffers:
-    """A quote for every offer of every place that answers."""
-    plan = run_pipeline(work, upto="plan").get("plan", Plan)
+def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | None = None) -> RunOffers:
+    """A quote for every offer of every place that answers, planned for the machine of that offer."""
+    made = run_pipeline(work, upto="plan")
+    planner, asked = PlacePlanner(work, made), request or FleetRequest("")
     quotes, notes = [], []
     for name in (only,) if only else place_names(work):
         try:
-            place = open_place(work, name)
-            cards = sorted({offer.gpu for offer in place.offer()})
+            offers = open_place(work, name).offer()
         except GraftError as error:
             notes.append(f"{name}: {error.what}")
             continue
-        for card in cards:
+        for offer in _cheapest(offers):
+            named = f"{name}, {offer.gpu}" if offer.gpu else name
             try:
-                quotes.append(quote_run(work, plan, FleetRequest(name, gpu=card), place))
+                plan = planner.plan(offer)
+                quotes.append(quote_run(work, plan, replace(asked, place=name, gpu=offer.gpu), offer))
             except GraftError as error:
-                notes.append(f"{name}, {card}: {error.what}" if card else f"{name}: {error.what}")
-    ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.place, quote.gpu))
-    return RunOffers(planned_hours=plan.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
+                notes.append(f"{named}: {error.what}")
+                continue
+            if not planner.knows(offer):
+                notes.append(f"{named}: not in the catalog of cards, planned for this machine")
+    ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.planned_hours, quote.place))
+    return RunOffers(planned_hours=planner.here.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
+
+
+def _cheapest(offers: tuple[Offer, ...]) -> list[Offer]:
+    """One offer for each card: the one that `graft fleet run --gpu` takes."""
+    found: dict[str, Offer] = {}
+    for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
+        found.setdefault(offer.gpu, offer)
+    return [*found.values()]
+
+
+def find_place(work: OpenProject, request: FleetRequest) -> ChosenPlace:
+    """The place for `--place auto`: the cheapest that finishes within budget and deadline."""
+    found = list_offers(work, request=request)
+    options = [
+        PlaceOption(
+            place=quote.place,
+            gpu=quote.gpu,
+            hours=quote.planned_hours + quote.setup_hours,
+            planned_usd=quote.planned_usd,
+            largest_usd=quote.largest_usd,
+            limit_hours=quote.seconds / 3600,
+        )
+        for quote in found.quotes
+        if quote.place != "manual"
+    ]
+    return choose_place(options, budget=request.max_usd, deadline=request.deadline_seconds, notes=found.notes)
 
 
 class CostSummary(Record):
@@ -99,16 +133,24 @@ class DrillReport(Record):
     paid_twice: tuple[str, ...]
     over_cap: tuple[str, ...]
     unfinished: tuple[str, ...]
+    runs: dict[str, int] = {}
+    """How many runs are done, and how many ended for each other reason."""
+    silent: tuple[str, ...] = ()
+    """Runs that neither finished nor state a reason."""
 
     @property
     def is_clean(self) -> bool:
-        return not (self.leaked or self.paid_twice or self.over_cap or self.unfinished)
+        return not (self.leaked or self.paid_twice or self.over_cap or self.unfinished or self.silent)
 
 
 def drill_project(work: OpenProject, *, schedules: int, seed: int) -> DrillReport:
     """Run drills with the caps and times of this project."""
     caps = work.settings.fleet.caps
-    found = [run_drill(seed + number, caps=caps, safety=safety_of(work)) for number in range(schedules)]
+    kinds: tuple[Rented, ...] = ("machines", "jobs")
+    found = [
+        run_drill(seed + number, caps=caps, safety=safety_of(work), rents=kinds[number % 2])
+        for number in range(schedules)
+    ]
 
     def count(values: Iterable[dict[str, int]]) -> dict[str, int]:
         total: Counter[str] = Counter()
@@ -131,6 +173,8 @@ def drill_project(work: OpenProject, *, schedules: int, seed: int) -> DrillRepor
         paid_twice=gather("paid_twice"),
         over_cap=gather("over_cap"),
         unfinished=gather("unfinished"),
+        runs=count(Counter(outcome.runs.values()) for outcome in found),
+        silent=gather("silent"),
     )
 
 
@@ -149,6 +193,7 @@ def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> E
     """Write the bundle of this project's run to a folder."""
     if target.exists():
         raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+    require_packable(work)
     packed = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
     shutil.copytree(packed.folder, target)
     return ExportedBundle(

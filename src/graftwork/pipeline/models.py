@@ -65,13 +65,17 @@ def pull_model(
     moved_to = None
     if pinned is None or update:
         commit = resolve(hub_name, place)
-        pin(hub_name, commit, project_folder)
     else:
         commit = pinned
         if hub_name.revision != commit:
             now = resolve(hub_name, place)
             moved_to = now if now != commit else None
+    if pinned is None:
+        # Before the download, so that the next command continues with the same commit.
+        pin(hub_name, commit, project_folder)
     model = fetch(hub_name, commit, place, weights=weights)
+    if update:
+        pin(hub_name, commit, project_folder)
     return PulledModel(
         name=str(hub_name),
         commit=commit,

@@ -2,7 +2,7 @@
 
 The first machine plans, supervises and calls; every further one waits for the call in the shared
 project folder and answers each with its part. A crash anywhere ends the part of all; the first
-machine's supervisor then calls again, and everybody goes on from the last checkpoint.
+machine's supervisor then calls again, and all machines resume from the last checkpoint.
 """
 
 import shlex
@@ -34,7 +34,7 @@ from graftwork.train.settings import TrainSettings
 
 WORKER = "graftwork.pipeline.training_worker"
 CALL_FILE = "call.json"
-LEAVING_SECONDS = 15.0
+LEAVING_SECONDS = 60.0
 """For a part to end whose work is done; one that still works belongs to a run that is no more."""
 
 

@@ -1,4 +1,7 @@
-"""A project opened for work: its settings, folders and stores, and a reporter."""
+"""A project opened for work: its settings, folders and stores, and a reporter.
+
+Stores are imported when they are used: SQLAlchemy takes longer to import than some commands take to run.
+"""
 
 import getpass
 import time
@@ -8,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_place, is_ready, note_on_weights
-from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.hub import HubPlace
 from graftwork.pipeline.reporter import Reporter
 from graftwork.process.local_workers import LocalWorkers
@@ -19,23 +22,29 @@ from graftwork.process.worker_host import WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
-from graftwork.store.api_keys import ApiKeyStore
-from graftwork.store.captures import CaptureStore
-from graftwork.store.database import Database, open_database
-from graftwork.store.evaluation_log import EvaluationLog
-from graftwork.store.fleet import FleetLedger
-from graftwork.store.releases import ReleaseTable
-from graftwork.store.runs import ResidualStore, RunStore, StepLedger
+
+if TYPE_CHECKING:
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.store.api_keys import ApiKeyStore
+    from graftwork.store.captures import CaptureStore
+    from graftwork.store.cycles import CycleTable
+    from graftwork.store.database import Database
+    from graftwork.store.evaluation_log import EvaluationLog
+    from graftwork.store.fleet import FleetLedger
+    from graftwork.store.releases import ReleaseTable
+    from graftwork.store.runs import ResidualStore, RunStore, StepLedger
 
 
 @dataclass(frozen=True)
 class OpenProject:
     project: ProjectFolder
-    database: Database
+    database: "Database"
     reporter: Reporter
     asked_model: str | None = None
     place: WorkerHost = field(default_factory=LocalWorkers)
     """Where workers run."""
+    publish_to: str | None = None
+    """The alias that a new release gets first; None: the one that is live."""
 
     @property
     def model(self) -> str:
@@ -74,36 +83,58 @@ class OpenProject:
         return find_base(name, project_folder=root, weights=weights, place=report_downloads(self.reporter))
 
     @property
-    def ledger(self) -> StepLedger:
+    def ledger(self) -> "StepLedger":
+        from graftwork.store.runs import StepLedger
+
         return StepLedger(self.database, project=self.settings.project)
 
     @property
-    def runs(self) -> RunStore:
+    def runs(self) -> "RunStore":
+        from graftwork.store.runs import RunStore
+
         return RunStore(self.database, project=self.settings.project)
 
     @property
-    def releases(self) -> ReleaseTable:
+    def releases(self) -> "ReleaseTable":
+        from graftwork.store.releases import ReleaseTable
+
         return ReleaseTable(self.database, project=self.settings.project)
 
     @property
-    def captures(self) -> CaptureStore:
+    def captures(self) -> "CaptureStore":
+        from graftwork.store.captures import CaptureStore
+
         return CaptureStore(self.database, project=self.settings.project)
 
     @cached_property
-    def api_keys(self) -> ApiKeyStore:
+    def api_keys(self) -> "ApiKeyStore":
+        from graftwork.store.api_keys import ApiKeyStore
+
         return ApiKeyStore(self.database, project=self.settings.project)
 
     @property
-    def looks(self) -> EvaluationLog:
+    def looks(self) -> "EvaluationLog":
+        from graftwork.store.evaluation_log import EvaluationLog
+
         return EvaluationLog(self.database, who=current_user())
 
     @property
-    def jobs(self) -> FleetLedger:
+    def jobs(self) -> "FleetLedger":
         """Jobs at other places."""
+        from graftwork.store.fleet import FleetLedger
+
         return FleetLedger(self.database, project=self.settings.project)
 
     @property
-    def residuals(self) -> ResidualStore:
+    def cycles(self) -> "CycleTable":
+        from graftwork.store.cycles import CycleTable
+
+        return CycleTable(self.database, project=self.settings.project)
+
+    @property
+    def residuals(self) -> "ResidualStore":
+        from graftwork.store.runs import ResidualStore
+
         return ResidualStore(self.database)
 
 
@@ -111,6 +142,8 @@ class OpenProject:
 def use_project(
     project: ProjectFolder, reporter: Reporter, *, model: str | None = None
 ) -> Iterator[OpenProject]:
+    from graftwork.store.database import open_database
+
     try:
         make_folder(project.state)
     except OSError as error:
@@ -153,6 +186,8 @@ def current_user() -> str:
         return "unknown"
 
 
-def load_template(work: OpenProject) -> ChatTemplate:
+def load_template(work: OpenProject) -> "ChatTemplate":
     """The base's template as this project uses it: rows, evaluation and serving alike."""
+    from graftwork.model.chat.template import ChatTemplate
+
     return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

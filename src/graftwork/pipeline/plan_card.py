@@ -11,18 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from graftwork.costmodel.card_memory import card_peak
 from graftwork.costmodel.card_tuning import CARD_SHARE, FIRST_WITH_EIGHT, TuningRequest, choose_tuning
 from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.rates import StepRates, rates_of
-from graftwork.costmodel.run_time import compiling_pays
+from graftwork.costmodel.rollouts import sampling_gib
 from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.fit_here import this_host
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
-from graftwork.plan.catalog.hardware import default_rates, find_gpu
+from graftwork.plan.catalog.hardware import default_rates, find_gpu, list_gpus
 from graftwork.plan.estimate import describe_plain
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
 from graftwork.plan.fit.own_step import LARGE_PARAMETERS
@@ -32,17 +33,21 @@ from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, StreamedStep, Tuning, Workload
-from graftwork.records.units import ELEMENT_BYTES
+from graftwork.records.units import ELEMENT_BYTES, GIB
 from graftwork.train.engine_choice import streams_layers, why_eager
 from graftwork.train.settings import TrainSettings
 
 
 def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
-    """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
+    """What this card reaches: as it was probed, else as the catalog knows it; None where neither does.
+
+    A card of another machine is named as in the catalog: a probe of this machine says nothing about it.
+    """
     if device.kind != "cuda":
         return None
     probe = stored_probe(work.project, shape=shape)
-    if probe is not None and probe.device.kind == "cuda":
+    elsewhere = device.name in {gpu.name for gpu in list_gpus()} and device.certainty == "computed"
+    if probe is not None and probe.device.kind == "cuda" and not elsewhere:
         # A probe that was stopped early has measured no products.
         with suppress(ValueError):
             return rates_of_probe(probe)
@@ -173,7 +178,9 @@ def plan_tuning(
     config = base_config(work)
     if device.kind != "cuda" or why_eager(settings, config, capability=device.capability) is not None:
         return None
-    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    whole = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    sampled = sampling_gib(shape, load)
+    limit = whole - sampled
     request = TuningRequest(
         method=settings.method,
         adapted=load.adapted_layers,
@@ -181,17 +188,33 @@ def plan_tuning(
         step_tokens=_largest_step(load),
         longest=max(load.lengths),
         eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
+        compile=settings.compile,
+        run_tokens=sum(load.lengths) * load.epochs,
     )
     tuning = choose_tuning(shape, request, limit_gib=limit, rates=rates or default_rates())
     if tuning is None:
         raise AnswerIsNo(
-            f"it does not fit into {limit:.1f} GiB",
+            f"it does not fit into {limit:.1f} GiB"
+            + (f", which {sampled:.1f} GiB for sampled answers leave" if sampled else ""),
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
             fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
         )
-    long = compiling_pays(tuning, tokens=sum(load.lengths) * load.epochs)
-    pays = settings.compile == "on" or (settings.compile == "auto" and long)
-    return tuning.model_copy(update={"compiled": pays, "recorded": True})
+    tuning = _with_expected_peak(shape, tuning, load)
+    return tuning.model_copy(update={"sampling_gib": sampled})
+
+
+def _with_expected_peak(shape: ModelShape, tuning: Tuning, load: Workload) -> Tuning:
+    """A tuning is chosen as if every token were trained; the peak is that of the share that is."""
+    share = min(load.trained_tokens / sum(load.lengths), 1.0)
+    peak = card_peak(
+        shape,
+        tuning,
+        trainable=trained_by(shape, load),
+        adapted=load.adapted_layers,
+        places=math.ceil(share * tuning.micro_tokens),
+        even=min(load.lengths) == max(load.lengths),
+    )
+    return tuning.model_copy(update={"peak_gib": min(peak.reserved / GIB, tuning.peak_gib)})
 
 
 def _largest_step(load: Workload) -> int:

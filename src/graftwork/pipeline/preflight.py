@@ -8,7 +8,6 @@ nothing else.
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset import iterate_rows
@@ -19,12 +18,14 @@ from graftwork.pipeline.calibration import doubts_about_judge
 from graftwork.pipeline.doctor.machine import DoctorCheck, check_disk
 from graftwork.pipeline.doctor.project import check_port
 from graftwork.pipeline.evaluation import open_grading
+from graftwork.pipeline.held_out_cases import read_held_out
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.plan import Plan, RunPlan
+from graftwork.records.report import Case
 
 
 class Preflight(Record):
@@ -66,13 +67,14 @@ def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflig
     """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
     prepared, plan = made.get("prepare", PreparedData), made.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
-    rows = list(iterate_rows(Path(prepared.folder), "test"))
     problems: list[Problem] = []
-    if not rows:
+    cases: tuple[Case, ...] = ()
+    if evaluate.cases is None and not any(iterate_rows(Path(prepared.folder), "test")):
         problems.append(_nothing_held_out(work))
+    else:
+        cases = read_held_out(work, Path(prepared.folder))
     trials: tuple[MetricTrial, ...] = ()
     power = ""
-    cases = choose_cases(rows, most=evaluate.max_cases) if rows else ()
     if cases:
         try:
             grading = open_grading(work, cases)
@@ -114,7 +116,8 @@ def _nothing_held_out(work: OpenProject) -> Problem:
         severity="error",
         what="there is no held-out row, so no rule of the gate could be judged",
         why=why,
-        fix="give data.test a share, such as 0.2; or `graft train`, which asks for no verdict",
+        fix="give data.test a share, such as 0.2; or name a file of cases with evaluate.cases; or `graft "
+        "train`, which asks for no verdict",
     )
 
 

@@ -5,17 +5,16 @@ the system prompt of the log, a remark on the tokens that a trained-away prompt 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from graftwork.data.inspect.logged_prompts import find_logged_prompts
-from graftwork.data.prepare import FEATURES
 from graftwork.evaluate.prompts import choose_examples
 from graftwork.evaluate.statistics.means import bootstrap_mean
 from graftwork.evaluate.subjects import LOGGED_PROMPT, PROMPTED
 from graftwork.files.dataset import read_rows
 from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.steps.data import PreparedData, audit_context
+from graftwork.records.interaction import Origin
 from graftwork.records.prompt import PromptVariant, replace_system
 from graftwork.records.report import Case
 
@@ -48,12 +47,7 @@ def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
 
 def with_logged_prompts(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases, each with the system prompt that the log has, where that is another than its own."""
-    known = find_logged_prompts(
-        audit_context(work, template=load_template(work)),
-        [case.origin for case in cases],
-        features=work.project.data / FEATURES,
-        root=work.project.root,
-    )
+    known = find_logged_prompts(work, {case.origin for case in cases})
 
     def with_prompt(case: Case) -> Case:
         own = "\n\n".join(turn.content for turn in case.messages if turn.role == "system")
@@ -61,6 +55,30 @@ def with_logged_prompts(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Cas
         return case if logged in (None, own) else case.model_copy(update={"logged_system": logged})
 
     return tuple(with_prompt(case) for case in cases)
+
+
+def find_logged_prompts(work: OpenProject, origins: Collection[Origin]) -> dict[Origin, str]:
+    """The system prompts that the logs have, redacted as the rows are.
+
+    A line with several rows gives the prompt of its first. They are in no dataset: what a dataset drops or
+    replaces stays out of it.
+    """
+    from graftwork.data.corpus.build import build_corpus
+    from graftwork.data.prepare import FEATURES
+
+    corpus = build_corpus(
+        audit_context(work, template=load_template(work)),
+        folder=work.project.data / FEATURES,
+        root=work.project.root,
+        on_progress=lambda _phase, _done, _total: None,
+    )
+    places = [place for place in range(corpus.rows) if corpus.origin(place) in origins]
+    found: dict[Origin, str] = {}
+    for _, row in corpus.rows_at(places):
+        text = "\n\n".join(turn.content for turn in row.messages if turn.role == "system")
+        if text:
+            found.setdefault(row.origin, text)
+    return found
 
 
 def remark_on_prompts(work: OpenProject, cases: Sequence[Case]) -> tuple[str, ...]:

@@ -83,8 +83,13 @@ def export_release(work: OpenProject, name: str, *, target: Path | None = None) 
     release = find_release(work.releases, name)
     path = target or work.project.root
     if path.is_dir():
-        path /= f"{release.project}-{release.id[:12]}.tar"
+        path /= archive_path(work, release).name
     return write_archive(open_store(work), release.id, target=path, progress=report_bytes(work.reporter))
+
+
+def archive_path(work: OpenProject, release: Release) -> Path:
+    """Where the archive of a release is written unless another place is named."""
+    return work.project.root / f"{release.project}-{release.id[:12]}.tar"
 
 
 def export_base(work: OpenProject, name: str, *, target: Path) -> int:

@@ -48,9 +48,15 @@ def full_alias(work: OpenProject, alias: str | None = None, *, model: str | None
 
 
 def promote_release(
-    work: OpenProject, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
+    work: OpenProject,
+    name: str,
+    *,
+    alias: str | None = None,
+    reason: str = "",
+    force: bool = False,
+    who: str = "",
 ) -> Promoted:
-    """Point an alias of the release's own model at it."""
+    """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty."""
     store = open_store(work)
     with store.shared_lock():
         release = registry.find_release(work.releases, name)
@@ -61,21 +67,23 @@ def promote_release(
             work.releases,
             release,
             alias=full,
-            change=registry.Change(current_user(), timestamp(), reason),
+            change=registry.Change(who or current_user(), timestamp(), reason),
             force=force,
             require_verdict=work.settings.release.require_verdict,
         )
     return Promoted(release, full, move)
 
 
-def rollback_alias(work: OpenProject, *, alias: str | None = None, reason: str = "") -> AliasMove:
+def rollback_alias(
+    work: OpenProject, *, alias: str | None = None, reason: str = "", who: str = ""
+) -> AliasMove:
     """Point an alias of the model that is worked on at the release before the present one."""
     full = full_alias(work, alias)
     store = open_store(work)
     with store.shared_lock():
         planned = registry.plan_rollback(work.releases, alias=full)
         store.verify(planned.target)
-        change = registry.Change(current_user(), timestamp(), reason)
+        change = registry.Change(who or current_user(), timestamp(), reason)
         return registry.rollback(work.releases, alias=full, change=change, planned=planned)
 
 

@@ -19,7 +19,7 @@ from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import find_repeats
 from graftwork.data.ingest.read import find_files
 from graftwork.data.repair.acceptance import AcceptanceRules
-from graftwork.data.repair.run import plan_repair, run_repair
+from graftwork.data.repair.run import longest_row, plan_repair, run_repair
 from graftwork.data.repair.targets import RepairTargets, find_targets
 from graftwork.data.repair.teacher import AnswerJournal, Teacher, TeacherClient, open_client
 from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
@@ -28,7 +28,7 @@ from graftwork.data.split.split_state import SPLITS_FILE, read_previous_splits
 from graftwork.inference.embedded import EMBEDDED
 from graftwork.inference.engine import EngineSource
 from graftwork.inference.engine_child import EngineChild
-from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP
+from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_threads
 from graftwork.model.base import find_base
 from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.evaluation_subjects import find_device
@@ -64,7 +64,8 @@ def plan_project_repair(work: OpenProject, job: RepairJob) -> RepairPlan:
     """List the rows to repair, with tokens and cost. Nothing is asked."""
     settings, basis = with_prices(job.settings)
     targets = _find_targets(work, job)
-    plan = plan_repair(targets, settings, AnswerJournal(work.project.state / FOLDER))
+    journal = AnswerJournal(work.project.state / FOLDER)
+    plan = plan_repair(targets, settings, journal, longest=longest_row(work.settings.data))
     return plan.model_copy(update={"price": basis})
 
 
@@ -148,7 +149,7 @@ def _open_teacher(
         base_folder=Path(base.folder),
         device="cpu" if on_llamacpp else find_device(),
         precision=precision or (DEFAULT_PRECISION if on_llamacpp else "bfloat16"),
-        threads=work.settings.train.threads,
+        threads=serving_threads(work.settings.train.threads) if on_llamacpp else work.settings.train.threads,
         fingerprint=base.revision,
     )
     child = EngineChild(

@@ -94,7 +94,13 @@ class ProgressUnit(NamedTuple):
     size: int
 
 
-UNITS = {"read and sift": ProgressUnit("MiB", MIB)}
+UNITS = {
+    "read and sift": ProgressUnit("MiB", MIB),
+    "hacks": ProgressUnit("components", 1),
+    "components": ProgressUnit("components", 1),
+    "mutation score": ProgressUnit("components", 1),
+    **{f"stage {stage}: answers": ProgressUnit("answers", 1) for stage in (1, 2, 3, 4)},
+}
 """What a phase counts in, if not in rows."""
 
 
@@ -103,8 +109,13 @@ def progress_listener(
 ) -> Callable[[str, int, int], None]:
     """A listener for `phase, done, total` that adds the rate and the time left."""
     began: dict[str, tuple[float, int]] = {}
+    last: dict[str, int] = {}
 
     def report(phase: str, done: int, total: int) -> None:
+        if done < last.get(phase, done):
+            # The phase begins again, with other work.
+            del began[phase]
+        last[phase] = done
         start, first = began.setdefault(phase, (clock(), done))
         seconds = clock() - start
         rate = (done - first) / seconds if seconds > 0 else 0.0

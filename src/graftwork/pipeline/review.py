@@ -25,6 +25,7 @@ from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.repair import default_out
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.audit import Audit
+from graftwork.records.base import fingerprint
 from graftwork.records.correction import ReviewAction, ReviewDecision, ReviewItem, ReviewReason
 from graftwork.records.dataset import SPLITS, Row
 from graftwork.records.errors import GraftError
@@ -96,24 +97,45 @@ class ReviewQueue:
 
 def list_items(work: OpenProject) -> list[ReviewItem]:
     """List everything worth a look, the most helpful first, without what is decided."""
+    standing = ReviewStore(work.database, project=work.settings.project).standing()
+    decided = {_content(entry.review.item) for entry in standing}
+    rows = _read_rows(work)
+    sizes = Counter(row.group for row in rows)
     found: dict[str, ReviewItem] = {}
-    for item in (*_list_captures(work), *_list_rows(work)):
-        known = found.get(item.key)
-        if known is None:
-            found[item.key] = item
-        else:
-            reasons = {**known.reasons, **item.reasons}
-            found[item.key] = known.model_copy(
-                update={"reasons": reasons, "other": known.other or item.other}
-            )
-    decided = ReviewStore(work.database, project=work.settings.project).decided()
+    for item in (*_list_captures(work, sizes), *_list_rows(work, rows, sizes)):
+        content = _content(item)
+        if content in decided:
+            continue
+        known = found.get(content)
+        found[content] = item if known is None else _merge(known, item)
     return sorted(
-        (item for item in found.values() if item.key not in decided),
-        key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key),
+        found.values(), key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key)
     )
 
 
-def _list_captures(work: OpenProject) -> Iterator[ReviewItem]:
+def _content(item: ReviewItem) -> str:
+    """Captures with the same prompt and reply are one item; rows are those of the log."""
+    if item.kind == "row":
+        return item.key
+    return fingerprint([hash_prompt(item.messages), item.reply])
+
+
+def _merge(known: ReviewItem, item: ReviewItem) -> ReviewItem:
+    alike = (*known.alike, item.capture) if item.key != known.key and item.capture else known.alike
+    return known.model_copy(
+        update={
+            "reasons": {**item.reasons, **known.reasons},
+            "other": known.other or item.other,
+            "alike": alike,
+        }
+    )
+
+
+def _is_rare(group: str | None, sizes: Counter[str | None]) -> bool:
+    return group is not None and len(sizes) > 1 and 0 < sizes[group] < SMALL_GROUP
+
+
+def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[ReviewItem]:
     """Captures that people rated low, disagree about or have not rated, or that are unlike training rows."""
     disputed = {
         correction.capture: conflict
@@ -121,7 +143,8 @@ def _list_captures(work: OpenProject) -> Iterator[ReviewItem]:
         for correction in conflict.corrections
     }
     low = work.settings.data.captures.negative_below
-    newest = heapq.nlargest(MOST_CAPTURES, enumerate(work.captures.export()), key=lambda pair: pair[0])
+    served = (capture for capture in work.captures.export() if capture.shadow_of is None)
+    newest = heapq.nlargest(MOST_CAPTURES, enumerate(served), key=lambda pair: pair[0])
     captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
     unlike = find_unlike(work, captures)
     answers = _group_answers(captures)
@@ -146,6 +169,8 @@ def _list_captures(work: OpenProject) -> Iterator[ReviewItem]:
             reasons["drift"] = "it is unlike any training prompt"
         if capture.feedback is None:
             reasons["unrated"] = "not rated"
+        if reasons and _is_rare(capture.model, sizes):
+            reasons["rare_group"] = f"its role has {sizes[capture.model]} rows"
         if reasons:
             yield ReviewItem(
                 key=f"capture:{capture.id}",
@@ -171,27 +196,32 @@ def _group_answers(captures: list[Capture]) -> dict[str, list[str]]:
     return found
 
 
-def _list_rows(work: OpenProject) -> Iterator[ReviewItem]:
-    """Rows of the dataset that the adapter failed at, or that the audit doubts."""
+def _read_rows(work: OpenProject) -> list[Row]:
     prepared = work.ledger.get("prepare")
     if prepared is None:
-        return
+        return []
     folder = Path(PreparedData.model_validate(prepared.output).folder)
-    failed, doubts = _find_failures(work), _find_doubts(work)
     try:
         read_manifest(folder)
-        rows = [row for split in SPLITS for row in islice(iterate_rows(folder, split), MOST_ROWS)]
+        return [row for split in SPLITS for row in islice(iterate_rows(folder, split), MOST_ROWS)]
     except GraftError:
-        return  # the dataset is gone: only captures can be looked at
-    sizes = Counter(row.group for row in rows)
+        return []  # the dataset is gone: only captures can be looked at
+
+
+def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -> Iterator[ReviewItem]:
+    """Rows of the dataset that the adapter failed at, or that the audit doubts."""
+    if not rows:
+        return
+    failed, doubts = _find_failures(work), _find_doubts(work)
     for row in rows:
         if row.capture is not None or "." in row.id:
             continue  # captures are in the queue themselves; a part of a conversation is no row of the log
         reasons: dict[ReviewReason, str] = dict(doubts.get(row.origin, {}))
         if row.id in failed:
             reasons["gate_failure"] = "the adapter fails this held-out case"
-        if row.group is not None and len(sizes) > 1 and sizes[row.group] < SMALL_GROUP and row.answered:
-            reasons["rare_group"] = f"its role has {sizes[row.group]} rows, and a teacher wrote the reply"
+        if _is_rare(row.group, sizes) and (reasons or row.answered):
+            by = ", and a teacher wrote the reply" if row.answered else ""
+            reasons["rare_group"] = f"its role has {sizes[row.group]} rows{by}"
         if reasons:
             yield _to_item(row, reasons, other=failed.get(row.id, ""))
 
@@ -257,9 +287,8 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
             line = write_review(review)
             lines += [line] if line is not None else []
         elif not entry.applied:
-            said = _to_feedback(review)
             # A kill between the two would give the same feedback twice, which changes nothing.
-            given += said is not None and feedback.add(said)
+            given += sum(feedback.add(given_now) for given_now in _to_feedback(review))
             store.mark_applied(entry.place)
     path = out or default_out(work).with_name(REVIEWED_FILE)
     if lines or path.exists():
@@ -267,14 +296,16 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
     return AppliedReviews(given, len(lines), path if lines else None)
 
 
-def _to_feedback(review: ReviewDecision) -> Feedback | None:
+def _to_feedback(review: ReviewDecision) -> list[Feedback]:
+    """The feedback on a capture and on those that are alike."""
     if review.action == "skip":
-        return None
+        return []
     correction = {"accept": review.item.reply, "reject": None, "edit": review.reply}[review.action]
     score = 1.0 if review.action == "accept" else 0.0
-    return Feedback(
-        capture=review.item.capture, at=review.at, score=score, who=review.who, correction=correction
-    )
+    return [
+        Feedback(capture=capture, at=review.at, score=score, who=review.who, correction=correction)
+        for capture in (review.item.capture, *review.item.alike)
+    ]
 
 
 def write_review(review: ReviewDecision) -> bytes | None:

@@ -6,8 +6,9 @@ gold answer must be rewarded and no hack may be.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from graftwork.evaluate.cases import read_case_file
 from graftwork.files.disk import write_atomic
 from graftwork.grading.hacks import hacks_for
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
@@ -18,6 +19,10 @@ from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.report import Case
+from graftwork.records.run import ENVIRONMENT
+from graftwork.train.rollouts.environment import Environment
+from graftwork.train.rollouts.multi_turn import EpisodeEnvironment
+from graftwork.train.settings import TrainSettings
 
 REWARDED = 0.5
 """A hack that gets this share of what the gold answer gets is rewarded."""
@@ -36,6 +41,16 @@ class TriedAnswer(Record):
     failed: dict[str, str] = {}
 
 
+class RewardFailure(NamedTuple):
+    """Why a reward could not grade, and how many answers that cost."""
+
+    metric: str
+    reason: str
+    answers: int
+    is_reference: bool
+    """Whether a reference is among them."""
+
+
 class RewardCheck(Record):
     """What the catalogue got. `sound` is False if a hack was rewarded or a gold answer was not."""
 
@@ -49,10 +64,28 @@ class RewardCheck(Record):
     failed: tuple[TriedAnswer, ...] = ()
     """Answers that a reward function could not grade."""
     seconds_per_answer: float = 0.0
+    needs_gold: bool = True
+    """False where an environment rewards: a reference of one reply need not solve an episode."""
+
+    references: int = 0
+    """Prompts with a reference, graded or not."""
+
+    @property
+    def failures(self) -> tuple[RewardFailure, ...]:
+        """Each reason for which a reward could not grade, once."""
+        found: dict[tuple[str, str], list[TriedAnswer]] = {}
+        for item in self.failed:
+            for metric, reason in item.failed.items():
+                found.setdefault((metric, reason), []).append(item)
+        return tuple(
+            RewardFailure(metric, reason, len(items), any(item.name == GOLD for item in items))
+            for (metric, reason), items in found.items()
+        )
 
     @property
     def sound(self) -> bool:
-        return not self.rewarded and not self.gold_failed and self.gold is not None
+        known = self.gold is not None or not self.needs_gold
+        return not self.rewarded and not self.gold_failed and known
 
 
 class _Asked(NamedTuple):
@@ -64,26 +97,56 @@ class _Asked(NamedTuple):
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
     """Try the catalogue on the first prompts of the project."""
     settings = work.settings.train
+    require_listed(settings)
+    prompts = project_prompts(work)
+    spec = make_reward_spec(work, folder=work.project.root)
+    named = settings.rollouts.environment
+    if named is None:
+        return try_catalogue(spec, spread(prompts, cases))
+    environment = Environment(named, folder=work.project.root, sandbox=work.settings.evaluate.sandbox)
+    return try_catalogue(spec, spread(prompts, cases), environment=environment)
+
+
+def require_listed(settings: TrainSettings) -> None:
     if not settings.rewards:
         raise UserMistake(
-            "there are no rewards to check",
+            "graft.yaml has no rewards",
             fix="list them under `train.rewards`: [{metric: task_success}]",
             where="train.rewards",
         )
-    path = find_case_file(work) if settings.objective == "grpo" else None
+
+
+def project_prompts(work: OpenProject, *, cases: Path | None = None) -> tuple[Case, ...]:
+    """The prompts of rollouts, or those of a file of cases."""
+    if cases is not None:
+        return read_case_file(cases, named=work.settings.evaluate.checks)
+    train = work.settings.train
+    path = find_case_file(work) if train.objective == "grpo" else None
     dataset = _dataset_folder(work) if path is None else Path()
-    prompts = read_prompts(path, dataset=dataset, source=settings.rollouts.source)
-    spec = make_reward_spec(work, folder=work.project.root)
-    return try_catalogue(spec, spread(prompts, cases))
+    return read_prompts(path, dataset=dataset, rollouts=train.rollouts)
 
 
-def try_catalogue(spec: RewardSpec, cases: Sequence[Case]) -> RewardCheck:
+def try_catalogue(
+    spec: RewardSpec, cases: Sequence[Case], *, environment: EpisodeEnvironment | None = None
+) -> RewardCheck:
+    """With an environment, each answer of the catalogue is an episode of one reply."""
     asked = [_Asked(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
-    gold = [_Asked(case, GOLD, case.reference) for case in cases if case.reference]
+    if environment is None:
+        asked = [_Asked(case, GOLD, case.reference) for case in cases if case.reference] + asked
+    evidence: list[dict[str, Any]] = [{} for _ in asked]
+    if environment is not None:
+        played = environment.answer([(item.case, [item.text]) for item in asked])
+        evidence = [
+            {ENVIRONMENT: {"reward": found.reward, "failed": found.failed}, "turns": []} for found in played
+        ]
     with RewardRunner(spec) as runner:
-        questions = [RewardQuestion(str(at), item.case, item.text) for at, item in enumerate([*gold, *asked])]
+        questions = [
+            RewardQuestion(str(at), item.case, item.text, evidence=known)
+            for at, (item, known) in enumerate(zip(asked, evidence, strict=True))
+        ]
         graded = list(runner.grade_all(questions))
-    return judge([*gold, *asked], graded, cases=len(cases))
+    found = judge(asked, graded, cases=len(cases))
+    return found.model_copy(update={"needs_gold": environment is None})
 
 
 def judge(asked: Sequence[_Asked], graded: Sequence[GradedParts], *, cases: int) -> RewardCheck:
@@ -103,6 +166,7 @@ def judge(asked: Sequence[_Asked], graded: Sequence[GradedParts], *, cases: int)
         cases=cases,
         hacks=len({item.name for item in hacks}),
         gold=level,
+        references=len(gold),
         rewarded=tuple(item for item in hacks if item.reward is not None and item.reward >= limit > 0),
         gold_failed=tuple(item for item in gold if item.reward is not None and item.reward < REWARDED),
         failed=tuple(item for item in tried if item.failed),
@@ -110,20 +174,50 @@ def judge(asked: Sequence[_Asked], graded: Sequence[GradedParts], *, cases: int)
     )
 
 
-def require_sound(found: RewardCheck) -> None:
+class CheckReason(NamedTuple):
+    """Why rewards cannot be trusted, and what to do."""
+
+    why: str
+    fix: str
+
+
+def explain(found: RewardCheck) -> CheckReason | None:
+    """None if the rewards can be trusted. Pure."""
     if found.sound:
-        return
+        return None
     names = sorted({item.name for item in found.rewarded})
     if names:
-        why = f"{len(names)} of {found.hacks} hacks are rewarded: {', '.join(names[:6])}"
-        fix = "compare values outside the sandbox (`python_calls`), make the deciding part a gate"
-    elif found.gold is None:
-        why = "no prompt has a reference that the rewards can grade"
-        fix = "give the cases a `reference`, or set `train.reward_checks.hacks: false`"
-    else:
-        why = f"the reference itself gets too little on {', '.join(i.case for i in found.gold_failed[:4])}"
-        fix = "fix the references or the rewards: `graft reward check` shows the parts"
-    raise AnswerIsNo("the rewards cannot be trusted", why=why, fix=fix, where="train.rewards")
+        return CheckReason(
+            f"{len(names)} of {found.hacks} hacks are rewarded: {', '.join(names[:6])}",
+            "compare values outside the sandbox (`python_calls`), make the deciding part a gate",
+        )
+    if found.gold_failed:
+        return CheckReason(
+            f"the reference itself gets too little on {', '.join(i.case for i in found.gold_failed[:4])}",
+            "fix the references or the rewards: `graft reward check` shows the parts",
+        )
+    broken = [failure for failure in found.failures if failure.is_reference]
+    if broken:
+        return CheckReason(
+            f"{broken[0].metric} cannot grade the reference: {broken[0].reason}",
+            "fix the reward, or the service that it asks, and run `graft reward check`",
+        )
+    if found.references:
+        return CheckReason(
+            "no reward applies to the references: each of them returned None",
+            "let a reward return a number from 0 to 1 for the prompts of `rollouts.source`",
+        )
+    return CheckReason(
+        "no prompt has a reference that the rewards can grade",
+        "give the cases a `reference` (of a task set: `rollouts.taskset.reference`), or set "
+        "`train.reward_checks.hacks: false`",
+    )
+
+
+def require_sound(found: RewardCheck) -> None:
+    reason = explain(found)
+    if reason is not None:
+        raise AnswerIsNo("the rewards cannot be trusted", **reason._asdict(), where="train.rewards")
 
 
 def require_rewards(work: OpenProject, folder: Path) -> None:

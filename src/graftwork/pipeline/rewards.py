@@ -4,33 +4,49 @@ In: the project's settings and its dataset. Out: what the training worker gets. 
 not import each other: here the cases and checks of evaluation become prompts and rewards of training.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graftwork.costmodel.rollouts import USUAL_LENGTH
 from graftwork.evaluate.cases import choose_cases, read_case_file
 from graftwork.files.dataset import read_rows
-from graftwork.files.disk import file_digest
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.grading.rewards import RewardPart, RewardSpec
+from graftwork.grading.rewards import RewardPart, RewardSpec, function_of
+from graftwork.grading.taskset import (
+    CASES_FILE,
+    TASKS_FILE,
+    TasksetSpec,
+    fingerprint_taskset,
+    load_tasks,
+    taskset_folder,
+)
+from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
+from graftwork.records.plan import RolloutLoad
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
+from graftwork.train.objective_settings import RolloutSettings
+from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.rollouts.environment import environment_files, read_inner
+from graftwork.train.rollouts.preflight import find_too_long
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
-
-SPLITS_WITH_PROMPTS = ("rl", "train")
 
 
 def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> RewardSpec:
     """What a reward worker needs. The folder is left out of what names a run."""
     train, evaluate = work.settings.train, work.settings.evaluate
     own = {
-        reward.metric: hash_own(reward.metric, folder=work.project.root)
+        reward.metric: hash_own(function_of(reward.metric), folder=work.project.root)
         for reward in train.rewards
         if is_own(reward.metric)
     }
@@ -43,7 +59,28 @@ def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> Rewa
         seconds=train.reward_checks.seconds,
         fail_truncated=train.rollouts.truncated == "fail",
         own=own,
+        taskset=make_taskset_spec(work),
     )
+
+
+def make_taskset_spec(work: "OpenProject") -> TasksetSpec | None:
+    settings = work.settings.train.rollouts.taskset
+    if settings is None or work.settings.train.objective != "grpo":
+        return None
+    spec = TasksetSpec.model_validate(settings.model_dump())
+    return spec.model_copy(update={"package": fingerprint_taskset(spec, folder=work.project.root)})
+
+
+def keep_taskset(spec: TasksetSpec, work: "OpenProject") -> Path:
+    """The file of its tasks as cases; read from the task set the first time."""
+    folder = taskset_folder(spec, work.project.root)
+    if not (folder / CASES_FILE).is_file():
+        work.reporter.info(f"reading the task set {spec.name}")
+        loaded = load_tasks(spec, folder=work.project.root)
+        tasks = [json.dumps({"id": task.case.id, "data": task.data}) for task in loaded]
+        write_atomic(folder / TASKS_FILE, "".join(f"{line}\n" for line in tasks))
+        write_atomic(folder / CASES_FILE, "".join(f"{task.case.model_dump_json()}\n" for task in loaded))
+    return folder / CASES_FILE
 
 
 def name_rewards(work: "OpenProject") -> dict[str, Any]:
@@ -52,15 +89,21 @@ def name_rewards(work: "OpenProject") -> dict[str, Any]:
     if train.objective != "grpo":
         return {}
     path = find_case_file(work)
-    prompts = {} if path is None else {"prompts": file_digest(path)}
-    return {"rewards": make_reward_spec(work).model_dump(mode="json"), **prompts}
+    named: dict[str, Any] = {} if path is None else {"prompts": file_digest(path)}
+    environment = train.rollouts.environment
+    if environment is not None:
+        texts = [read_inner(work.project.root, name) for name in environment_files(environment)]
+        named["environment"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return {"rewards": make_reward_spec(work).model_dump(mode="json"), **named}
 
 
 def find_case_file(work: "OpenProject") -> Path | None:
     """The file of prompts; None if they are a split of the dataset."""
     train = work.settings.train
     source = train.rollouts.source
-    if train.objective != "grpo" or source in SPLITS_WITH_PROMPTS:
+    if (spec := make_taskset_spec(work)) is not None:
+        return keep_taskset(spec, work)
+    if train.objective != "grpo" or train.rollouts.asks_rows:
         return None
     path = (work.project.root / source).expanduser()
     if not path.is_file():
@@ -72,10 +115,17 @@ def find_case_file(work: "OpenProject") -> Path | None:
     return path
 
 
-def read_prompts(case_file: Path | None, *, dataset: Path, source: str) -> tuple[Case, ...]:
+def read_prompt_file(case_file: Path, rollouts: RolloutSettings) -> tuple[Case, ...]:
+    if rollouts.taskset is None:
+        return read_case_file(case_file)
+    return tuple(Case.from_json(line) for line in case_file.read_text().splitlines())
+
+
+def read_prompts(case_file: Path | None, *, dataset: Path, rollouts: RolloutSettings) -> tuple[Case, ...]:
     """The prompts of a run as cases."""
     if case_file is not None:
-        return read_case_file(case_file)
+        return read_prompt_file(case_file, rollouts)
+    source = rollouts.source
     rows = read_rows(dataset, source)  # type: ignore[arg-type]
     if not rows:
         raise UserMistake(
@@ -90,26 +140,73 @@ def job_prompts(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     if settings.objective != "grpo":
         return ()
     path = Path(job.cases_file) if job.cases_file else None
-    return read_prompts(path, dataset=Path(job.dataset_folder), source=settings.rollouts.source)
+    return read_prompts(path, dataset=Path(job.dataset_folder), rollouts=settings.rollouts)
 
 
-def rollout_rows(work: "OpenProject", dataset: Path) -> tuple[list[Row], TrainSettings]:
-    """Rows as many and as long as the answers of the run may become, and settings that step over them."""
+class PlannedRollouts(NamedTuple):
+    """Rows as many and as long as the answers of a run may become, settings that step over them, and what
+    is sampled for each step."""
+
+    rows: list[Row]
+    settings: TrainSettings
+    load: RolloutLoad
+
+
+def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
     from graftwork.model.chat.template import ChatTemplate
 
     settings = work.settings.train
     template = ChatTemplate.from_folder(
         Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep"
     )
-    cases = read_prompts(find_case_file(work), dataset=dataset, source=settings.rollouts.source)
-    rollouts = settings.rollouts
+    cases = read_prompts(find_case_file(work), dataset=dataset, rollouts=settings.rollouts)
     longest = [
-        _longest_row(case, template.prompt(case.messages), template.eos, rollouts.max_tokens)
+        _longest_row(case, template.prompt(case.messages), template.eos, settings.rollouts.longest_answer)
         for case in cases
     ]
-    size = rollouts.prompts * rollouts.answers
-    rows = list(islice(cycle(longest), rollouts.steps * rollouts.updates * size))
-    return rows, settings.model_copy(update={"batch_rows": size, "epochs": 1})
+    too_long = find_too_long(
+        {row.id: row.trained_from for row in longest},
+        longest_answer=settings.rollouts.longest_answer,
+        positions=read_shape(Path(work.base.folder)).max_positions,
+    )
+    longest = [row for row in longest if row.id not in set(too_long)]
+    supervised: Sequence[Row] = ()
+    if settings.mix.sft:
+        supervised = choose_training_rows(read_rows(dataset, "train"), settings=settings)
+    return lay_out_rows(longest, supervised, settings)
+
+
+def lay_out_rows(
+    longest: Sequence[Row], supervised: Sequence[Row], settings: TrainSettings
+) -> PlannedRollouts:
+    """The rows of all steps; batches hold a step of answers and supervised rows. Pure."""
+    rollouts = settings.rollouts
+    size, steps = rollouts.prompts * rollouts.answers, rollouts.steps * rollouts.updates
+    answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.answers)
+    rows = list(islice(answers, steps * size))
+    if settings.mix.sft and supervised:
+        rows += islice(cycle(supervised), steps * settings.batch_rows)
+        size += settings.batch_rows
+    load = RolloutLoad(
+        prompts=rollouts.prompts,
+        answers=rollouts.answers,
+        prompt_tokens=fmean(row.trained_from for row in longest),
+        max_tokens=rollouts.longest_answer,
+        answer_tokens=USUAL_LENGTH * rollouts.longest_answer,
+        prompts_at_once=rollouts.prompts_at_once,
+        batches=rollouts.steps,
+        supervised_rows=settings.batch_rows if settings.mix.sft and supervised else 0,
+        reference_rows=_reference_rows(settings),
+    )
+    return PlannedRollouts(rows, settings.model_copy(update={"batch_rows": size, "epochs": 1}), load)
+
+
+def _reference_rows(settings: TrainSettings) -> int:
+    """Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt."""
+    rollouts = settings.rollouts
+    if settings.method == "full":
+        return 0
+    return rollouts.prompts * (rollouts.answers if settings.policy.kl else 1)
 
 
 def _longest_row(case: Case, prompt: Sequence[int], end: int, most: int) -> Row:

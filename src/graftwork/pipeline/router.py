@@ -91,16 +91,18 @@ def user_text(row: Row) -> str:
 def model_of(row: Row, settings: ProjectSettings) -> str:
     """The specialist that keeps the row, or the main model."""
     for name, model in settings.all_models.items():
-        if name != settings.main_model and _keeps(model.keep, row):
+        if name != settings.main_model and keeps(
+            model.keep, group=row.group, domain=row.domain, stage=row.stage
+        ):
             return name
     return settings.main_model
 
 
-def _keeps(keep: Keep, row: Row) -> bool:
+def keeps(keep: Keep, *, group: str | None, domain: str | None, stage: int | None = None) -> bool:
     return (
-        (not keep.role or row.group in keep.role)
-        and (not keep.domain or row.domain in keep.domain)
-        and (not keep.stage or row.stage in keep.stage)
+        (not keep.role or group in keep.role)
+        and (not keep.domain or domain in keep.domain)
+        and (not keep.stage or stage in keep.stage)
     )
 
 

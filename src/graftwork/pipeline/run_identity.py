@@ -38,7 +38,7 @@ def starts_from_main(work: OpenProject) -> bool:
 
 
 def find_start_adapter(work: OpenProject) -> StartAdapter | None:
-    """The adapter that this model's training goes on from, if it was asked for."""
+    """The adapter that this model's training starts from, if it was asked for."""
     asked = work.settings.train.start_from
     if asked is None:
         return None

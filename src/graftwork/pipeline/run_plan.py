@@ -6,15 +6,20 @@ up to date by the same rule as in the pipeline; what comes after a step that is 
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import orjson
+
+from graftwork.costmodel.processor import why_plain_here
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.plan_card import base_config
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run
@@ -27,6 +32,7 @@ from graftwork.records.plan import (
     DeviceFacts,
     ModelShape,
     Plan,
+    ProcessorStep,
     Residual,
     RunPlan,
     StagePlan,
@@ -38,6 +44,7 @@ from graftwork.records.verdict import Verdict
 from graftwork.store.runs import STAGE
 
 SAMPLE_BYTES = 4 * MIB
+SAMPLE_ROWS = 200
 CHARACTERS_A_TOKEN = 3.5
 REPLY_SHARE = 0.2
 """Of a logged row, where nothing is prepared yet."""
@@ -49,15 +56,22 @@ WITH_BASE = ("evaluate", "try")
 
 
 class LogSize(NamedTuple):
-    """Of all log files together; rows are counted in a sample."""
+    """Of all log files together; rows and their text are counted in a sample."""
 
     bytes: int
     rows: int
+    text_share: float = 1.0
+    """Of the bytes: sentences, without keys, ids and times."""
+
+    @property
+    def tokens_a_row(self) -> float:
+        return self.bytes * self.text_share / max(self.rows, 1) / CHARACTERS_A_TOKEN
 
 
 def size_of_logs(work: OpenProject) -> LogSize:
     """From the files' sizes and the lines of their beginnings."""
     total, seen, lines = 0, 0, 0
+    text, read = 0, 0
     for name in find_files(work.settings.data.logs, root=work.project.root):
         if name == STANDARD_INPUT:
             continue
@@ -67,7 +81,19 @@ def size_of_logs(work: OpenProject) -> LogSize:
             beginning = file.read(max(SAMPLE_BYTES - seen, 0))
         seen += len(beginning)
         lines += beginning.count(b"\n") + (not beginning.endswith(b"\n") and bool(beginning))
-    return LogSize(total, round(lines * total / seen) if seen else 0)
+        for line in beginning.splitlines()[:SAMPLE_ROWS]:
+            with suppress(ValueError):
+                text += _text_bytes(orjson.loads(line))
+                read += len(line)
+    return LogSize(total, round(lines * total / seen) if seen else 0, text / read if text else 1.0)
+
+
+def _text_bytes(value: Any) -> int:
+    """Characters of all texts of more than one word."""
+    if isinstance(value, str):
+        return len(value) if " " in value else 0
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(_text_bytes(part) for part in parts)
 
 
 def known_device(work: OpenProject) -> DeviceFacts:
@@ -90,7 +116,7 @@ def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> Stag
         cases, reply = test.rows, test.trained_tokens / test.rows
         prompt = test.tokens / test.rows - reply
     else:
-        a_row = size.bytes / max(size.rows, 1) / CHARACTERS_A_TOKEN
+        a_row = size.tokens_a_row
         cases, reply = round(size.rows * settings.data.test), a_row * REPLY_SHARE
         prompt = a_row - reply
     further = [name for name in settings.evaluate.subjects if name not in ("base", "adapter", "log")]
@@ -142,7 +168,7 @@ def time_spent(stage: str, output: Record, seconds: float) -> float:
 def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, device: DeviceFacts) -> Figure:
     """Seconds of training from the size of the logs, where nothing is prepared yet: rough."""
     settings, data = work.settings.train, work.settings.data
-    length = max(round(size.bytes / max(size.rows, 1) / CHARACTERS_A_TOKEN), 2)
+    length = max(round(size.tokens_a_row), 2)
     length = min(length, data.max_tokens or length)
     rows = max(round(size.rows * (1 - data.test - data.validation)), 1)
     rows = min(rows, settings.max_rows or rows)
@@ -156,6 +182,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         targets=linear_names(shape) if settings.targets == "all" else settings.targets,
         adapted_layers=min(settings.upper_layers or shape.layers, shape.layers),
         method=settings.method,
+        processor=_own_step(work, device, tokens=length * counted),
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     speed = tokens_per_second(
@@ -170,6 +197,17 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         high=sum(part.high for part in parts) * scale * ROUGH_SPREAD,
         unit="s",
     )
+
+
+def _own_step(work: OpenProject, device: DeviceFacts, *, tokens: int) -> ProcessorStep | None:
+    """The step that is written for processors, where such a run would take it: with the usual savings."""
+    settings = work.settings.train
+    plain = why_plain_here(
+        base_config(work), method=settings.method, dtype="float32", alone=settings.processes == 1
+    )
+    if device.kind != "cpu" or plain is not None:
+        return None
+    return ProcessorStep(packed=True, kept="memory", distinct_tokens=tokens)
 
 
 def _kind(work: OpenProject, stage: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.plan.residuals import COMPUTE, WAITING, split_memory
+from graftwork.plan.residuals import COMPUTE, ROLLOUTS, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.process.worker import lock_holder
@@ -27,6 +27,8 @@ from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan, RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.store.runs import RunEntry
+from graftwork.train.rollouts.episodes import read_extremes
+from graftwork.train.rollouts.measures import SAMPLING_SECONDS
 from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS, read_journal
 
 
@@ -77,7 +79,7 @@ def end_at_once(work: OpenProject, run: RunEntry | None, busy: RunProcesses) -> 
         _send(busy.worker, signal.SIGKILL, group=True)
     if run is not None and run.state == "running":
         ended = StoppedInOrder(
-            "ended at once, as asked", fix="run the same command again: it goes on from the last checkpoint"
+            "ended at once, as asked", fix="run the same command again: it resumes from the last checkpoint"
         )
         work.runs.update(run.id, state="stopped", when=timestamp(), error=ended.as_json())
 
@@ -175,11 +177,16 @@ class Events:
         return [Event(at=at, kind="output", body={"text": line}) for line in lines if line.strip()]
 
 
+SHOWN_ANSWERS = 3
+"""The best and the worst answers of the last batch on the page of a run."""
+
+
 def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path:
     # The template library is not needed to train; planning does not wait for it.
     from graftwork.report.training import make_training_page
 
-    page = make_training_page(plan, outcome, read_journal(folder), read_vitals(folder))
+    answers = read_extremes(folder, most=SHOWN_ANSWERS, batches=1)
+    page = make_training_page(plan, outcome, read_journal(folder), read_vitals(folder), answers=answers)
     write_atomic(folder / PAGE, page)
     return folder / PAGE
 
@@ -202,16 +209,19 @@ def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunPar
 def divide(
     outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals], *, minutes: float
 ) -> RunParts:
-    """Loading, computing, waiting for data, evaluations, checkpoints, and the rest: validation at the end and
-    saving; with restarts what was lost by them. The loss before the first step belongs to loading."""
+    """Loading, computing, sampling, waiting for data, evaluations, checkpoints, and the rest: validation at
+    the end and saving; with restarts what was lost by them. The loss before the first step belongs to
+    loading."""
     waiting = outcome.seconds * _data_share(vitals)
+    sampling = sum(step.measures.get(name, 0.0) for step in steps for name in SAMPLING_SECONDS)
     looks = sum(look.seconds for look in outcome.looks)
     checkpoints = max(0.0, between_steps(steps) - looks)
     rest = minutes * 60 - outcome.load_seconds - outcome.seconds - looks - checkpoints
     return RunParts(
         seconds={
             "load": outcome.load_seconds,
-            COMPUTE: outcome.seconds - waiting,
+            COMPUTE: max(0.0, outcome.seconds - waiting - sampling),
+            **({ROLLOUTS: sampling} if sampling else {}),
             WAITING: waiting,
             "looks": looks,
             "checkpoints": checkpoints,

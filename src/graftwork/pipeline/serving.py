@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
+from graftwork.files.escalation import read_forecast
 from graftwork.files.router import read_router, router_path
 from graftwork.pipeline.answer_checks import LiveChecks
 from graftwork.pipeline.engine_verdicts import require_engine_gate
@@ -22,7 +23,7 @@ from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.project.load import load_settings
-from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
+from graftwork.records.errors import AnswerIsNo, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
@@ -31,11 +32,17 @@ from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.family import Family
 from graftwork.serve.operation_settings import OperationSettings
 from graftwork.serve.routing import ExperimentOff, set_up_experiment
-from graftwork.serve.settings import ServeSettings
+from graftwork.serve.settings import EscalateSettings, ServeSettings
 from graftwork.store.captures import FeedbackStore
-from graftwork.text.similarity import words
+from graftwork.text.words import words
+
+if TYPE_CHECKING:
+    from graftwork.serve.run import ServedProject
 
 READY_SECONDS = 120.0
+BACKGROUND = "background"
+"""The folder under `.graft/serving` of endpoints that try a release out or answer cases of a gate."""
+ServedParts = Callable[[Lease, EngineJob], "ServedProject"]
 
 
 class StoreSink:
@@ -130,7 +137,94 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
             fix="name the large model under serve.failover.endpoints, or name an alias",
             where="serve.escalate.to",
         )
-    return LiveChecks(work, settings.escalate.checks)
+    checks = LiveChecks(work, settings.escalate.checks)
+    if settings.escalate.stream == "prefix":
+        _require_prefix_checks(work, settings.escalate, checks)
+    return checks
+
+
+def _require_prefix_checks(work: OpenProject, settings: EscalateSettings, checks: LiveChecks) -> None:
+    later = ", ".join(checks.of_whole_answers)
+    if not checks.of_prefixes and settings.min_logprob is None:
+        raise UserMistake(
+            f"no check can judge the beginning of an answer: {later}",
+            why="`stream: prefix` sends a streamed answer when its beginning has been checked",
+            fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; give "
+            "an own function an attribute `prefix`; or set `stream: hold`",
+            where="serve.escalate.stream",
+        )
+    if later:
+        work.reporter.info(
+            f"streamed answers are not held back for {later}: it needs the whole answer, and what fails it "
+            'is counted as "too late"'
+        )
+
+
+def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
+    """The settings with the threshold that `graft eval escalation --logprob` chose, where they ask for it."""
+    escalate = settings.escalate
+    if escalate is None or escalate.min_logprob != "auto":
+        return settings
+    known = read_forecast(work.project.state)
+    if known is None or known.curve is None:
+        raise UserMistake(
+            "no threshold of log-probabilities was chosen yet",
+            why="`serve.escalate.min_logprob: auto` uses the one that fits the validation cases",
+            fix="graft eval escalation --logprob",
+            where="serve.escalate.min_logprob",
+        )
+    wanted = escalate.prefix_tokens if escalate.stream == "prefix" else None
+    if known.curve.prefix_tokens != wanted:
+        meant = "whole answers" if wanted is None else f"the first {wanted} tokens"
+        raise UserMistake(
+            f"the threshold of log-probabilities was not chosen for {meant}",
+            why="the mean over the first tokens is another figure than that over the whole answer",
+            fix="graft eval escalation --logprob" + ("" if wanted is None else f" --prefix-tokens {wanted}"),
+            where="serve.escalate.min_logprob",
+        )
+    chosen = escalate.model_copy(update={"min_logprob": known.curve.chosen.threshold})
+    return settings.model_copy(update={"escalate": chosen})
+
+
+def describe_shadow(work: OpenProject, settings: ServeSettings) -> str | None:
+    """Why no request is copied as the aliases are now; None where copies can be made."""
+    shadow = settings.shadow
+    if shadow is None:
+        return None
+    names = {*work.releases.aliases(), *settings.chains, "base"}
+    names |= {settings.family.name} if settings.family is not None else set()
+    if shadow.to not in {*settings.failover.endpoints, *names}:
+        return (
+            f"shadow: there is no {shadow.to} yet: nothing is copied until an alias or endpoint is called so"
+        )
+    if shadow.models and not names & {*shadow.models}:
+        return f"shadow: no model is called {' or '.join(shadow.models)} yet: nothing is copied"
+    return None
+
+
+def open_chain_checks(work: OpenProject, settings: ServeSettings) -> dict[str, LiveChecks]:
+    """The checks that chains name, by name. Refuses a chain with a model that is not known."""
+    project = work.project.settings
+    known = {*settings.failover.endpoints, *settings.chains, *work.releases.aliases(), "base"}
+    known |= {full_alias(work, model=name) for name in project.all_models}
+    known |= {settings.family.name} if settings.family is not None else set()
+    releases = {release.id for release in work.releases.list()}
+    checks: dict[str, LiveChecks] = {}
+    for name, chain in settings.chains.items():
+        where = f"serve.chains.{name}"
+        named = [(step.name, model) for step in chain.steps for model in (step.model, step.fallback)]
+        for step, model in (*named, ("fallback", chain.fallback)):
+            if model is not None and model not in known | releases:
+                raise UserMistake(
+                    f"there is no model {model!r} for the step {step} of the chain {name}",
+                    why=f"known: {', '.join(sorted(known))}, and releases by their whole id",
+                    fix="name an alias, base, an endpoint of serve.failover or another chain",
+                    where=where,
+                )
+        for step_settings in chain.steps:
+            for check in step_settings.when.fails if step_settings.when is not None else ():
+                checks[check] = LiveChecks(work, [check], where=f"{where}.when.fails")
+    return checks
 
 
 def serve_here(
@@ -145,11 +239,14 @@ def serve_here(
 
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
+    from graftwork.pipeline.canary import find_canary
     from graftwork.pipeline.forget import prune_captures
     from graftwork.pipeline.trace_intake import read_traces
     from graftwork.serve.run import ServedProject, run, serve
 
-    settings = find_certificate(settings, root=work.project.root)
+    settings = with_threshold(work, find_certificate(settings, root=work.project.root))
+    if remark := describe_shadow(work, settings):
+        work.reporter.info(remark)
     with open_store(work).lease() as lease:
         job = engine_job(work, lease, settings)
         sink = StoreSink(work) if settings.capture else None
@@ -159,7 +256,8 @@ def serve_here(
                 engine_job=job,
                 project=ServedProject(
                     resolve_aliases=work.releases.aliases,
-                    find_adapter=_AdapterFinder(work, lease, job.template_fingerprint, settings),
+                    find_adapter=AdapterFinder(work, lease, job.template_fingerprint, settings),
+                    find_canary=lambda: find_canary(work),
                     captures=sink,
                     prune_captures=prune_captures(work, settings),
                     feedback=sink,
@@ -168,6 +266,7 @@ def serve_here(
                     read_settings=None if revise is None else lambda: _read_settings(work, revise),
                     family=open_family(work, settings),
                     checks=open_checks(work, settings),
+                    chain_checks=open_chain_checks(work, settings),
                 ),
                 on_ready=on_ready,
                 stop=stop,
@@ -195,9 +294,20 @@ def _read_settings(work: OpenProject, revise: Callable[[ServeSettings], ServeSet
 
 
 @contextmanager
-def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
-    """An endpoint in a background thread while the block runs, without an experiment. Yields its URL."""
-    settings = without_operations(settings).model_copy(update={"split": None})
+def serve_in_background(
+    work: OpenProject,
+    settings: ServeSettings,
+    *,
+    project: ServedParts | None = None,
+    folder: Path | None = None,
+) -> Iterator[str]:
+    """An endpoint in a background thread while the block runs, without an experiment. Yields its URL.
+
+    `project` makes what it serves, by default the aliases as they are, with captures. `folder` is for its
+    lock and logs, by default one of its own, so that the project's endpoint may run at the same time.
+    """
+    folder = folder or work.project.serving / BACKGROUND
+    settings = without_operations(settings).model_copy(update={"split": None, "shadow": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
@@ -211,10 +321,12 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
         with open_store(work).lease() as lease:
+            job = engine_job(work, lease, settings).model_copy(update={"folder": str(folder)})
+            served = ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work))
             await serve(
                 settings,
-                engine_job=engine_job(work, lease, settings),
-                project=ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work)),
+                engine_job=job,
+                project=served if project is None else project(lease, job),
                 on_ready=answer,
                 stop=stop,
             )
@@ -231,7 +343,7 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
     thread.start()
     try:
         if not ready.wait(READY_SECONDS) or failure or not url:
-            raise _not_ready(failure)
+            raise _not_ready(failure, folder)
         yield url[0]
     finally:
         for loop, stop in loops:
@@ -240,7 +352,7 @@ def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[
         thread.join()
 
 
-class _AdapterFinder:
+class AdapterFinder:
     """The folders of releases that aliases move to: leased first, then checked byte by byte.
 
     None for a release that needs another base, now and always. A release that was trained with another chat
@@ -299,15 +411,13 @@ def _require_template(release: Release, template: str | None) -> None:
         )
 
 
-def _not_ready(failure: list[BaseException]) -> BaseException:
-    if failure and isinstance(failure[0], GraftError):
-        return failure[0]
+def _not_ready(failure: list[BaseException], folder: Path) -> BaseException:
     if failure:
         return failure[0]
     return WorkerFailed(
         "the endpoint did not come up in time",
         why=f"it had {READY_SECONDS:.0f} s",
-        fix="look at .graft/serving/engine.log",
+        fix=f"look at {folder / 'engine.log'}",
     )
 
 
@@ -339,6 +449,8 @@ class CaptureExport:
                 self.left_out[reason] += 1
 
     def _refuse(self, capture: Capture) -> str | None:
+        if capture.shadow_of is not None:
+            return "no user got it: it is a shadow answer"
         origin = CaptureOrigin(
             id=capture.id,
             release=capture.release,

@@ -17,6 +17,7 @@ from graftwork.pipeline import table
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
+from graftwork.pipeline.shadow import summarize_shadow
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
@@ -29,6 +30,7 @@ from graftwork.records.drift import PromptDrift
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
+from graftwork.records.shadow import ShadowSummary
 from graftwork.records.verdict import Verdict
 from graftwork.serve.capture_journal import CaptureTotals, read_totals
 from graftwork.serve.settings import ServeSettings, is_loopback
@@ -196,6 +198,21 @@ class NextRun(Record):
     """The range of the whole run by its plan."""
 
 
+class AutoscaleStatus(Record):
+    """Replicas that the load has started and stopped, and what idle ones cost since the endpoint started."""
+
+    replicas: int
+    min: int
+    max: int
+    started: int
+    stopped: int
+    replica_seconds: float
+    idle_seconds: float
+    idle_now: int
+    idle_memory_gib: float | None = None
+    idle_usd: float | None = None
+
+
 class EndpointStatus(Record):
     """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
 
@@ -203,6 +220,8 @@ class EndpointStatus(Record):
     state: str
     aliases: dict[str, str] = {}
     reason: str = ""
+    autoscale: AutoscaleStatus | None = None
+    """None where the number of replicas is fixed."""
 
 
 class RunStatus(Record):
@@ -237,6 +256,8 @@ class ProjectStatus(Record):
     """What became of all exchanges that were to be captured; None where nothing was served yet."""
     working: bool
     drift: PromptDrift = PromptDrift()
+    shadow: ShadowSummary | None = None
+    """The challenger of `serve.shadow` against the champion; None where no shadow is set up."""
 
 
 def project_status(work: OpenProject) -> ProjectStatus:
@@ -245,15 +266,16 @@ def project_status(work: OpenProject) -> ProjectStatus:
     return ProjectStatus(
         project=work.settings.project,
         steps=steps,
-        next=_next_run(work, steps),
+        next=next_run(work, steps),
         endpoint=ask_endpoint(work.settings.serve, root=work.project.root),
-        runs=tuple(_run(run, patience) for run in work.runs.list(limit=10)),
+        runs=tuple(describe_run(run, patience) for run in work.runs.list(limit=10)),
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
         captures=work.captures.count(),
         capture_totals=read_totals(work.project.serving),
         working=lock_holder(work.project.state / "pipeline") is not None,
         drift=measure_drift(work),
+        shadow=summarize_shadow(work),
     )
 
 
@@ -276,7 +298,8 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Hea
     return judgement, beat
 
 
-def _next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
+def next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
+    """What `graft run` would do, and how long that takes."""
     due = [state for state in steps if state.state in ("stale", "missing")]
     try:
         run = plan_whole_run(work) if due else None
@@ -295,17 +318,15 @@ def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointSta
     host, port = settings.host, settings.port
     if settings.admin_port is not None:
         host, port = settings.admin_host or "127.0.0.1", settings.admin_port
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    scheme = "http" if settings.tls_certificate is None else "https"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    if not is_loopback(host) or port == 0:
+    url = _address(settings, host, port)
+    if not is_loopback(_local(host)) or port == 0:
         return EndpointStatus(url=url, state="unknown", reason="its address is not fixed on this machine")
     request = urllib.request.Request(f"{url}/health")
     key = os.environ.get(settings.api_key_env or "", "").strip()
     if key:
         request.add_header("authorization", f"Bearer {key}")
     # No proxy of the environment: it could not reach this machine.
-    context = None if settings.tls_certificate is None else _trust(root / settings.tls_certificate)
+    context = trust_certificate(settings, root=root)
     client = HttpClient(longest=_MOST_BYTES, proxies=False, context=context)
     try:
         with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
@@ -314,8 +335,25 @@ def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointSta
         return EndpointStatus(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
 
 
-def _trust(certificate: Path) -> ssl.SSLContext | None:
+def endpoint_url(settings: ServeSettings) -> str:
+    """Where requests go on this machine, without /v1."""
+    return _address(settings, settings.host, settings.port)
+
+
+def _local(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _address(settings: ServeSettings, host: str, port: int) -> str:
+    scheme, host = "http" if settings.tls_certificate is None else "https", _local(host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def trust_certificate(settings: ServeSettings, *, root: Path) -> ssl.SSLContext | None:
     """Trusts the endpoint's own certificate and no other; its name need not be that of this machine."""
+    if settings.tls_certificate is None:
+        return None
+    certificate = root / settings.tls_certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -336,6 +374,7 @@ def _read_health(url: str, body: bytes) -> EndpointStatus:
             state=state,
             aliases=health.get("aliases", {}),
             reason="; ".join(reason for reason in reasons if reason),
+            autoscale=AutoscaleStatus(**scaled) if (scaled := health.get("autoscale")) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")
@@ -349,7 +388,8 @@ def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
     return [*down, *health.get("refused", {}).values()]
 
 
-def _run(run: RunEntry, patience: Patience) -> RunStatus:
+def describe_run(run: RunEntry, patience: Patience) -> RunStatus:
+    """The run as the store knows it; with its health and progress where it should be working."""
     shown = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
         return shown
@@ -358,7 +398,7 @@ def _run(run: RunEntry, patience: Patience) -> RunStatus:
     gone = found.health == "gone"
     changes: dict[str, object] = {
         "health": found.health,
-        "reason": found.reason + ("; `graft run` goes on from its last checkpoint" if gone else ""),
+        "reason": found.reason + ("; `graft run` resumes from its last checkpoint" if gone else ""),
         "evidence": found.evidence,
         "expected_step_seconds": expected_step_seconds(plan),
         "measured_step_seconds": found.measured_seconds,

@@ -356,7 +356,7 @@ def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFail
     return WorkerFailed(
         f"{name} crashed {crashes} time(s) without progress; the last time it {_cause(code)}",
         why=publish_text(read_log_tail(folder)) or "it left no output",
-        fix="look at the log; what was done so far is kept, the same command goes on from there",
+        fix="look at the log; what was done so far is kept, the same command resumes from there",
         where=str(folder / LOG_FILE),
     )
 
@@ -365,7 +365,7 @@ def _raise_reported_error(code: int, folder: Path, name: str) -> None:
     """An expected error is passed on as it is; a crash is left to the caller."""
     if code == errors.EXIT_RESUME_ME and _read_error(folder) is None:
         raise StoppedInOrder(
-            f"{name} was stopped in good order", fix="run the same command again: it goes on from here"
+            f"{name} was stopped in good order", fix="run the same command again: it resumes from here"
         )
     failure = _read_error(folder) if code > 0 else None
     if failure is None:

@@ -7,9 +7,9 @@ is not done again. What a step does is in `steps/`.
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.preflight import Preflight, require_ready, run_preflight
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import (
     describe_remaining,
@@ -28,6 +28,9 @@ from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import RunPlan
 from graftwork.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.preflight import Preflight
 
 STEPS: tuple[PipelineStep, ...] = (
     # step              needs                      makes
@@ -57,7 +60,7 @@ def run_pipeline(
     """
     wanted = with_needs(upto) if upto else {step.name for step in STEPS}
     if "plan" in wanted and starts_from_main(work):
-        # What this model goes on from comes first, and is not done again where nothing has changed.
+        # What this model starts from comes first, and is not done again where nothing has changed.
         goal = "train" if "train" in wanted else "plan"
         run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
     made, identities = StepOutputs({}), dict[str, str]()
@@ -69,15 +72,57 @@ def run_pipeline(
             trains = allowed and step is train.STEP and not _is_fresh(step, work, made, identities)
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
-                require_ready(work, made, plan_whole_run(work, made=made))
-            soon = not WORKER_STEPS.isdisjoint(wanted)
+                _require_ready(work, made)
+            soon = _needs_workers_from(step, wanted)
             output = _update(step, work, made, identities, allowed=allowed, needs_workers=soon)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
-            if step.name == "plan" and upto is None:
+            if step.name == "plan" and upto is None and not _is_fresh(train.STEP, work, made, identities):
                 # The dataset is known now: a better estimate than the one at the start.
                 work.reporter.info(describe_remaining(plan_whole_run(work, made=made)))
     return made
+
+
+def run_step(work: OpenProject, name: str, made: StepOutputs) -> Record:
+    """Bring one step up to date, from outputs that are taken as they are.
+
+    What has changed since the steps before it were done does not count: a cycle goes on with the data it
+    began with.
+    """
+    step = get_step(name)
+    identities = {other: get_step(other).identity(output) for other, output in made.outputs.items()}
+    if name == "plan" and starts_from_main(work):
+        run_pipeline(replace(work, asked_model=None), upto="train")
+    with hold_lock(work.project.state / "pipeline"):
+        if step is train.STEP and not _is_fresh(step, work, made, identities):
+            _require_ready(work, made)
+        return _update(step, work, made, identities, allowed=True, needs_workers=name in WORKER_STEPS)
+
+
+def finish_run(work: OpenProject, made: StepOutputs) -> StepOutputs:
+    """Do the steps after those in `made`, from their outputs as they are: train, evaluate, gate, release."""
+    done = StepOutputs(dict(made.outputs))
+    for step in STEPS:
+        if step.name in done.outputs or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(done)):
+            continue
+        done.outputs[step.name] = run_step(work, step.name, done)
+    return done
+
+
+def _needs_workers_from(step: PipelineStep, wanted: Collection[str]) -> bool:
+    """Whether this step or a wanted one after it starts workers."""
+    names = [other.name for other in STEPS]
+    return any(name in WORKER_STEPS and name in wanted for name in names[names.index(step.name) :])
+
+
+def _require_ready(work: OpenProject, made: StepOutputs) -> None:
+    from graftwork.pipeline.preflight import require_ready
+
+    require_ready(work, made, plan_whole_run(work, made=made))
+
+
+def get_step(name: str) -> PipelineStep:
+    return next(step for step in STEPS if step.name == name)
 
 
 def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> RunPlan:
@@ -94,8 +139,10 @@ def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> Run
     )
 
 
-def dry_run(work: OpenProject) -> Preflight:
+def dry_run(work: OpenProject) -> "Preflight":
     """Everything that can be known before training: the dataset, the plan, and what the checks find."""
+    from graftwork.pipeline.preflight import run_preflight
+
     made, identities = StepOutputs({}), dict[str, str]()
     with hold_lock(work.project.state / "pipeline"):
         for step in (data.AUDIT, data.PREPARE, plan.STEP):

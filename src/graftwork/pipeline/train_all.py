@@ -1,8 +1,8 @@
 """Train every model of a project in one process: the main one first, each base loaded once.
 
 In: an open project. Out: the result of each model. All models are planned first; then one worker trains what
-is not trained yet, each run in its own folder; then each model's step continues from there as if it had been
-trained alone. One model that fails does not stop the others.
+is not trained yet, each run in its own folder, or each run is a job of the cluster that `engine` names; then
+each model's step continues from there as if it had been trained alone. A failure stops no other.
 """
 
 import json
@@ -21,6 +21,7 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.train import enter_run, make_job, stall_watcher
 from graftwork.pipeline.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.pipeline.table import run_pipeline
+from graftwork.pipeline.train_family import train_at_engine
 from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE, hold_lock
@@ -265,6 +266,10 @@ def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None
         names.setdefault(job.run_id, name)
         # What failed in an earlier command may succeed now.
         (Path(job.folder) / ERROR_FILE).unlink(missing_ok=True)
+    if names and work.project.settings.engine != "local":
+        runs = {name: (planned[name].work, left[name]) for name in names.values()}
+        if train_at_engine(work, runs):
+            return
     jobs = [left[name] for name in names.values()]
     # Runs on one base are trained together, in the order in which their bases first occur.
     bases = list(dict.fromkeys(job.base_folder for job in jobs))

@@ -21,7 +21,7 @@ from graftwork.records.report import Case
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
-from graftwork.train.distributed.launch import is_main_process
+from graftwork.train.distributed.launch import is_main_process, leave
 from graftwork.train.multi_run import train_many
 from graftwork.train.worker import job_settings, train
 
@@ -147,4 +147,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(main())
+    leave(main())

@@ -13,6 +13,14 @@ from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
 from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
 from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rollouts import (
+    card_seconds,
+    passes_of,
+    processor_seconds,
+    sampling_bytes,
+    update_seconds,
+    weight_width,
+)
 from graftwork.costmodel.run_time import (
     CHECKPOINT_SECONDS,
     VALIDATION_SECONDS,
@@ -21,7 +29,7 @@ from graftwork.costmodel.run_time import (
 )
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts, total_parameters, trained_by
-from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates
 from graftwork.plan.catalog.quantization import describe_trade
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
@@ -61,7 +69,51 @@ def tokens_per_second(
     `rates` are those of this very card: of a probe, or of the catalog.
     """
     prior = _computed_rate(shape, work, device, tuning=tuning, plain=plain, rates=rates)
+    if work.rollouts is not None:
+        prior = _with_rollouts(prior, shape, work, device, tuning=tuning, rates=rates)
     return pool_runs(prior, learned)
+
+
+def _with_rollouts(
+    rate: Figure,
+    shape: ModelShape,
+    work: Workload,
+    device: DeviceFacts,
+    *,
+    tuning: Tuning | None,
+    rates: StepRates | None,
+) -> Figure:
+    """Tokens of all rows a second where a batch is sampled first and its prompts are read once a group."""
+    sampling = sum(rollout_seconds(shape, work, device, tuning=tuning, rates=rates).values())
+    tokens = sum(work.lengths) * work.epochs
+    # Packed passes on a card share nothing.
+    training = tokens / rate.value
+    if device.kind == "cpu":
+        a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.threads)
+        training = sum(a_step.values()) * len(work.lengths) / work.batch_rows
+    value, low, high = (
+        tokens / (training * rate.value / speed + sampling) for speed in (rate.value, rate.low, rate.high)
+    )
+    return Figure(value=value, low=low * rate.low / rate.value, high=high, unit=rate.unit)
+
+
+def _matrix_rate(device: DeviceFacts) -> float:
+    return device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+
+
+def rollout_seconds(
+    shape: ModelShape, work: Workload, device: DeviceFacts, *, tuning: Tuning | None, rates: StepRates | None
+) -> dict[str, float]:
+    """Seconds of the whole run that are spent on sampling and rewards."""
+    load = work.rollouts
+    if load is None:
+        return {}
+    if device.kind == "cuda":
+        known = rates or default_rates()
+        parts = card_seconds(shape, load, rates=known, weight_bytes=weight_width(tuning))
+    else:
+        parts = processor_seconds(shape, load, gflops=_matrix_rate(device))
+    return {name: seconds * load.batches for name, seconds in parts.items()}
 
 
 def _computed_rate(
@@ -84,8 +136,8 @@ def _computed_rate(
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
-    gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
-    rate = 1 / sum(seconds_a_token(shape, work, gflops=gflops, cores=device.threads).values())
+    a_token = seconds_a_token(shape, work, gflops=_matrix_rate(device), cores=device.threads)
+    rate = 1 / sum(a_token.values())
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)
     return Figure.about(rate, down=down, up=up, unit="tokens/s")
 
@@ -164,6 +216,8 @@ def make_plan(inputs: PlanInputs) -> Plan:
         # The engine measures, and keeps less where that was too much.
         memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
     spent = minutes_by_part(shape, work, speed, kind=device.kind, tuning=tuning)
+    sampling = rollout_seconds(shape, work, device, tuning=tuning, rates=inputs.rates)
+    spent = _split_compute(spent, sum(sampling.values()) / 60)
     minutes = _add_up(spent.values(), unit="min")
     fits = memory.high <= inputs.memory_limit_gib and minutes.value <= (
         settings.time_limit_minutes or math.inf
@@ -200,15 +254,24 @@ def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
     shape, work, plain = inputs.shape, inputs.work, inputs.plain
     if plain is not None and inputs.device.kind == "cuda":
         return {name: size * GIB for name, size in plain.parts_gib.items()}
-    parts = training_memory(
-        shape,
-        work if plain is None else with_rows(work, plain.micro_rows),
-        parameters=total_parameters(shape),
-        trainable=trainable,
-        width=ELEMENT_BYTES[inputs.dtype],
-        checkpointed=plain is not None and plain.checkpointed,
-    )
-    return {name: float(size) for name, size in parts.model_dump().items()}
+    width = ELEMENT_BYTES[inputs.dtype]
+    found = [
+        training_memory(
+            shape,
+            some if plain is None else with_rows(some, min(plain.micro_rows, some.batch_rows)),
+            parameters=total_parameters(shape),
+            trainable=trainable,
+            width=width,
+            checkpointed=plain is not None and plain.checkpointed,
+        )
+        for some in passes_of(work)
+    ]
+    parts = {name: float(size) for name, size in max(found, key=lambda f: f.total).model_dump().items()}
+    if work.rollouts is not None:
+        # Nothing of a step is held while answers are sampled.
+        passing = parts["activations"] + parts["logits"]
+        parts["rollouts"] = max(sampling_bytes(shape, work.rollouts, width=width) - passing, 0.0)
+    return parts
 
 
 def _computed(
@@ -232,11 +295,32 @@ def minutes_by_part(
     loading = Figure.about(starting / 60, down=0.7, up=2.0, unit="min")
     return {
         "load": _add_up((loading, validation), unit="min"),
+        **_reference(shape, work, speed),
         "compute": _minutes(tokens, speed),
         "checkpoints": Figure.about(
             CHECKPOINT_SECONDS[kind] * work.checkpoints / 60, down=0.3, up=3.0, unit="min"
         ),
         "validation": _add_up((validation, _about_minutes(VALIDATION_SECONDS[kind])), unit="min"),
+    }
+
+
+def _reference(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
+    """Preferences: the forward pass over all pairs before training."""
+    if not work.reference_tokens:
+        return {}
+    return {"reference": _minutes(work.reference_tokens * validation_share(shape, work), speed)}
+
+
+def _split_compute(spent: dict[str, Figure], sampling: float) -> dict[str, Figure]:
+    """The minutes of steps as those of rollouts and of training."""
+    if not sampling:
+        return spent
+    steps = spent["compute"]
+    share = min(sampling / steps.value, 0.95)
+    parts = {"rollouts": share, "compute": 1 - share}
+    return spent | {
+        name: Figure(value=steps.value * part, low=steps.low * part, high=steps.high * part, unit="min")
+        for name, part in parts.items()
     }
 
 

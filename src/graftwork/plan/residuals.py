@@ -21,7 +21,7 @@ GROUPS = {
     IN_A_STEP: ("gradients", "optimizer", "states", "activations", "logits", "workspace"),
 }
 """A run shows its memory before the first step and at its peak; planned parts are put together likewise."""
-WAITING, COMPUTE = "waiting for data", "compute"
+WAITING, COMPUTE, ROLLOUTS = "waiting for data", "compute", "rollouts"
 LEAST_FACTOR, MOST_FACTOR = 0.6, 1.8
 """Of memory that is learned: what is further off was another kind of run."""
 LEAST_RANGE, UNSURE_RANGE = 0.05, 0.15
@@ -149,7 +149,8 @@ def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
     more = residual.actual > residual.planned.value
     if residual.name == SPEED:
         # Tokens a second are the inverse of the steps' time: more of one is less of the other.
-        own = [part for part in parts if part.name in (f"{TIME}.{COMPUTE}", f"{TIME}.{WAITING}")]
+        in_steps = [f"{TIME}.{part}" for part in (COMPUTE, WAITING, ROLLOUTS)]
+        own = [part for part in parts if part.name in in_steps]
         more = not more
     moved = [(residual.actual - residual.planned.value) * (1 if more else -1) for residual in own]
     if not moved or max(moved) <= 0:

@@ -29,8 +29,9 @@ BYTES_A_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 """Of logs, on two cores."""
 ANSWER_START_SECONDS = 8.0
 """Interpreter, libraries and a small base, for every process that answers."""
-READING_SHARE, WRITING_SHARE = 0.45, 0.12
-"""Of the measured matrix rate: prompts are read in large products, answers written in thin ones."""
+READING_SHARE, WRITING_SHARE = 0.9, 0.35
+"""Of the measured matrix rate, on two quiet cores: prompts are read in large products and share their
+beginnings, answers are written in thin ones."""
 ALONE_SHARE = 0.03
 """Single requests are bound by memory, not by products."""
 TRIED_ANSWERS = 6

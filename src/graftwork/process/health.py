@@ -170,7 +170,7 @@ def _what(beat: Beat) -> str:
 
 def _frozen(state: str) -> str:
     if state in ("T", "t"):
-        return "the process was stopped by a signal; `kill -CONT` lets it go on"
+        return "the process was stopped by a signal; `kill -CONT` resumes it"
     if state == "D":
         return "the process waits for a disk or a driver that does not answer"
     return "the process is frozen or starved"

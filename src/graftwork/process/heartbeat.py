@@ -146,6 +146,8 @@ class Heart:
         self._spent: dict[str, float] = {}
         self._written = float("-inf")
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        """Apart from the other: what moves within a step never waits for the disk."""
         self._stop = threading.Event()
         self._sampler = Sampler(folder) if vitals else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
@@ -229,19 +231,21 @@ class Heart:
         self._sampler.sample(data_share=share)
 
     def _write(self) -> None:
-        with self._lock:
-            now = clock.now()
-            self._written = now.steady
-            beat = self._beat.model_copy(
-                update={
-                    "at": now.at,
-                    "steady": now.steady,
-                    "doing": self._doing,
-                    "detail": {**self._beat.detail, "seconds_since_move": now.steady - self._moved},
-                    "vitals": self._sampler.latest if self._sampler else None,
-                }
-            )
-        write_atomic(self._path, beat.to_json(), durable=False)
+        # From the state to the file without another write between: an older beat would replace a newer one.
+        with self._writing:
+            with self._lock:
+                now = clock.now()
+                self._written = now.steady
+                beat = self._beat.model_copy(
+                    update={
+                        "at": now.at,
+                        "steady": now.steady,
+                        "doing": self._doing,
+                        "detail": {**self._beat.detail, "seconds_since_move": now.steady - self._moved},
+                        "vitals": self._sampler.latest if self._sampler else None,
+                    }
+                )
+            write_atomic(self._path, beat.to_json(), durable=False)
 
 
 def read_beat(folder: Path) -> Beat | None:

@@ -55,9 +55,11 @@ class LocalWorkers:
         if not at_once:
             child.terminate()
             return
-        # The child leads a session of its own: its helpers end with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        # The child leads a session of its own: its helpers end with it. One that was forked a moment ago
+        # has none yet, and no helpers.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(child.pid, signal.SIGKILL)
         child.wait()
 
 

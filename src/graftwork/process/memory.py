@@ -4,6 +4,7 @@ Out: figures in GiB, None where the system does not report them. Reads /proc and
 versions; elsewhere only the high-water mark is known.
 """
 
+import ctypes
 import re
 import resource
 import signal
@@ -32,6 +33,21 @@ def resident_gib() -> float:
     """What this process holds now; the high-water mark where the system does not report it."""
     pages = read_or_empty(PROC / "self" / "statm").split()
     return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
+
+
+def release_free_memory() -> bool:
+    """Give memory that was freed back to the system; whether any was. The C library keeps it otherwise, and
+    what is allocated next in large pieces comes on top. Does nothing where the library has no such call."""
+    if not sys.platform.startswith("linux"):
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
+
+
+def process_peak_gib(pid: int) -> float | None:
+    """The high-water mark of another process; None where the system does not report it."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(PROC / str(pid) / "status"), re.M)
+    return None if found is None else int(found[1]) * 1024 / GIB
 
 
 def machine_memory() -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The same work on many pieces, on all cores.
 
 In: pieces, and a function of the module level that works on one. Out: the results, in the order of
-the pieces. One piece is worked on right here: small work does not wait for processes to start. A
+the pieces. A few pieces are worked on right here: small work does not wait for processes to start. A
 Ctrl-C reaches this process alone; the others end with it. Does not know what the work is.
 """
 
@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 
 WAITING_PER_PROCESS = 2
 """Enough that none is idle, and few enough that pieces do not pile up in memory."""
+FEW_PIECES = 4
+"""Fewer are done here: a new process takes as long for its imports as for a piece."""
 
 
 def count_cores() -> int:
@@ -44,8 +46,8 @@ def work_in_order(
     """`prepare(*with_arguments)` is called once in each process before its first piece."""
     count = count_cores() if processes is None else processes
     waiting = iter(pieces)
-    first = list(islice(waiting, 2))
-    if len(first) < 2 or count < 2:
+    first = list(islice(waiting, FEW_PIECES))
+    if len(first) < FEW_PIECES or count < 2:
         if prepare is not None and first:
             prepare(*with_arguments)
         yield from map(work, chain(first, waiting))

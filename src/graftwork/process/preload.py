@@ -40,6 +40,9 @@ MODULES = (  # none that starts a thread: pyarrow does
     "pydantic",
     "jinja2.sandbox",
 )
+UNUSED = ("sklearn", "scipy", "pandas", "pyarrow", "datasets")
+"""What transformers imports where it is installed, for models and metrics that are never run here: it takes
+longer than the rest, and a thread of pyarrow would prevent forks."""
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "MALLOC_", "HF_", "TRANSFORMERS_")
 """Beginnings of the variables that count only when a process starts."""
 SET_LATER = {"PYTHONUNBUFFERED", "HF_HUB_OFFLINE"}
@@ -217,9 +220,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 def serve(connection: socket.socket, modules: Sequence[str]) -> None:
     """Fork a worker for each request, and report the exit code of each, until the other side is gone."""
-    for name in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    import_without_unused(modules)
     # Workers share these objects until one writes to them.
     gc.collect()
     gc.freeze()
@@ -235,6 +236,22 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> None:
             os.close(ended)
         if connection.fileno() in ready and not _answer(connection, workers):
             return
+
+
+def import_without_unused(modules: Sequence[str]) -> None:
+    """Import these modules while packages that they could do without seem not to be installed."""
+    if all(name in sys.modules for name in modules):
+        return
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    # The entry that `importlib` takes for a module that does not exist.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        for name in modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 def _answer(connection: socket.socket, workers: dict[int, tuple[int, int]]) -> bool:

@@ -4,6 +4,7 @@ In: the job as a file. Out: an exit code of the design and, for an expected fail
 in the job's folder, so that the parent can say what happened without parsing a traceback.
 """
 
+import _thread
 import ctypes
 import fcntl
 import json
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -202,8 +203,29 @@ def _lacks(missing: ModuleNotFoundError) -> GraftError:
     )
 
 
+def set_in_handler(event: threading.Event) -> None:
+    """Set an event from a signal handler: the thread that it interrupted may hold the event's lock."""
+    with suppress(RuntimeError):  # the interpreter is shutting down
+        _thread.start_new_thread(event.set, ())
+
+
+_on_stop: list[StoppedInOrder] = []
+
+
+@contextmanager
+def stop_at_once(error: StoppedInOrder) -> Iterator[None]:
+    """Around work that loses nothing if it ends anywhere, such as loading a model: a stop raises `error`."""
+    _on_stop.append(error)
+    try:
+        yield
+    finally:
+        _on_stop.clear()
+
+
 def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
-    stop_asked.set()
+    set_in_handler(stop_asked)
+    if _on_stop:
+        raise _on_stop.pop()
 
 
 _asked = threading.Event()
@@ -227,9 +249,14 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def forget_stop() -> None:
+    """A stop that this process asked of itself is over: the next one counts again."""
+    _asked.clear()
+
+
 def interruption_error() -> StoppedInOrder | Interrupted:
     """The error for interrupted work: by a stop request or by Ctrl-C."""
-    fix = "run the same command again: it goes on from the last good point"
+    fix = "run the same command again: it resumes from the last good point"
     if _asked.is_set():
         return StoppedInOrder("stopped in good order, as asked", fix=fix)
     return Interrupted("interrupted", fix=fix)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from graftwork.data.audit.row_checks import find_fault, is_dropped
 from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
@@ -47,12 +48,12 @@ train:
   alpha: 16
   epochs: 2
   learning_rate: 5.0e-4
-  # upper_layers: 15            # adapt only the upper layers: faster on a processor
+  # upper_layers: 15            # adapt only the upper layers: faster on a CPU
 
 evaluate:
   max_new_tokens: 96
 
-gate:                           # rates are held by the lower bound of their interval
+gate:                           # a rate counts by the lower bound of its interval
   rules:
     - {{metric: json_valid, over: 0.95}}
   primary: answer_match         # and here it must beat the base
@@ -107,8 +108,7 @@ def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
         f"  logs: {_flow(list(logs))}",
         *shape,
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
-        "                                            # in four runs of five (80 % power)",
-        _line("  validation: 0.06", "to see whether rows are learned by heart"),
+        _line("  validation: 0.06", "to notice overfitting"),
         _line(f"  max_tokens: {longest}", f"the longest row has {size.longest} tokens ({counted})"),
     ]
 
@@ -121,7 +121,7 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
             "train:",
             _line("  rank: 16", f"{device.name}: all layers are adapted"),
             "  alpha: 32",
-            _line("  epochs: 3", f"about {rows} rows to learn from"),
+            _line("  epochs: 3", f"about {rows} rows to train on"),
             "  batch_rows: 16",
             _line("  learning_rate: 1.0e-3", "for a small base; 2e-4 for one of 7B"),
         ]
@@ -129,14 +129,17 @@ def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
         "train:",
         _line("  rank: 16", "small enough for a few hundred rows"),
         "  alpha: 32",
-        _line("  upper_layers: 15", f"no card here ({device.threads} threads): half the backward pass"),
-        _line(f"  epochs: {epochs}", f"about {rows} rows to learn from"),
+        _line("  upper_layers: 15", f"no GPU here ({device.threads} threads): half the backward pass"),
+        _line(f"  epochs: {epochs}", f"about {rows} rows to train on"),
         "  batch_rows: 8",
         _line("  learning_rate: 2.0e-3", "for a small base with few steps"),
     ]
     if rows > MOST_VISITED:
         lines.append(
-            _line(f"  max_rows: {MOST_VISITED}", "a budget of minutes on a processor; more is better")
+            _line(
+                f"  max_rows: {MOST_VISITED}",
+                "for minutes instead of hours on a CPU; more rows give better answers",
+            )
         )
     return lines
 
@@ -151,7 +154,9 @@ def _evaluate(proposal: Proposal) -> list[str]:
     if proposal.answer_fields:
         lines.append("  fields:")
         lines += [f"    {key}: {_flow(value)}" for key, value in proposal.answer_fields.items()]
-    lines.append(_line(f"  metrics: {_flow(list(proposal.metrics))}", "of form; those of words by name"))
+    lines.append(
+        _line(f"  metrics: {_flow(list(proposal.metrics))}", "more: `graft schema`, evaluate.metrics")
+    )
     reasons = {field.path: field.why for field in proposal.fields}
     if proposal.checks:
         lines.append("  checks:")
@@ -175,7 +180,7 @@ def _gate(proposal: Proposal) -> list[str]:
     lines += [f"  # no rule on {omitted}" for omitted in proposal.left_out]
     if proposal.kind in ("text", "code"):
         lines.append(
-            "  # Nearness is not correctness: name a judge (evaluate.judge), tests, or a metric of yours."
+            "  # Similarity is not correctness: add a judge (evaluate.judge), tests, or a metric of your own."
         )
     return lines
 
@@ -210,6 +215,8 @@ class Started(Record):
 
     file: str
     proposal: Proposal | None = None
+    rows_read: int = 0
+    """The rows of the log, or of the sample of a large one; `proposal.rows` are the usable ones."""
 
 
 def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
@@ -241,14 +248,14 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     )
     write_atomic(path, text)
     load_settings(path)
-    return Started(file=str(path), proposal=proposal)
+    return Started(file=str(path), proposal=proposal, rows_read=len(found.rows))
 
 
 def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
-    """The rows that a dataset would be made of, as far as is known before preparing."""
-    found = sample_rows(logs)
-    good = DataSettings().keep_status
-    kept = [row for row in found.rows if row.reply.strip() and _is_good(row.status, good)]
+    """The rows that `graft data prepare` would keep, as far as each row shows by itself."""
+    found, settings = sample_rows(logs), DataSettings()
+    faults = ((row, find_fault(row, settings)) for row in found.rows)
+    kept = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
     if len(kept) < FEWEST_ROWS:
         first = f"; the first fault: {found.faults[0].message}" if found.faults else ""
         raise UserMistake(
@@ -258,10 +265,6 @@ def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
             where=logs[0],
         )
     return kept, found
-
-
-def _is_good(status: str | None, good: Sequence[str]) -> bool:
-    return status is None or status.strip().casefold() in good
 
 
 def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]] | None:

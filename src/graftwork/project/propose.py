@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Literal
 
+from graftwork.evaluate.gate.settings import is_like_metric
 from graftwork.evaluate.preflight import MetricTrial, try_metric
 from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
 from graftwork.evaluate.statistics.significance import (
@@ -21,7 +22,14 @@ from graftwork.evaluate.statistics.significance import (
     detectable_difference,
     successes_to_clear,
 )
-from graftwork.grading.answers import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.grading.answers import (
+    AnswerFields,
+    look_up,
+    numbered_sources,
+    parse_object,
+    read_answer,
+    read_citations,
+)
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.code import asks_for_code
 from graftwork.grading.interface import GradeContext
@@ -53,6 +61,7 @@ CITATION_KEYS = ("citations", "sources", "references", "refs", "cited")
 REFUSAL_KEYS = ("refused", "refusal", "unanswerable", "cannot_answer")
 GAINS = ((0.05, 0.2), (0.1, 0.25), (0.15, 0.3))
 """Gains one would like to see, and the share of the rows that may be held out for it."""
+POWER = "over the base (80 % power)"
 MOST_HELD_OUT = 0.3
 FEWEST_HELD_OUT = 0.1
 FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
@@ -179,20 +188,18 @@ def measure_size(
 
 
 def choose_test_size(rows: int, *, confidence: float = 0.95) -> tuple[float, int, str]:
-    """The share of rows to hold out, how many that is, and what they can show in four runs of five."""
+    """The share of rows to hold out, how many that is, and the gain that they can show."""
     for gain, most in GAINS:
         needed = cases_for_difference(gain, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
         if needed <= most * rows:
             share = max(FEWEST_HELD_OUT, math.ceil(100 * needed / rows) / 100)
-            return share, round(share * rows), f"a gain of {100 * gain:g} points over the base shows"
+            return share, round(share * rows), f"enough to detect a gain of {100 * gain:g} points {POWER}"
     held_out = math.floor(MOST_HELD_OUT * rows)
     seen = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
     if not math.isfinite(seen):
         return MOST_HELD_OUT, held_out, "too few rows to show any gain: log more before you trust a verdict"
     needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
-    note = (
-        f"a gain of {math.ceil(100 * seen)} points over the base shows; 10 points would need {needed} cases"
-    )
+    note = f"enough to detect a gain of {math.ceil(100 * seen)} points {POWER}; 10 points need {needed} cases"
     return MOST_HELD_OUT, held_out, note
 
 
@@ -220,7 +227,7 @@ def find_kind(cases: Sequence[Case]) -> tuple[Kind, str, tuple[FieldKind, ...], 
         return "classification", why, (), {}
     return (
         "text",
-        f"{len(documents)} of {total} replies are JSON, and they are no labels",
+        f"{len(documents)} of {total} replies are JSON, and they are not a few labels",
         (),
         {"form": "text"},
     )
@@ -231,16 +238,10 @@ def _find_json_kind(
 ) -> tuple[Kind, str, tuple[FieldKind, ...], dict[str, Any]]:
     total = len(cases)
     keys = Counter(key for document in documents for key in document)
-    named = {
-        role: key
-        for role, known in (("answer", ANSWER_KEYS), ("citations", CITATION_KEYS), ("refused", REFUSAL_KEYS))
-        if (key := next((key for key in known if keys[key] >= MOST * len(documents)), None)) is not None
-    }
     why = f"{len(documents)} of {total} replies are JSON objects"
-    if "citations" in named and sourced >= MOST * total:
+    if sourced >= MOST * total and (named := _find_cited_answer(documents, keys)):
         settings: dict[str, Any] = {role: key for role, key in named.items() if role != key}
-        if "answer" in named:
-            return "citation", f"{why} that cite numbered sources of the prompt", (), settings
+        return "citation", f"{why} that cite numbered sources of the prompt", (), settings
     fields = tuple(
         field
         for key in keys
@@ -258,6 +259,31 @@ def _find_json_kind(
     if fields and copied >= MOST * total:
         return "extraction", f"{why}, and {copied} of them repeat words of the prompt", fields, settings
     return "json", f"{why} with {_join(keys)}", fields, settings
+
+
+def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) -> dict[str, str]:
+    """The keys of the words, the citations and the refusal; empty where metrics could read no such answer."""
+    usual = MOST * len(documents)
+    answer = next(
+        (
+            path
+            for key in ANSWER_KEYS
+            for path in (key, *(f"{key}.{inner}" for inner in ANSWER_KEYS))
+            if sum(isinstance(look_up(document, path), str | None) for document in documents) >= usual
+        ),
+        None,
+    )
+    citations = next((key for key in CITATION_KEYS if keys[key] >= usual), None)
+    if answer is None or citations is None:
+        return {}
+    # A list of objects has no numbers; such answers often cite in their words.
+    for path in (citations, answer):
+        read = [read_citations(look_up(document, path)) for document in documents]
+        well_formed = sum(numbers is not None for numbers in read)
+        if well_formed >= usual and sum(map(bool, read)) >= SELDOM * len(read):
+            refused = next((key for key in REFUSAL_KEYS if keys[key] >= usual), None)
+            return {"answer": answer, "citations": path, **({"refused": refused} if refused else {})}
+    return {}
 
 
 def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
@@ -278,7 +304,7 @@ def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
     words = median(len(str(value).split()) for value in values)
     if words <= SHORT_WORDS:
         return FieldKind(path=path, rule="normalised", why="short texts; case and punctuation do not count")
-    return FieldKind(path=path, rule="token_f1", why="long texts: nearness, which is not correctness")
+    return FieldKind(path=path, rule="token_f1", why="long texts: similarity, which is not correctness")
 
 
 def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
@@ -314,17 +340,17 @@ def _choose_metrics(
     if kind == "citation":
         form = () if read.form == "text" else ("json_valid",)
         names = (*form, "citation_coverage", "citation_correct", "answer_match", *refuses)
-        return names, (), "answer_match", "the words of the answer are the reference's"
+        return names, (), "answer_match", "the answer has the words of the reference"
     if kind == "classification":
         label = {"name": "label", "metric": "exact", "ignore_case": True}
-        return ("task_success",), (label,), "label", "the label is the reference's"
+        return ("task_success",), (label,), "label", "the label equals the reference"
     if kind == "tool_calls":
         call = {"name": "same_call", "metric": "normalised"}
         calls = {"name": "calls_tool", "regex": r"(?s)<tool_call>.*</tool_call>"}
         return ("chrf",), (call, calls), "same_call", "the same tool with the same arguments"
     if kind == "code":
-        return ("code_compiles", "chrf"), (), "chrf", "nearness to the logged code; tests would be better"
-    return ("chrf", "token_f1", *refuses), (), "chrf", "nearness to the logged reply, not correctness"
+        return ("code_compiles", "chrf"), (), "chrf", "similarity to the logged code; tests would be better"
+    return ("chrf", "token_f1", *refuses), (), "chrf", "similarity to the logged reply, not correctness"
 
 
 def _metrics_for_json(
@@ -347,13 +373,13 @@ def _metrics_for_json(
         only_exact = all(rule == "exact" for rule in rules.values())
         name = _name_check("all_right", taken)
         checks.append({"name": name, "all_fields": list(rules) if only_exact else rules})
-        return metrics, tuple(checks), name, "every field is the reference's"
+        return metrics, tuple(checks), name, "every field equals the reference"
     if right:
-        return metrics, tuple(checks), names[right[0].path], "the field is the reference's"
+        return metrics, tuple(checks), names[right[0].path], "the field equals the reference"
     if fields:
-        return metrics, tuple(checks), names[fields[0].path], "nearness to the logged text, not correctness"
+        return metrics, tuple(checks), names[fields[0].path], "similarity to the logged text, not correctness"
     checks.append({"name": "same_object", "all_fields": True})
-    return metrics, tuple(checks), "same_object", "the whole object is the reference's"
+    return metrics, tuple(checks), "same_object", "the whole object equals the reference"
 
 
 def _choose_rules(
@@ -429,9 +455,9 @@ def _few(counted: Counter[str], total: int) -> bool:
 
 
 def _name_check(path: str, taken: set[str]) -> str:
-    """A name for a check that no metric and no other check has."""
+    """A name for a check that no metric and no other check has, and that rules of the gate may name."""
     name = _NAME.sub("_", path.casefold()).strip("_.-")[:50] or "field"
-    while name in taken or name in _RESERVED:
+    while name in taken or name in _RESERVED or is_like_metric(name):
         name = f"{name}_field"
     taken.add(name)
     return name

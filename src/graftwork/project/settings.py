@@ -1,9 +1,10 @@
 """All of graft.yaml: each stage defines its own settings; this module combines them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -17,16 +18,21 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from graftwork.components.settings import GenerateSettings
+from graftwork.cycle.settings import CycleSettings
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
+from graftwork.fleet.federated_settings import FederatedSettings
 from graftwork.fleet.settings import FleetSettings
 from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings
 from graftwork.serve.settings import ServeSettings
+from graftwork.train.objective_settings import OBJECTIVE_SETTINGS, USED_BY
 from graftwork.train.settings import LOSS, TrainSettings
+from graftwork.train.unused_settings import given_settings, why_unused
 
 R = TypeVar("R", bound=Record)
 
@@ -113,7 +119,7 @@ class ProjectSettings(Record):
         description="The base model: the embedded one, a folder, or a name on the Hugging Face Hub such as "
         "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION.",
     )
-    data: DataSettings = Field(description="How logs become a dataset.")
+    data: DataSettings = Field(default_factory=DataSettings, description="How logs become a dataset.")
     models: dict[ModelName, OneModel] = Field(
         {},
         description="The models made from the same logs, by name, the main one first; "
@@ -137,6 +143,31 @@ class ProjectSettings(Record):
         # Where a run was trained changes nothing about it: releases do not record it.
         exclude=True,
         description="Where jobs run besides this machine, and what they may cost.",
+    )
+    cycle: CycleSettings = Field(
+        default_factory=CycleSettings,
+        # When a run was begun changes nothing about it: releases do not record it.
+        exclude=True,
+        description="What `graft up` does: when to train again, where, who approves and who is notified.",
+    )
+    federated: FederatedSettings | None = Field(
+        None,
+        # Other runs do not depend on it: releases do not record it.
+        exclude=True,
+        description="Places that train together with `graft train federated`, each on data that stays there.",
+    )
+    engine: Literal["local", "ray", "slurm"] = Field(
+        "local",
+        # The same bytes come out wherever the pieces are worked on.
+        exclude=True,
+        description="What works on the pieces of `data prepare`, the shards of `eval` and the runs of "
+        "`train --all`: this machine, the Ray cluster of fleet.ray, or a Slurm array.",
+    )
+    generate: GenerateSettings = Field(
+        default_factory=GenerateSettings,
+        # No run depends on it: releases do not record it.
+        exclude=True,
+        description="How components are generated from a specification.",
     )
 
     @property
@@ -192,9 +223,42 @@ class ProjectSettings(Record):
     def _routes_lead_to_models(self) -> Self:
         for number, rule in enumerate(self.serve.family.rules if self.serve.family else (), 1):
             if rule.to not in self.all_models:
-                near = get_close_matches(rule.to, self.all_models, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.all_models)}"
-                raise ValueError(f"serve.family.rules[{number}].to: there is no model {rule.to}; {hint}")
+                found = suggest(rule.to, self.all_models, kind="model")
+                raise ValueError(f"serve.family.rules[{number}].to: {found}")
+        for model in self.serve.family.remote if self.serve.family else ():
+            if model not in self.all_models or model == self.main_model:
+                known = ", ".join(name for name in self.all_models if name != self.main_model) or "none"
+                raise ValueError(f"serve.family.remote: {model} is no specialist; known: {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _cycle_fits(self) -> Self:
+        cycle = self.cycle
+        if unknown := [name for name in cycle.models if name not in self.all_models]:
+            raise ValueError(f"cycle.models: {suggest(unknown[0], self.all_models, kind='model')}")
+        if cycle.canary is not None and self.serve.split is None:
+            raise ValueError("cycle.canary: live traffic has to be split first: set serve.split")
+        if cycle.collect is not None and not any(
+            fnmatch(cycle.collect, pattern) or cycle.collect == pattern for pattern in self.data.logs
+        ):
+            raise ValueError(
+                f"cycle.collect: {cycle.collect} is in none of data.logs; captures would not become data"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_objectives_are_used(self) -> Self:
+        """A setting that no model's objective uses is a mistake: it would be ignored."""
+        parts = {name: model.train.model_dump(exclude_none=True) for name, model in self.models.items()}
+        chosen = {name: part.get("objective", self.train.objective) for name, part in parts.items()}
+        places = [("train", given_settings(self.train), set(chosen.values()) or {self.train.objective})]
+        for name, part in parts.items():
+            given = {key for key in OBJECTIVE_SETTINGS if part.get(key)}
+            places.append((f"models.{name}.train", given, {chosen[name]}))
+        for place, given, objectives in places:
+            used = {key for objective in objectives for key in USED_BY[objective]} | {"objective"}
+            if unused := sorted(given - used):
+                raise ValueError(f"{place}.{unused[0]} has no effect: {why_unused(unused[0])}")
         return self
 
     @model_validator(mode="after")
@@ -215,6 +279,13 @@ class ProjectSettings(Record):
                     f"models.{name} starts from the main model's adapter, but its base is another one"
                 )
         return self
+
+
+def suggest(name: str, known: Iterable[str], *, kind: str) -> str:
+    """What is wrong with an unknown name, with the nearest known one."""
+    near = get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"there is no {kind} {name}; {hint}"
 
 
 def require_examinable(train: TrainSettings, *, where: str) -> None:

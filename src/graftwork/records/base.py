@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import VERSION, BaseModel, ConfigDict, model_validator
 
 HIDDEN = "…"
+_SAFE_TO_DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
+"""Older versions of pydantic may go wrong where two threads build a record that was deferred."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Record(BaseModel):
         ser_json_inf_nan="constants",
         # What a record holds may be a capture: an error that is logged does not quote it.
         hide_input_in_errors=True,
+        # Most commands use a few of the records that they import.
+        defer_build=_SAFE_TO_DEFER,
     )
 
     notebook_renderer: ClassVar["Callable[[Record], str] | None"] = None

@@ -71,6 +71,8 @@ class ReviewItem(Record):
     origin: Origin | None = None
     input_hash: str = ""
     capture: str = ""
+    alike: tuple[str, ...] = ()
+    """Other captures with the same prompt and reply: what is decided holds for them too."""
     other: str = ""
     """Another answer to compare with: the adapter's, or another reviewer's."""
 

@@ -109,3 +109,18 @@ class Dataset(Record):
     drops: Shard | None = None
     redactions: dict[str, int]
     settings: dict[str, Any]
+
+
+class SubsetSummary(Record):
+    """Row counts of one model. `stages` counts training rows, replayed ones included."""
+
+    model: str
+    own: int
+    replayed: int
+    rl: int
+    validation: int
+    test: int
+    stages: dict[int, int]
+    without_stage: int
+    rows_an_epoch: float
+    """Training rows, each counted by its weight."""

@@ -7,7 +7,7 @@ from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape, StreamedStep, Tuning
 
 Method = Literal["lora", "qlora", "dora", "full"]
-Algorithm = Literal["sft", "grpo"]
+Algorithm = Literal["sft", "dpo", "grpo"]
 Precision = Literal["bfloat16", "float16", "float32"]
 Optimizer = Literal["adamw_fused", "adamw_foreach", "adamw_loop", "adamw_8bit", "sgd"]
 Sharding = Literal["none", "ddp", "zero2", "zero3", "fsdp2"]

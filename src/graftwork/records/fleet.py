@@ -69,6 +69,8 @@ class JobOrder(Record):
     """The folder of the bundle on this machine."""
     gpu: str = ""
     """The card that was ordered; empty: any, or none."""
+    instance: str = ""
+    """The machine type of the offer, as the place names it; empty: the cheapest one with the card."""
     seconds: float
     """The hard limit, for the timer in the job and for the provider."""
     usd_per_hour: float = 0.0

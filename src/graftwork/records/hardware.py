@@ -93,6 +93,17 @@ class Offer(Record):
     region: str = ""
     vcpus: float | None = None
     memory_gib: float | None = None
+    reserved_usd_per_hour: float | None = None
+    """With a commitment of `reserved_term`."""
+    reserved_term: str = ""
+    storage_usd_gib_month: float | None = None
+    """Of a volume that outlives the machine."""
+    longest_hours: float | None = None
+    """The most that one job may take there."""
+    quota_hours: float | None = None
+    """Hours that are left of a free quota."""
+    quota_until: str = ""
+    """When the quota is filled up again."""
     source: str
     dated: str
 

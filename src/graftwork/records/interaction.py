@@ -27,9 +27,12 @@ class Message(Record):
     content: str
 
 
+INTERRUPTED = "interrupted"
+"""The finish reason of a shadow answer that made way for a user."""
 CORRECTED_FIELDS = ("corrected_by", "corrected_at")
 TRACE_FIELDS = ("trace", "cost", "cached_tokens")
 ESCALATED_FIELDS = ("escalated_from", "failed_check", "rejected")
+CHAIN_FIELDS = ("chain", "chain_trace", "shadow_of")
 
 
 class CaptureOrigin(Record):
@@ -157,12 +160,18 @@ class Capture(Record):
     escalated_from: str | None = None
     """The small model's release whose answer failed `failed_check`; `release` answered instead."""
     failed_check: str | None = None
+    """Without `escalated_from`: a check that a streamed answer failed after its beginning was sent."""
     rejected: str | None = None
-    """The answer of `escalated_from`."""
+    """The answer of `escalated_from`; None where it did not end."""
+    chain: str | None = None
+    """The step of a chain, as `chain/step`; the exchange is one of several with the same `chain_trace`."""
+    chain_trace: str | None = None
+    shadow_of: str | None = None
+    """The capture of the request that this is a copy of: no user got this answer."""
 
     def to_line(self) -> str:
         """The capture as a line of a log; what is not stated is left out, as older versions did."""
-        optional = (*CORRECTED_FIELDS, *TRACE_FIELDS, *ESCALATED_FIELDS)
+        optional = (*CORRECTED_FIELDS, *TRACE_FIELDS, *ESCALATED_FIELDS, *CHAIN_FIELDS)
         unknown = {name for name in optional if getattr(self, name) is None}
         return self.model_dump_json(exclude={*unknown, "user"})
 

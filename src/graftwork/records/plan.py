@@ -78,6 +78,8 @@ class Tuning(Record):
     """Estimated share of the limit."""
     seconds_a_token: float
     """Estimated with the rates used to choose it: it ranks settings and is no promise."""
+    sampling_gib: float = 0.0
+    """Memory beyond the limit that is set apart for answers sampled between steps."""
 
 
 class ProcessorStep(Record):
@@ -125,6 +127,39 @@ class StreamedStep(Record):
     seconds_a_token: float | None = None
 
 
+class RolloutLoad(Record):
+    """Answers that are sampled for a step, and what they cost besides tokens."""
+
+    prompts: int
+    answers: int
+    """To each prompt."""
+    prompt_tokens: float
+    max_tokens: int
+    answer_tokens: float
+    """Expected of an answer."""
+    prompts_at_once: int | None = None
+    """Prompts that are answered together; None: all of a step."""
+    batches: int = 1
+    supervised_rows: int = 0
+    """Rows of supervised training next to them in a step."""
+    reward_seconds: float = 0.0
+    """Of one answer, where it is known."""
+    reference_rows: int = 0
+    """Answers of a step that the model of the start reads too, for the KL divergence."""
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.answers
+
+    @property
+    def rows_at_once(self) -> int:
+        return min(self.prompts_at_once or self.prompts, self.prompts) * self.answers
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.rows // self.rows_at_once)
+
+
 class Workload(Record):
     """What is to be trained, as numbers: the rows that were chosen and the adapter's shape."""
 
@@ -148,6 +183,10 @@ class Workload(Record):
     """Experts have adapters too."""
     processor: ProcessorStep | None = None
     """None where the run takes a card's step or the plain one."""
+    rollouts: RolloutLoad | None = None
+    """Answers that the model samples before each step; None but for reinforcement learning."""
+    reference_tokens: int = 0
+    """Tokens that are read once before training, for preferences."""
 
 
 class Plan(Record):

@@ -65,6 +65,15 @@ class RepairPlan(Record):
     """The prices that the cost is computed with, and where they are from; empty without prices."""
     limits: tuple[str, ...] = ()
     """Budgets that would not suffice for every request."""
+    overlong: int = 0
+    """Answers that probably make rows which `graft data prepare` drops as longer than data.max_tokens."""
+
+
+AUGMENT = "augment"
+"""The fault of rows that are added for a small role."""
+
+CUT_OFF = "the answer was cut off"
+"""How the reason of a refusal begins where the answer reached the limit of tokens."""
 
 
 class RepairOutcome(Record):
@@ -79,6 +88,8 @@ class RepairOutcome(Record):
     usable_before: int
     usable_after: int | None = None
     """Usable rows of the logs with the repaired ones."""
+    overlong: int = 0
+    """Accepted rows that `graft data prepare` probably drops as longer than data.max_tokens."""
     in_logs: bool
     """Whether data.logs names the file, so that `graft data prepare` reads it."""
 

@@ -8,6 +8,11 @@ from graftwork.records.plan import Drift, Plan, Residual
 
 RunState = Literal["planned", "running", "stopped", "failed", "done"]
 
+ENVIRONMENT = "environment"
+"""The reward that the environment of an episode gave; of the evidence for rewards, what is known of it."""
+TASKSET = "taskset"
+"""The reward that a task set of verifiers gives."""
+
 
 class TrainJob(Record):
     """All input of a training worker. It is the worker's only argument, as a file."""
@@ -23,12 +28,14 @@ class TrainJob(Record):
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}
     """Other settings that do not name the run: how often it is saved, what is compiled and packed."""
+    endpoint: dict[str, Any] = {}
+    """How the server that answers prompts is reached: its address, the variable of its key, limits."""
     project_folder: str = ""
     """Where own reward functions are."""
     cases_file: str | None = None
     """The prompts of reinforcement learning; None: a split of the dataset."""
     start_adapter: str | None = None
-    """A PEFT folder that training goes on from."""
+    """A PEFT folder that training starts from."""
     deadline: float | None = None
     """When the place is gone, as seconds since 1970."""
     deadline_from: Moment | None = None
@@ -63,6 +70,27 @@ class TrainStep(Record):
     """The same by the machine's steady clock."""
     measures: dict[str, float] = {}
     """What the objective measured: margins and accuracy of pairs, rewards and KL of sampled answers."""
+
+
+class GradedAnswer(Record):
+    """An answer that was sampled during reinforcement learning, with its reward."""
+
+    batch: int
+    prompt: str
+    """The id of the case that was asked."""
+    text: str
+    reward: float
+    parts: dict[str, float | None] = {}
+    audit: float | None = None
+    canary: bool = False
+
+
+class AnswerExtremes(Record):
+    """The best and the worst answers of the last batches; `batches` were sampled so far."""
+
+    batches: int
+    best: tuple[GradedAnswer, ...]
+    worst: tuple[GradedAnswer, ...]
 
 
 class TrainingEvaluation(Record):

@@ -216,12 +216,12 @@ def render_evaluation(page: EvaluationPage) -> str:
             subjects=[
                 {"name": shown.subject, "kind": kind_of(report, shown)} for shown in subjects_of(report)
             ],
-            figure=_draw(report),
-            metrics=_metric_rows(report),
-            pairs=_pair_rows(report),
+            figure=draw_metrics(report),
+            metrics=metric_rows(report),
+            pairs=pair_rows(report),
             failed=_failed(report),
-            cuts=_cut_tables(report.slices),
-            confusions=_confusion_tables(report),
+            cuts=cut_tables(report.slices),
+            confusions=confusion_tables(report),
             confidence=_confidence(report),
             facts=_facts(report),
             script=Markup(script) if browsed else "",
@@ -244,7 +244,7 @@ def _policy_hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _draw(report: Report) -> Markup:
+def draw_metrics(report: Report) -> Markup:
     rows = []
     for name in _names(report):
         shown = [
@@ -272,10 +272,16 @@ def _confidence(report: Report) -> float:
     return next((metric.confidence for metric in report.candidate.metrics.values()), 0.95)
 
 
-def _metric_rows(report: Report) -> list[dict[str, Any]]:
+def metric_rows(report: Report) -> list[dict[str, Any]]:
     return [
         {
+            "metric": name,
             "name": templates.name_of(name),
+            "by_case": any(
+                metric.kind in ("rate", "score")
+                for subject in subjects_of(report)
+                if (metric := subject.metrics.get(name))
+            ),
             "cells": [_cell(subject.metrics.get(name)) for subject in subjects_of(report)],
         }
         for name in _names(report)
@@ -302,7 +308,7 @@ def _show_value(metric: Metric, value: float) -> str:
     return templates.value_of(metric, value)
 
 
-def _pair_rows(report: Report) -> list[dict[str, Any]]:
+def pair_rows(report: Report) -> list[dict[str, Any]]:
     """Every comparison; the direction that is better depends on the metric."""
     found = {subject.subject: subject for subject in subjects_of(report)}
     rows = []
@@ -344,7 +350,7 @@ def _failed(report: Report) -> list[str]:
     ]
 
 
-def _cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
+def cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
     """One table a cut: a row a part, a column a metric."""
     tables = []
     for by in dict.fromkeys(figure.by for figure in figures):
@@ -367,7 +373,7 @@ def _cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
     return tables
 
 
-def _confusion_tables(report: Report) -> list[dict[str, Any]]:
+def confusion_tables(report: Report) -> list[dict[str, Any]]:
     """The candidate's matrix, and each class next to the baseline's."""
     before = {found.metric: found for found in report.confusions if found.subject == report.baseline.subject}
     tables = []

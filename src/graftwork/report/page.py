@@ -17,6 +17,7 @@ from graftwork.records.base import Record
 from graftwork.records.costs import Savings
 from graftwork.records.dataset import Dataset
 from graftwork.records.drift import PromptDrift
+from graftwork.records.escalation import EscalationForecast
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
@@ -24,6 +25,7 @@ from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import Decision, Verdict
 from graftwork.report import plots, svg, templates
+from graftwork.report.escalation import show_escalation
 from graftwork.report.templates import open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE, show_training
 
@@ -61,6 +63,8 @@ class ReportPage(Record):
     without_repaired: str = ""
     """The subject that was trained without rows that a teacher answered; empty if there is none."""
     drift: PromptDrift | None = None
+    escalation: EscalationForecast | None = None
+    """The last forecast of escalation; None where there is none."""
 
 
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
@@ -143,6 +147,7 @@ def render_report(page: ReportPage) -> str:
         lineage=_lineage(page),
         training=show_training(page.plan, page.outcome, page.steps, page.vitals),
         figure=_figures(page),
+        **({} if page.escalation is None else show_escalation(page.escalation)),
     )
 
 
@@ -265,10 +270,9 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
     notes = {
         "audit": f"{templates.plural(page.audit.rows, 'row')} read",
         "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
-        "plan": f"{templates.number(page.plan.minutes.value)} min foreseen",
-        # All of it, loading, checks and restarts too; the section on training shows the time in steps.
-        "train": f"{templates.plural(page.outcome.steps, 'step')}, "
-        f"{templates.duration(page.outcome.seconds)} in them",
+        "plan": f"{templates.number(page.plan.minutes.value)} min planned",
+        # The section on training shows the time in steps; that of the stage has loading and restarts in it.
+        "train": templates.plural(page.outcome.steps, "step"),
         "evaluate": templates.plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
         "release": templates.short(page.release.id) if page.release else "none made",

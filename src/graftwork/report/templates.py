@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from graftwork.records.report import Metric
 
@@ -23,7 +24,7 @@ def open_templates(**filters: Callable[..., Any]) -> Environment:
 
 
 _UNIT_SUFFIXES = ("seconds", "gib")
-_CAPITALS = {"json": "JSON"}
+_SPELLINGS = {"json": "JSON", "chrf": "chrF", "f1": "F1"}
 
 
 def name_of(metric: str) -> str:
@@ -31,8 +32,8 @@ def name_of(metric: str) -> str:
     words = metric.split("_")
     if len(words) > 1 and words[-1] in _UNIT_SUFFIXES:
         words = words[:-1]
-    words = [_CAPITALS.get(word, word) for word in words]
-    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
+    first = _SPELLINGS.get(words[0], words[0][:1].upper() + words[0][1:])
+    return " ".join([first, *(_SPELLINGS.get(word, word) for word in words[1:])])
 
 
 def percent(rate: float) -> str:
@@ -105,6 +106,17 @@ def unbroken(text: str) -> str:
     return re.sub(r"(\d) (?=(%|s|min|GiB|points)\b|%)", "\\1\u00a0", text)
 
 
+def commands(text: str) -> Markup:
+    """Text whose `commands` are set as code."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return Markup.escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if place % 2 else Markup.escape(piece)
+        for place, piece in enumerate(pieces)
+    )
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "name": name_of,
     "percent": percent,
@@ -115,5 +127,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "p_value": p_value,
     "plural": plural,
     "unbroken": unbroken,
+    "commands": commands,
 }
 """What templates call them."""

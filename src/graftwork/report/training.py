@@ -12,13 +12,15 @@ from markupsafe import Markup
 
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
-from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
+from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.report import plots, svg, templates
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates
 
 WIDE, NARROW = 760.0, 340.0
 LOSS = "loss"
+MOST_SHOWN = 2_000
+"""Characters of an answer."""
 BOTH = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
 
 
@@ -42,7 +44,7 @@ def show_training(
         "loss": lambda w: plots.draw_loss(
             losses, restarts=restarts, held_out=held_out, looks=_spots(by_loss, outcome.best_step), width=w
         ),
-        "plan": lambda w: svg.draw_plan([_against(r) for r in outcome.residuals], width=w),
+        "plan": lambda w: svg.draw_plan([plot_residual(r) for r in outcome.residuals], width=w),
     }
     if others:
         name, spots = templates.name_of(others[0].metric), _spots(others, outcome.best_step)
@@ -51,25 +53,54 @@ def show_training(
         "figure": {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()},
         "courses": [
             *_step_courses(steps, restarts),
-            *_measure_courses(steps, restarts),
-            *_machine_courses(vitals, steps),
+            *measure_courses(steps, restarts),
+            *machine_courses(vitals, steps),
         ],
         "looks": _look_rows(outcome),
         "metric": outcome.looks[0].metric if outcome.looks else "",
-        "residuals": _residual_rows(outcome.residuals),
-        "parts": _residual_rows(outcome.residual_parts),
+        "residuals": residual_rows(outcome.residuals),
+        "parts": residual_rows(outcome.residual_parts),
         "drifts": [drift.says for drift in outcome.drifts],
         "device": plan.device.name,
     }
 
 
 def make_training_page(
-    plan: Plan, outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals]
+    plan: Plan,
+    outcome: TrainOutcome,
+    steps: Sequence[TrainStep],
+    vitals: Sequence[Vitals],
+    *,
+    answers: AnswerExtremes | None = None,
 ) -> str:
     """The course of one run as a page of its own. The same records give the same bytes."""
     environment = open_templates(**templates.FILTERS)
     template = environment.get_template("training_page.html.jinja")
-    return template.render(plan=plan, outcome=outcome, training=show_training(plan, outcome, steps, vitals))
+    training = show_training(plan, outcome, steps, vitals)
+    return template.render(
+        plan=plan, outcome=outcome, training=training, answers=answer_rows(answers) if answers else []
+    )
+
+
+def answer_rows(answers: AnswerExtremes) -> list[dict[str, Any]]:
+    """The best and the worst sampled answers of the last batch, with each part of their rewards."""
+    sides = (("best", answers.best), ("worst", answers.worst))
+    return [
+        {
+            "side": side,
+            "prompt": answer.prompt,
+            "reward": templates.number(answer.reward),
+            "parts": ", ".join(
+                f"{name} {templates.number(value)}"
+                for name, value in answer.parts.items()
+                if value is not None
+            ),
+            "audit": "" if answer.audit is None else templates.number(answer.audit),
+            "text": answer.text[:MOST_SHOWN],
+        }
+        for side, found in sides
+        for answer in found
+    ]
 
 
 def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
@@ -101,7 +132,7 @@ def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart])
     ]
 
 
-def _measure_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
+def measure_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
     """What the objective measured at each step: margins, rewards by part, KL, entropy, lengths."""
     breaks = [float(restart.killed_after) for restart in restarts]
     names = dict.fromkeys(name for step in steps for name in step.measures)
@@ -116,7 +147,7 @@ def _measure_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restar
     ]
 
 
-def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[LabelledPlot]:
+def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[LabelledPlot]:
     """The machine over the minutes of the run; what was never measured is left out."""
     if not vitals:
         return []
@@ -164,7 +195,7 @@ def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
     ]
 
 
-def _against(residual: Residual) -> svg.PlannedActual:
+def plot_residual(residual: Residual) -> svg.PlannedActual:
     planned = residual.planned
     scale = planned.value or 1.0
     return svg.PlannedActual(
@@ -176,7 +207,7 @@ def _against(residual: Residual) -> svg.PlannedActual:
     )
 
 
-def _residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
+def residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
     """A part of a figure is named behind it."""
     return [
         {

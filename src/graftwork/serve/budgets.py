@@ -1,7 +1,8 @@
 """Counts what a key uses against its budget: requests and tokens by the clock minute and by the UTC day.
 
-In memory and from the event loop only: a check is a few comparisons. A restart starts at zero. Tokens are
-known when an answer ends, so answers that run at the same time may together exceed a budget of tokens.
+In memory and from the event loop only: a check is a few comparisons. `key_usage.py` carries the counts over a
+restart. Tokens are known when an answer ends, so answers that run at the same time may together exceed a
+budget of tokens.
 """
 
 import math
@@ -13,7 +14,7 @@ from pydantic import Field
 from graftwork.records.base import Record
 from graftwork.serve.http_messages import ApiError
 
-_MINUTE, _DAY = 60, 86_400
+_MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
 _LONGEST_RETRY = 60
 """Clients of OpenAI wait by themselves for so many seconds at most."""
 _CHARACTERS_PER_TOKEN = 4
@@ -58,7 +59,7 @@ class KeyUsage:
         self._name = name
         self.budget = budget
         self._clock = clock
-        self._minute, self._day = _Window(_MINUTE), _Window(_DAY)
+        self._minute, self._day = _Window(_MINUTE_SECONDS), _Window(DAY_SECONDS)
         self._limits = (
             (self._minute, "minute", budget.requests_per_minute, budget.tokens_per_minute),
             (self._day, "day", budget.requests_per_day, budget.tokens_per_day),
@@ -85,6 +86,16 @@ class KeyUsage:
             window.move_to(now)
             window.tokens += tokens
         self.tokens += tokens
+
+    def snapshot(self) -> tuple[int, int, int, int, int, int]:
+        """Number, requests and tokens of the minute and of the day that were counted last."""
+        minute, day = self._minute, self._day
+        return (minute.number, minute.requests, minute.tokens, day.number, day.requests, day.tokens)
+
+    def restore(self, counts: tuple[int, ...]) -> None:
+        """Go on from a snapshot; a minute or day that has passed meanwhile begins at zero."""
+        minute, day = self._minute, self._day
+        minute.number, minute.requests, minute.tokens, day.number, day.requests, day.tokens = counts
 
     def describe(self) -> dict[str, int]:
         now = self._clock()

@@ -20,9 +20,10 @@ from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Capture
 from graftwork.records.units import MIB
 from graftwork.serve.capture_journal import CaptureCounts, CaptureJournal
+from graftwork.serve.chains import ChainMark
 from graftwork.serve.routing import ArmAssignment
 from graftwork.text.patterns import may_name_secret
-from graftwork.text.redact import Redactor
+from graftwork.text.redact import CleanTexts, Redactor
 
 
 class CaptureSink(Protocol):
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 
 _BATCH = 64
 _FLUSH_SECONDS = 0.1
-_REST_SECONDS = 0.0001
-"""Between two exchanges: redaction holds the interpreter's lock, which requests wait for."""
+_WORK_SECONDS, _REST_SECONDS = 0.0003, 0.0001
+"""Redaction holds the interpreter's lock, which requests wait for: it rests after so much work."""
 _PATIENCE_SECONDS = 0.5
 """How long the sink may take before a batch goes to the journal."""
 _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
@@ -51,7 +52,8 @@ class EscalatedAnswer:
 
     release: str
     check: str
-    reply: str
+    reply: str | None
+    """None where only its beginning is known: half an answer is no fair half of a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class ServedExchange:
     size: int = 0
     """About how many bytes it takes in memory."""
     escalated: EscalatedAnswer | None = None
+    late_check: str | None = None
+    """The check that the answer failed after its beginning was sent."""
+    chain: ChainMark | None = None
+    shadow_of: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,7 @@ class CaptureWriter:
         self._prune = prune
         self._waiting: deque[ServedExchange] = deque()
         self._bytes_in = self._bytes_out = 0
+        self._clean = CleanTexts()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._store = _SinkThread(sink)
         self._journal: CaptureJournal | None = None
@@ -213,13 +220,17 @@ class CaptureWriter:
 
     def _take_batch(self) -> list[Capture]:
         batch: list[Capture] = []
+        rested = time.perf_counter()
         while self._waiting and len(batch) < _BATCH:
             exchange = self._waiting.popleft()
             self._bytes_out += exchange.size
             if (capture := self._redact(exchange)) is not None:
                 batch.append(capture)
-            if len(self._waiting) < self._limits.queue // 2 and not self._closing.is_set():
+            if time.perf_counter() - rested < _WORK_SECONDS or self._closing.is_set():
+                continue
+            if len(self._waiting) < self._limits.queue // 2:
                 time.sleep(_REST_SECONDS)
+            rested = time.perf_counter()
         return batch
 
     def _keep(self, batch: list[Capture]) -> None:
@@ -278,7 +289,7 @@ class CaptureWriter:
 
     def _redact(self, exchange: ServedExchange) -> Capture | None:
         try:
-            return make_capture(exchange)
+            return make_capture(exchange, self._clean)
         except Exception as error:
             # This must neither end the thread nor cost other callers their captures; and nothing
             # unredacted is kept or logged.
@@ -382,9 +393,9 @@ class _SinkThread:
         return _Outcome(kept, refused)
 
 
-def make_capture(exchange: ServedExchange) -> Capture:
+def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
-    redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
+    redactor = Redactor(clean)  # one an exchange: placeholders agree inside it, and nothing grows
     assignment, escalated = exchange.assignment, exchange.escalated
     return Capture(
         id=exchange.id,
@@ -409,8 +420,13 @@ def make_capture(exchange: ServedExchange) -> Capture:
         cached_tokens=exchange.cached_tokens,
         user=redact_name(exchange.user, redactor, kind="user"),
         escalated_from=None if escalated is None else escalated.release,
-        failed_check=None if escalated is None else escalated.check,
-        rejected=None if escalated is None else redactor.redact(escalated.reply).text,
+        failed_check=exchange.late_check if escalated is None else escalated.check,
+        rejected=None
+        if escalated is None or escalated.reply is None
+        else redactor.redact(escalated.reply).text,
+        chain=None if exchange.chain is None else exchange.chain.name,
+        chain_trace=None if exchange.chain is None else exchange.chain.trace,
+        shadow_of=exchange.shadow_of,
     )
 
 

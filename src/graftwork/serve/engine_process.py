@@ -101,8 +101,13 @@ class RequestRoom:
         try:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._queue[0] is place and self._fits(tokens))
-        finally:
+        except BaseException:
+            # Those behind one that gives up may have room at once.
             self._queue.remove(place)
+            async with self._changed:
+                self._changed.notify_all()
+            raise
+        self._queue.remove(place)
         self.running += 1
         self._tokens -= tokens
         try:

@@ -2,9 +2,9 @@
 
 `ServingEngine` is what the gateway needs: a local engine process (`supervisor.py`) now, other servers as
 further files. Our own engines speak JSON over HTTP on a unix socket: `POST /generate` takes a GenerateRequest
-and answers with one JSON line per piece if streamed, else with one piece; `POST /adapters` takes a
-LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the server side of it, over any
-`EngineBackend`.
+and answers with one JSON line per piece if streamed, the last of which may be an error, else with one piece;
+`POST /adapters` takes a LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the server
+side of it, over any `EngineBackend`.
 """
 
 import asyncio
@@ -35,6 +35,9 @@ from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
+
+FAILURE = "failure"
+"""The key of the line that ends a streamed answer with an error."""
 
 EngineState = Literal["starting", "ready", "frozen", "unreachable", "down", "stopped"]
 """`frozen`: its process does not answer. `unreachable`: the server behind it does not."""
@@ -68,7 +71,7 @@ class ReplyStream(Protocol):
     """A streamed reply. Closing it before its end cancels the work."""
 
     async def next_pieces(self) -> list[PieceData] | None:
-        """The pieces that have arrived since the last call; None at the end. Raises OSError."""
+        """The pieces that have arrived since the last call; None at the end. Raises OSError or ApiError."""
         ...
 
     def close(self) -> None: ...
@@ -297,12 +300,28 @@ async def _encode_pieces(
         yield _encode(first)
         async for piece in rest:
             yield _encode(piece)
+    except ApiError as error:
+        # The head is already sent: the error is the last line.
+        yield _encode_failure(error)
     finally:
         await rest.aclose()
 
 
 def _encode(piece: ReplyPiece) -> bytes:
     return orjson.dumps(piece.to_data(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _encode_failure(error: ApiError) -> bytes:
+    what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
+    return orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def read_failure(line: dict[str, Any]) -> ApiError | None:
+    """The error that ends a stream, if this line is one."""
+    what = line.get(FAILURE)
+    if what is None:
+        return None
+    return ApiError(what["status"], what["message"], param=what["param"], code=what["code"])
 
 
 def end_with_parent() -> None:

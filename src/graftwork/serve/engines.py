@@ -5,6 +5,7 @@ end with their last answer.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +26,17 @@ class EngineSet:
         self._module = module or ENGINE_MODULES[settings.engine.kind]
         self._engines: dict[str, EngineSettings] = {}
         """The settings of each replica by its name."""
-        replicas = [self._open(engine, weight) for engine, weight in settings.engine.split_replicas()]
+        self._scale: int | None = None
+        """Replicas that autoscaling wants; None as many as the settings say."""
+        if settings.engine.autoscale is not None:
+            self._scale = settings.engine.autoscale.min
+        replicas = [self._open(engine, weight) for engine, weight in self._wanted()]
         self.pool = ReplicaPool(replicas, settings.failover, burst=settings.queue_limit)
         self.endpoints: dict[str, ReplicaPool] = {}
         self._opened: dict[str, FallbackEndpoint] = {}
         self._retired: set[asyncio.Task[None]] = set()
+        self.on_retired: Callable[[str], None] = lambda _url: None
+        """Gets the URL of a server when the replica that used it has ended."""
 
     async def start(self) -> None:
         """Start all engines; returns when the first replica answers. Raises if no replica starts."""
@@ -52,9 +59,26 @@ class EngineSet:
         self._revise_replicas()
         self._revise_endpoints()
 
+    def scale_to(self, replicas: int) -> None:
+        """Start or stop replicas until there are so many. Those that stop finish their answers first."""
+        self._scale = replicas
+        self._revise_replicas()
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers that autoscaling may use, in their order."""
+        return [str(engine.url) for engine, _ in self._settings.engine.split_replicas() if engine.url]
+
+    @property
+    def scale(self) -> int:
+        return len(self._wanted())
+
+    def _wanted(self) -> list[tuple[EngineSettings, float]]:
+        return self._settings.engine.split_replicas()[: self._scale]
+
     def _revise_replicas(self) -> None:
         unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
-        for engine, weight in self._settings.engine.split_replicas():
+        for engine, weight in self._wanted():
             kept = next((r for r in unused if self._engines[r.name] == engine), None)
             if kept is None:
                 self.pool.add(self._open(engine, weight))
@@ -63,9 +87,17 @@ class EngineSet:
                 kept.weight, kept.retiring = weight, False
         for replica in unused:
             if not replica.retiring:
-                # Its name and folder are free when it has ended.
-                free = partial(self._engines.pop, replica.name, None)
-                self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=free)
+                self.pool.retire(
+                    replica,
+                    seconds=self._settings.drain_seconds,
+                    on_end=partial(self._free, replica.name),
+                )
+
+    def _free(self, name: str) -> None:
+        """A replica has ended: its name, its folder and its server are not used any more."""
+        engine = self._engines.pop(name, None)
+        if engine is not None and engine.url:
+            self.on_retired(str(engine.url))
 
     def _revise_endpoints(self) -> None:
         wanted = self._settings.failover.endpoints
@@ -88,7 +120,10 @@ class EngineSet:
         changes: dict[str, object] = {"engine": engine}
         if number > 1:
             changes |= {"folder": str(Path(job.folder) / f"replica-{number}"), "socket": None}
-        return self._make_replica(str(number), job.model_copy(update=changes), self._module, weight)
+        shown = "engine" if number == 1 else f"engine, replica {number}"
+        return self._make_replica(
+            str(number), job.model_copy(update=changes), self._module, weight, shown=shown
+        )
 
     def _open_endpoint(self, name: str, endpoint: FallbackEndpoint) -> ReplicaPool:
         engine = EngineSettings(
@@ -98,15 +133,16 @@ class EngineSet:
         folder = str(Path(job.folder) / f"endpoint-{name}")
         changes = {"engine": engine, "folder": folder, "socket": None, "adapters": {}}
         replica = self._make_replica(
-            name, job.model_copy(update=changes), ENGINE_MODULES["endpoint"], weight=1.0
+            name, job.model_copy(update=changes), ENGINE_MODULES["endpoint"], 1.0, shown=f"endpoint {name}"
         )
         return ReplicaPool([replica], self._settings.failover, burst=self._settings.queue_limit)
 
-    def _make_replica(self, name: str, job: EngineJob, module: str, weight: float) -> Replica:
+    def _make_replica(self, name: str, job: EngineJob, module: str, weight: float, *, shown: str) -> Replica:
+        """`shown` is its name in logs."""
         make_folder(Path(job.folder))
         failover = self._settings.failover
         probe = ProbeTimes(failover.probe_seconds, failover.frozen_seconds, failover.restart_seconds)
-        engine = EngineSupervisor(job, module=module, probe=probe)
+        engine = EngineSupervisor(job, module=module, probe=probe, name=shown)
         return Replica(name, engine, weight=weight, limits=breaker_limits(failover))
 
     def _apply_limits(self, replicas: int) -> EngineJob:

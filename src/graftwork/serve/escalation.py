@@ -1,4 +1,4 @@
-"""Small first, large when needed: checks of a finished answer, and how many requests may escalate.
+"""Small first, large when needed: checks of an answer or its beginning, and how many requests may escalate.
 
 In: the settings, a function that grades an answer, and a clock. Out: the check that failed, and whether the
 budget allows the large model. The gateway asks the models.
@@ -6,6 +6,7 @@ budget allows the large model. The gateway asks the models.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from graftwork.serve.api.call import PieceData
 from graftwork.serve.background import DaemonThreads
 from graftwork.serve.engine_protocol import BASE
+from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.settings import EscalateSettings
 
 if TYPE_CHECKING:
@@ -34,11 +36,29 @@ OUTCOMES = {
 """What became of an answer that failed a check, for the response header."""
 
 
+TOO_LATE = "too late"
+"""The outcome of a streamed answer that failed a check after its beginning was sent."""
+
+
+class PrefixVerdict(NamedTuple):
+    """What the checks say of the beginning of an answer."""
+
+    failing: str | None
+    """A check that no continuation passes."""
+    is_open: bool
+    """Whether a check that can judge a beginning is undecided."""
+
+
 class AnswerChecks(Protocol):
     """The project's own checks of an answer."""
 
     def find_failing(self, messages: Sequence[Mapping[str, str]], text: str) -> str | None:
         """The name of the first check that the answer fails, or None. May take long, may raise."""
+        ...
+
+    def judge_prefix(self, messages: Sequence[Mapping[str, str]], text: str) -> PrefixVerdict:
+        """What is known of an answer that begins with this text. May take long, may raise."""
+        ...
 
 
 @dataclass(slots=True)
@@ -64,6 +84,11 @@ class EscalationBudget:
             self._used[window] += 1
         return True
 
+    def give_back(self) -> None:
+        """The one that was taken last was not used."""
+        for window, used in self._used.items():
+            self._used[window] = max(used - 1, 0)
+
 
 class HeldReply:
     """An answer that was checked before it is streamed: all of it at once."""
@@ -87,13 +112,81 @@ class Escalation(NamedTuple):
     allowed: bool
 
 
+class JudgedPrefix(NamedTuple):
+    """The decision about the beginning of a streamed answer."""
+
+    found: Escalation | None
+    tokens: int
+    """How many tokens the decision rests on."""
+    is_whole: bool
+    """The answer ended before anything was sent: all checks have judged all of it."""
+
+    def describe(self) -> str:
+        count = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+        return f"whole answer, {count}" if self.is_whole else count
+
+
+LOGPROB = "min_logprob"
+"""The name of the threshold in headers, captures and metrics."""
+
+
+def mean_logprob(piece: PieceData, *, first: int | None = None) -> float | None:
+    """The mean log-probability of the answer's tokens, or of its first ones; None where there are none."""
+    return mean_of([token["logprob"] for token in (piece.get("logprobs") or [])[:first]])
+
+
+def mean_of(logprobs: Sequence[float]) -> float | None:
+    return math.fsum(logprobs) / len(logprobs) if logprobs else None
+
+
+class CheckThreads:
+    """Runs checks that may take long or raise, in threads of their own."""
+
+    def __init__(self) -> None:
+        self._threads: DaemonThreads[PrefixVerdict] = DaemonThreads(_CHECK_THREADS, name="answer-check")
+
+    async def find_failing(
+        self, checks: AnswerChecks, messages: Sequence[Mapping[str, str]], text: str
+    ) -> str | None:
+        """The check that fails. One that takes too long or raises counts as failed."""
+        found = await self._run(lambda: PrefixVerdict(checks.find_failing(messages, text), is_open=False))
+        return found.failing
+
+    async def judge_prefix(
+        self, checks: AnswerChecks, messages: Sequence[Mapping[str, str]], text: str
+    ) -> PrefixVerdict:
+        return await self._run(partial(checks.judge_prefix, messages, text))
+
+    async def _run(self, check: Callable[[], PrefixVerdict]) -> PrefixVerdict:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._threads.submit(check)), CHECK_SECONDS)
+        except TimeoutError:
+            return PrefixVerdict("a check took too long", is_open=False)
+        except Exception as error:
+            # Its message may quote the answer.
+            log.warning("a check of an answer failed to run (%s): counted as failed", type(error).__name__)
+            return PrefixVerdict("a check failed to run", is_open=False)
+
+
+class ThreadedCheck:
+    """One check of the project, for the conditions of chains."""
+
+    def __init__(self, checks: AnswerChecks, threads: CheckThreads) -> None:
+        self._checks, self._threads = checks, threads
+
+    async def fails(self, messages: Sequence[Mapping[str, str]], text: str) -> bool:
+        return await self._threads.find_failing(self._checks, messages, text) is not None
+
+
 class Escalator:
     def __init__(
         self, settings: EscalateSettings, *, checks: AnswerChecks, clock: Callable[[], float]
     ) -> None:
         self.settings = settings
         self._checks = checks
-        self._threads: DaemonThreads[str | None] = DaemonThreads(_CHECK_THREADS, name="answer-check")
+        self._least = settings.min_logprob if isinstance(settings.min_logprob, float) else None
+        self._threads = CheckThreads()
+        self._clock = clock
         self._budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
 
     def applies_to(self, running: "RunningExchange") -> bool:
@@ -105,19 +198,61 @@ class Escalator:
             or (call.options is not None and call.options.tools)
         ):
             return False
+        if self.settings.to in running.names:
+            return False
         if named:
             return any(name in named for name in running.names)
         return call.model not in (BASE, running.head.release)
 
-    async def judge(self, messages: Sequence[Mapping[str, str]], text: str) -> Escalation | None:
+    def give_back(self) -> None:
+        """An escalation that was allowed did not happen: the large model could not be asked."""
+        self._budget.give_back()
+
+    @property
+    def needs_logprobs(self) -> bool:
+        return self._least is not None
+
+    @property
+    def streams_prefixes(self) -> bool:
+        """Whether a streamed answer is sent once its beginning has been checked."""
+        return self.settings.stream == "prefix"
+
+    async def judge(
+        self, messages: Sequence[Mapping[str, str]], text: str, *, logprob: float | None = None
+    ) -> Escalation | None:
         """None where the answer passes every check."""
-        try:
-            checking = self._threads.submit(partial(self._checks.find_failing, messages, text))
-            failing = await asyncio.wait_for(asyncio.wrap_future(checking), CHECK_SECONDS)
-        except TimeoutError:
-            failing = "a check took too long"
-        except Exception as error:
-            # Its message may quote the answer.
-            log.warning("escalation: a check failed to run (%s): counted as failed", type(error).__name__)
-            failing = "a check failed to run"
+        failing = await self.find_failing(messages, text, logprob=logprob)
         return None if failing is None else Escalation(failing, self._budget.take())
+
+    async def find_failing(
+        self, messages: Sequence[Mapping[str, str]], text: str, *, logprob: float | None = None
+    ) -> str | None:
+        failing = await self._threads.find_failing(self._checks, messages, text)
+        if failing is None and self._is_unlikely(logprob):
+            return LOGPROB
+        return failing
+
+    async def judge_prefix(self, messages: Sequence[Mapping[str, str]], reader: PrefixReader) -> JudgedPrefix:
+        """Read until the beginning has decided, or `prefix_tokens` or `prefix_seconds` are over."""
+        settings = self.settings
+        until: float | None = None
+        while True:
+            arrived = await reader.read_more(None if until is None else until - self._clock())
+            logprob = mean_of(reader.logprobs[: settings.prefix_tokens])
+            if reader.ended:
+                found = await self.judge(messages, reader.text, logprob=logprob)
+                return JudgedPrefix(found, reader.tokens, is_whole=True)
+            if until is None:
+                until = self._clock() + settings.prefix_seconds
+            verdict = await self._threads.judge_prefix(self._checks, messages, reader.text)
+            failing, full = verdict.failing, reader.tokens >= settings.prefix_tokens
+            if failing is None and (full or not arrived) and self._is_unlikely(logprob):
+                failing = LOGPROB
+            if failing is not None:
+                return JudgedPrefix(Escalation(failing, self._budget.take()), reader.tokens, is_whole=False)
+            waits = verdict.is_open or (self.needs_logprobs and bool(reader.logprobs))
+            if full or not arrived or not waits:
+                return JudgedPrefix(None, reader.tokens, is_whole=False)
+
+    def _is_unlikely(self, logprob: float | None) -> bool:
+        return self._least is not None and logprob is not None and logprob < self._least

@@ -1,7 +1,7 @@
 """One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep."""
 
+import os
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 
 from graftwork.serve.api.call import (
@@ -9,18 +9,21 @@ from graftwork.serve.api.call import (
     AnswerHead,
     ApiFormat,
     ChatCall,
+    GenerationOptions,
     PieceData,
     TokenUsage,
     describe_reply,
 )
 from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
+from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
 from graftwork.serve.engine_protocol import ReplyStream, ServingEngine
 from graftwork.serve.failover.chain import failure_code
 from graftwork.serve.fallbacks import Fallbacks, FallbackTarget, describe_fallback
 from graftwork.serve.http_messages import ApiError, Headers
 from graftwork.serve.keys import ANYONE, KeyHolder
+from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, Routes, choose_release
 
@@ -71,10 +74,26 @@ class RunningExchange:
     """The member of the family that answers, and why; for the response header."""
     is_held: bool = False
     """The answer is checked before its first byte is sent, also where it is streamed."""
+    is_prefixed: bool = False
+    """The answer is streamed once its beginning has been checked."""
+    checked: str = ""
+    """What of a streamed answer was checked before its first byte; for the response header."""
+    late_check: str | None = None
+    """The check that a streamed answer failed when its beginning was sent already."""
+    wants_logprobs: bool = False
+    """The check of the answer needs log-probabilities, whether or not the client asked for them."""
     escalation: str = ""
     """Which check failed and who answers; for the response header."""
+    small: PrefixReader | None = None
+    """The small model's stream, where the large one's is sent instead."""
     escalated: EscalatedAnswer | None = None
     """The small model's answer, where the large one answers instead."""
+    chain: ChainMark | None = None
+    """The step of a chain that this exchange is."""
+    chain_steps: str = ""
+    """What became of each step of the chain; for the response header."""
+    earlier_usage: TokenUsage = NO_TOKENS
+    """Tokens of the steps of the chain before this one."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -89,17 +108,38 @@ class RunningExchange:
             headers += (("x-graft-capture", self.capture_id),)
         if self.replica is not None:
             headers += (("x-graft-replica", self.replica),)
+        if self.checked:
+            headers += (("x-graft-checked", self.checked),)
         if self.escalation:
             headers += (("x-graft-escalation", self.escalation),)
+        if self.chain is not None:
+            headers += (("x-graft-trace", self.chain.trace), ("x-graft-chain", self.chain_steps))
         return (*headers, ("x-graft-fallback", self.fallback)) if self.fallback else headers
 
-    def escalate_to(self, target: FallbackTarget, *, check: str, answer: str) -> None:
+    @property
+    def first_comment(self) -> bytes:
+        """What of the answer was checked and who answers, for clients that see events and no headers."""
+        if not self.checked:
+            return b""
+        why = f"; {self.escalation}" if self.escalation else ""
+        return f": {self.head.release} answers; checked {self.checked}{why}\n\n".encode()
+
+    @property
+    def client_wants_logprobs(self) -> bool:
+        return self.call.options is not None and self.call.options.logprobs is not None
+
+    @property
+    def shown_usage(self) -> TokenUsage:
+        """The tokens that the answer states: of all steps of a chain."""
+        return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
+
+    def escalate_to(self, target: FallbackTarget, *, check: str, answer: str | None) -> None:
         """The large model answers; the small one's answer is kept as the rejected one."""
         self.escalated = EscalatedAnswer(self.head.release, check, answer)
         self.head = replace(self.head, release=target.release)
         self.engine, self.model = target.engine, target.model
         if self.assignment is not None:
-            self.assignment, self.capture_id = None, uuid.uuid4().hex
+            self.assignment, self.capture_id = None, make_id()
 
     def keep_small(self, small: "RunningExchange") -> None:
         """The large model failed: the small one's answer is sent after all."""
@@ -113,7 +153,7 @@ class RunningExchange:
         self.engine, self.model, self.passed = target.engine, target.model, target.passed
         self.why, self.fallback = why, describe_fallback(self.call.model, why)
         if self.assignment is not None:
-            self.assignment, self.capture_id = None, uuid.uuid4().hex
+            self.assignment, self.capture_id = None, make_id()
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -168,7 +208,7 @@ class RunningExchange:
 
     def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
-        small = "" if self.escalated is None else self.escalated.reply
+        small = "" if self.escalated is None else self.escalated.reply or ""
         return ServedExchange(
             id=self.capture_id,
             at=self.at,
@@ -187,7 +227,31 @@ class RunningExchange:
             user=self.call.user,
             size=self.body_bytes + sum(map(len, self.texts)) + len(small),
             escalated=self.escalated,
+            late_check=self.late_check,
+            chain=self.chain,
         )
+
+
+class _RandomBytes:
+    """Random bytes of the system, fetched for many ids at once: a fetch gives up the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._bytes, self._at = b"", 0
+
+    def take(self, size: int) -> bytes:
+        if self._at + size > len(self._bytes):
+            self._bytes, self._at = os.urandom(_FETCHED_BYTES), 0
+        self._at += size
+        return self._bytes[self._at - size : self._at]
+
+
+_FETCHED_BYTES = 4096
+_random = _RandomBytes()
+
+
+def make_id() -> str:
+    """The id of an exchange, which cannot be guessed. Called from the event loop only."""
+    return _random.take(16).hex()
 
 
 def begin_exchange(
@@ -198,13 +262,18 @@ def begin_exchange(
     session: str | None,
     fallbacks: Fallbacks | None = None,
     asked_for: str = "",
+    direct: FallbackTarget | None = None,
 ) -> RunningExchange:
-    unique = uuid.uuid4().hex
+    """`direct` is asked instead of a release, where the model is an endpoint that settings name."""
+    unique = make_id()
     now = time.time()
     target, why = None, ""
     try:
-        # A request without a session id is a session of its own.
-        release, assignment = choose_release(routes, call.model, session=session or unique)
+        if direct is not None:
+            release, assignment = direct.release, None
+        else:
+            # A request without a session id is a session of its own.
+            release, assignment = choose_release(routes, call.model, session=session or unique)
     except ApiError as error:
         # No release yet, or one that is not loaded: a model with a fallback chain is answered all the same.
         why = failure_code(error) or str(error.code)
@@ -227,7 +296,9 @@ def begin_exchange(
         asked_for=asked_for,
         deadline=call.deadline,
     )
-    if routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):
+    if direct is not None:
+        running.engine, running.model, running.shown_model = direct.engine, direct.model, direct.release
+    elif routes.knows(call.model) or (fallbacks is not None and fallbacks.covers(call.model)):
         running.shown_model = call.model
     elif target is None:  # the prefix of a release
         running.shown_model = release
@@ -240,6 +311,8 @@ async def ask_engine(engine: ServingEngine, running: RunningExchange) -> list[Pi
     call, model = running.call, running.model
     if running.is_held:
         call = replace(call, stream=False)
+    if running.wants_logprobs and not running.client_wants_logprobs:
+        call = replace(call, options=replace(call.options or GenerationOptions(), logprobs=0))
     if call.stream:
         if call.options is None:
             return await engine.stream(call, model=model)

@@ -42,6 +42,12 @@ class Fallbacks:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
         return model in self.chains
 
+    def has_endpoint(self, name: str) -> bool:
+        return name in self._endpoints
+
+    def ready_endpoints(self) -> list[str]:
+        return [name for name, endpoint in self._endpoints.items() if endpoint.state == "ready"]
+
     def may_replace(self, names: Sequence[str], error: ApiError) -> bool:
         """Whether another model may answer. Before the aliases are loaded any sensible name may be one."""
         sensible = _NAME.fullmatch(names[0]) is not None
@@ -51,12 +57,19 @@ class Fallbacks:
         self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
     ) -> FallbackTarget | None:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
-        chain = find_chain(self.chains, *names)
+        chain = find_chain(self.chains, *names) or self._main_of(names, routes)
         for place in range(passed, len(chain)):
             target = self.resolve(chain[place], routes, place + 1)
             if target is not None and target.release != failed:
                 return target
         return None
+
+    def _main_of(self, names: Sequence[str], routes: Routes) -> tuple[str, ...]:
+        """The main model answers for a specialist of the family that has no chain of its own."""
+        family = routes.family
+        if family is None or family.name not in names or names[0] == family.aliases[family.main]:
+            return ()
+        return (family.aliases[family.main],)
 
     def resolve(self, name: str, routes: Routes, passed: int = 0) -> FallbackTarget | None:
         """The endpoint, alias or release of this name, if it can be asked now."""

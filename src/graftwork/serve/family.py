@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from graftwork.serve.api.call import ChatCall
-from graftwork.serve.settings import FamilySettings, RouteRule
+from graftwork.serve.family_settings import FamilySettings, RouteRule
 
 if TYPE_CHECKING:
     from graftwork.text.classifier import TextClassifier
@@ -25,6 +25,8 @@ class MemberChoice(NamedTuple):
     by: Literal["rule", "router", "default"]
     why: str
     """For the response header: `rule 2`, `router 0.97`, `router unsure 0.41` or `default`."""
+    endpoint: str | None = None
+    """The server that answers for the member; None for the engine here."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,13 @@ class Family:
         return self.settings.name
 
     def choose(self, call: ChatCall, headers: Mapping[str, str], *, loaded: Collection[str]) -> MemberChoice:
-        """The member for a call. The main model answers for one without a loaded release."""
+        """The member for a call. The main model answers for one that has no release or server now."""
         chosen = self._choose(call, headers)
+        endpoint = self.settings.remote.get(chosen.model)
+        if endpoint is not None and endpoint in loaded:
+            return chosen._replace(endpoint=endpoint)
+        if endpoint is not None:
+            return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not ready")
         if chosen.alias in loaded or chosen.model == self.main:
             return chosen
         return self._member(self.main, chosen.by, f"{chosen.why}, {chosen.model} is not loaded")

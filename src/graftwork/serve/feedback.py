@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class FeedbackSink(Protocol):
 
 PAUSES = (0.02, 0.08, 0.3, 0.6)
 """Seconds between tries to find the capture."""
-_ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
+_ID = re.compile(r"(?:chatcmpl-|msg_|resp_)?([0-9a-f]{32})")
 _KEYS = ("capture", "score", "comment", "user", "correction", "corrected", "reviewer")
 _SYNONYMS = {"corrected": "correction", "reviewer": "user"}
 _MOST_BYTES = 64 * 1024
@@ -41,35 +41,58 @@ _LONGEST_USER = 512
 _LONGEST_CORRECTION = 32_000
 _AT_ONCE = 16
 _RETRY = (("retry-after", "1"),)
+FINISH_SECONDS = 10.0
+"""How long feedback waits for an escalated answer, whose capture needs the small model's answer too."""
 
 
 class FeedbackEndpoint:
     """Takes feedback for the captures that `captures` writes and `book` knows."""
 
     def __init__(
-        self, book: FeedbackSink, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
+        self,
+        book: FeedbackSink,
+        *,
+        captures: CaptureWriter,
+        pauses: tuple[float, ...] = PAUSES,
     ) -> None:
         self._sink = book
         self._captures = captures
         self._pauses = pauses
-        self._under_way = 0
+        self.finish_seconds = FINISH_SECONDS
+        self.waiting = 0
         self.kept = 0
 
-    async def take(self, request: Request, *, is_running: Callable[[str], bool]) -> Response:
-        """`is_running` is true while an answer is still streaming. Raises ApiError."""
+    async def take(
+        self,
+        request: Request,
+        *,
+        is_running: Callable[[str], bool],
+        finishing: Mapping[str, asyncio.Task[None]],
+    ) -> Response:
+        """`is_running` is true while an answer is still streaming; `finishing` has those that were given but
+        not captured yet. Raises ApiError.
+        """
         feedback = parse_feedback(request.body, at=time.time())
         if is_running(feedback.capture):
             message = "this answer is still being given; send the feedback when it is over"
             raise ApiError(409, message, param="capture", code="still_answering", headers=_RETRY)
-        if self._under_way >= _AT_ONCE:
+        if self.waiting >= _AT_ONCE:
             raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
-        self._under_way += 1
+        self.waiting += 1
         try:
+            if feedback.capture in finishing:
+                await self._wait_for(finishing[feedback.capture])
             await self._keep(feedback)
         finally:
-            self._under_way -= 1
+            self.waiting -= 1
         self.kept += 1
         return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})
+
+    async def _wait_for(self, finishing: asyncio.Task[None]) -> None:
+        await asyncio.wait([finishing], timeout=self.finish_seconds)
+        if not finishing.done():
+            message = "the other model's answer to this request is not complete yet; try again soon"
+            raise ApiError(409, message, param="capture", code="not_captured_yet", headers=_RETRY)
 
     async def _keep(self, feedback: Feedback) -> None:
         for pause in (*self._pauses, None):
@@ -110,18 +133,21 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
     for key, known in _SYNONYMS.items():
         if body.get(known) not in (None, "") and body.get(key) not in (None, "", body[known]):
             raise ApiError(400, f"{key} and {known} mean the same and differ", param=key)
-        body[known] = body.get(known) or body.pop(key, None)
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
-    correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)
+    correction = _take_text(body, "correction", "corrected", longest=_LONGEST_CORRECTION)
+    user = _take_text(body, "user", "reviewer", longest=_LONGEST_USER)
+    if correction is None and body.get("score") is None:
+        message = "give a score (true, false, or a number from 0 to 1), or `corrected`, or both"
+        raise ApiError(400, message, param="score")
     # A correction without a score means that the served answer was wrong.
-    score = 0.0 if correction is not None and "score" not in body else _take_score(body.get("score"))
+    score = 0.0 if body.get("score") is None else _take_score(body["score"])
     return Feedback(
         capture=_take_capture(body.get("capture")),
         at=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
         score=score,
         comment=None if comment is None else redactor.redact(comment).text,
-        who=redact_name(_take_text(body, "user", longest=_LONGEST_USER), redactor, kind="user"),
+        who=redact_name(user, redactor, kind="user"),
         correction=None if correction is None else redactor.redact(correction).text,
     )
 
@@ -141,10 +167,12 @@ def _take_score(value: Any) -> float:
     return float(value)
 
 
-def _take_text(body: dict[str, Any], key: str, *, longest: int) -> str | None:
-    value = body.get(key)
-    if value is None or value == "":
+def _take_text(body: dict[str, Any], *keys: str, longest: int) -> str | None:
+    """The text under the first of the keys that has a value; the keys mean the same."""
+    key = next((key for key in keys if body.get(key) not in (None, "")), None)
+    if key is None:
         return None
+    value = body[key]
     if not isinstance(value, str) or len(value) > longest:
-        raise ApiError(400, f"{key} must be a string of at most {longest} characters", param=key)
+        raise ApiError(400, f"{key} must be a string of at most {longest:,} characters", param=key)
     return value

@@ -31,7 +31,7 @@ class Client:
         self, method: str, target: str, *, body: bytes = b"", headers: Headers = ()
     ) -> "ClientReply":
         """Send one request; returns when the head of the reply is there. Raises OSError."""
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers]) if headers else ""
         head = (
             f"{method} {target} HTTP/1.1\r\nhost: {self._host}\r\n{lines}content-length: {len(body)}\r\n\r\n"
         )
@@ -226,11 +226,18 @@ class Link(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._closed = True
         self._parser = None  # it holds our methods: without this, the pair would wait for the cycle collector
+        if error is None and not self._aborted and self._ends_with_connection():
+            self._done = True
         if self._busy and not self._done and self._error is None:
             is_stale = self._served and not self._head_done and not self._aborted
             kind = StaleConnection if is_stale else ConnectionResetError
             self._error = kind(f"the server closed the connection before its answer was whole ({error})")
         self._wake()
+
+    def _ends_with_connection(self) -> bool:
+        """Whether the reply states no length: its end is that of the connection."""
+        framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        return self._head_done and not framed and self._error is None
 
     def data_received(self, data: bytes) -> None:
         assert self._parser is not None

@@ -10,6 +10,17 @@ JSON_TYPE = ("content-type", "application/json")
 
 Headers = tuple[tuple[str, str], ...]
 
+_USUAL_NAMES = (
+    "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "host",
+    "user-agent", "x-api-key", "x-session-id", "x-stainless-arch", "x-stainless-async", "x-stainless-lang",
+    "x-stainless-os", "x-stainless-package-version", "x-stainless-read-timeout",
+    "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
+)  # fmt: skip
+USUAL_HEADERS = {form.encode(): name for name in _USUAL_NAMES for form in (name, name.title())}
+"""Names that most clients send, which need not be decoded each time."""
+
+_OFFER = frozenset({"connection", "expect", "http2-settings", "upgrade"})
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -21,10 +32,22 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
 
+    @property
+    def has_body(self) -> bool:
+        """Whether the headers announce a body."""
+        return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+
     def require_no_body(self, what: str) -> None:
         """Raise ApiError where the headers announce a body."""
-        if self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers:
+        if self.has_body:
             raise ApiError(400, f"{what} takes no body")
+
+    def encode_plain_head(self, version: str) -> bytes:
+        """The head of the last request of a connection, without an offer to change the protocol."""
+        target = f"{self.path}?{self.query}" if self.query else self.path
+        lines = [f"{name}: {value}\r\n" for name, value in self.headers.items() if name not in _OFFER]
+        head = f"{self.method} {target} HTTP/{version}\r\n{''.join(lines)}connection: close\r\n\r\n"
+        return head.encode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

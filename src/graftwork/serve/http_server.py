@@ -24,6 +24,7 @@ from typing import cast
 from graftwork.records.errors import needs_extra
 from graftwork.records.units import MIB
 from graftwork.serve.http_messages import (
+    USUAL_HEADERS,
     Answer,
     ApiError,
     Handler,
@@ -238,6 +239,7 @@ class Connection(asyncio.Protocol):
         """Bytes of the current request that are not its body."""
         self._url = b""
         self._headers: dict[str, str] = {}
+        self._head = _NO_REQUEST
         self._header_count = 0
         self._body: bytes | bytearray = b""
         self._deadline = 0.0
@@ -310,18 +312,20 @@ class Connection(asyncio.Protocol):
 
     def _feed(self, data: bytes | memoryview) -> None:
         self._overhead += len(data)
+        assert self._parser is not None
         try:
-            assert self._parser is not None
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Answered as plain HTTP/1.1; what follows would be in another protocol.
-            self._refused = self._close_after = True
-            if self._receiving:
-                self._receiving = self._in_head = False
-                error = ApiError(501, "upgrades are not offered")
-                self._waiting.append(
-                    _QueuedRequest(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error)
-                )
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._refused or not self._head.has_body or self._head.method == "CONNECT":
+                # Answered as plain HTTP/1.1; what follows would be in another protocol.
+                self._refused = self._close_after = True
+                return
+            # The parser took the body for that protocol: another one reads the head without the offer.
+            self._waiting.pop()
+            head = self._head.encode_plain_head(self._parser.get_http_version())
+            self._parser = httptools.HttpRequestParser(self)
+            self._feed(head)
+            self._feed(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(ApiError(400, f"this is not a valid HTTP/1.1 request: {error}"))
         # Headers, trailers, chunk sizes and their extensions; chunks of few bytes cost more than they carry.
@@ -355,7 +359,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._in_head:
             return  # trailers carry nothing that is needed here
-        key = name.decode("latin-1").lower()
+        key = USUAL_HEADERS.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
@@ -378,8 +382,9 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         if self._parser.get_http_version() not in ("1.1", "1.0"):
             raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are supported")
+        self._head = head = self._make_head()
         if self._server.admit is not None:
-            self._server.admit(self._make_request(b""))
+            self._server.admit(head)
         length = self._headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._server.limits.max_body_bytes:
             raise self._too_large()
@@ -409,18 +414,19 @@ class Connection(asyncio.Protocol):
         if self._refused:
             return
         assert self._parser is not None
-        request = self._make_request(bytes(self._body))
+        head = self._head
+        request = Request(head.method, head.path, head.query, self._headers, bytes(self._body))
         keep_alive = self._parser.should_keep_alive()
         self._waiting.append(_QueuedRequest(request, keep_alive, self._parser.get_http_version() != "1.0"))
         self._body = b""
         if len(self._waiting) > _PIPELINED:
             self._refuse(ApiError(429, f"more than {_PIPELINED} requests wait for their answers"))
 
-    def _make_request(self, body: bytes) -> Request:
+    def _make_head(self) -> Request:
+        """The request without its body."""
         assert self._parser is not None
         path, _, query = self._url.decode("latin-1").partition("?")
-        method = self._parser.get_method().decode("latin-1")
-        return Request(method=method, path=path, query=query, headers=self._headers, body=body)
+        return Request(self._parser.get_method().decode("latin-1"), path, query, self._headers)
 
     def _too_large(self) -> ApiError:
         limit = self._server.limits.max_body_bytes
@@ -583,7 +589,7 @@ class Connection(asyncio.Protocol):
 
 
 def _encode_head(answer: Answer, framing: str, *, close: bool) -> bytes:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
+    lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
     date = _format_date(int(time.time()))
     ending = "connection: close\r\n\r\n" if close else "\r\n"
     return f"{_STATUS_LINES[answer.status]}date: {date}\r\n{lines}{framing}{ending}".encode("latin-1")

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Literal, get_args
 
@@ -112,6 +112,7 @@ class KeyRing:
         if environment_key is not None:
             self._fixed[digest_secret(environment_key)] = KeyHolder(ENVIRONMENT_KEY)
         self._holders = dict(self._fixed)
+        self._past: dict[str, tuple[int, ...]] = {}
         self.required = environment_key is not None
         """Whether a request needs a key."""
 
@@ -123,10 +124,28 @@ class KeyRing:
         for key in keys:
             stored = True
             if key.revoked_at is None:
-                holders[key.digest] = known.get(key.id) or hold(key)
+                holders[key.digest] = known.get(key.id) or self._hold(key)
         self._holders = holders
         # Revoking the last key must not open the endpoint.
         self.required = stored or bool(self._fixed)
+
+    def _hold(self, key: ApiKey) -> KeyHolder:
+        holder = hold(key)
+        if (counts := self._past.pop(key.id, None)) is not None:
+            holder.usage.restore(counts)
+        return holder
+
+    def restore_usage(self, past: Mapping[str, tuple[int, ...]]) -> None:
+        """What keys had used before, by their ids; those that are not known yet get it with their holder."""
+        self._past = dict(past)
+        for holder in self._holders.values():
+            if holder.usage.requests == 0 and (counts := self._past.pop(holder.id, None)) is not None:
+                holder.usage.restore(counts)
+
+    def count_usage(self) -> dict[str, tuple[int, ...]]:
+        """What each key of the store has used, by its id."""
+        used = {holder.id: holder.usage.snapshot() for holder in self._holders.values() if holder.id}
+        return {**self._past, **{id: counts for id, counts in used.items() if counts[4] or counts[5]}}
 
     def find(self, request: Request) -> KeyHolder | None:
         """The holder of the key in the request; None where it is missing, unknown or expired."""

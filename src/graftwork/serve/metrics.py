@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -45,6 +45,8 @@ class Metrics:
     """Requests to the family by member and by what chose it."""
     escalated: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Answers that failed a check, by check and by what became of them."""
+    chained: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests to chains by chain and by what became of them."""
     disconnects: int = 0
     in_flight: int = 0
     answer_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -86,16 +88,18 @@ class Metrics:
             for (experiment, arm), count in sorted(arms.items()):
                 labels = f'experiment="{experiment}",arm="{arm}"'
                 lines.append(f"graft_split_{name}_total{{{labels}}} {count}")
-        if self.routed:
-            lines.append("# TYPE graft_routed_total counter")
-        for (model, by), count in sorted(self.routed.items()):
-            lines.append(f'graft_routed_total{{model="{model}",by="{by}"}} {count}')
-        if self.escalated:
-            lines.append("# TYPE graft_escalations_total counter")
-        for (check, outcome), count in sorted(self.escalated.items()):
-            lines.append(f'graft_escalations_total{{check="{check}",outcome="{outcome}"}} {count}')
+        lines += _render_pairs("graft_routed_total", ("model", "by"), self.routed)
+        lines += _render_pairs("graft_escalations_total", ("check", "outcome"), self.escalated)
+        lines += _render_pairs("graft_chains_total", ("chain", "outcome"), self.chained)
         own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
         for name, value in {**own, **gauges}.items():
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# TYPE {name} {kind}", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"
+
+
+def _render_pairs(name: str, labels: tuple[str, str], counts: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    if counts:
+        yield f"# TYPE {name} counter"
+    for (first, second), count in sorted(counts.items()):
+        yield f'{name}{{{labels[0]}="{first}",{labels[1]}="{second}"}} {count}'

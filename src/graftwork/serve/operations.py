@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
+from graftwork.serve.key_usage import UsageFile
 from graftwork.serve.keys import KeyRing, LoadKeys, follow_keys, is_usable
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.settings import ServeSettings, find_api_key
@@ -57,8 +58,13 @@ class Operations:
             self.tls = open_tls(self._files)
 
     @asynccontextmanager
-    async def running(self, gateway: Gateway, keys: KeyRing, load: LoadKeys) -> AsyncIterator[None]:
+    async def running(
+        self, gateway: Gateway, keys: KeyRing, load: LoadKeys, *, folder: Path
+    ) -> AsyncIterator[None]:
+        """`folder` is where the gateway keeps what a restart must not forget."""
         settings = self._settings
+        usage = UsageFile(folder, keys)
+        usage.restore()
         async with AsyncExitStack() as stack:
             if settings.log_format == "json":
                 stack.enter_context(log_as_json())
@@ -74,7 +80,8 @@ class Operations:
                 observer.start()
                 stack.push_async_callback(asyncio.to_thread, observer.close)
             gateway.observers = tuple(observers)
-            watching = [follow_keys(keys, load, seconds=settings.key_refresh_seconds)]
+            stack.push_async_callback(usage.save)
+            watching = [follow_keys(keys, load, seconds=settings.key_refresh_seconds), usage.follow()]
             if self.tls is not None and self._files is not None:
                 watching.append(
                     follow_certificate(self.tls, self._files, known=self._known, seconds=_CERTIFICATE_SECONDS)

@@ -21,9 +21,8 @@ from graftwork.serve.engine_protocol import (
     ReplyStream,
     ServingEngine,
 )
-from graftwork.serve.failover.balance import choose_replica, make_seed, prefix_key
+from graftwork.serve.failover.balance import RetryBudget, choose_replica, make_seed, prefix_key
 from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
-from graftwork.serve.failover.budget import RetryBudget
 from graftwork.serve.failover.chain import NoReplica, failure_code, is_replica_fault
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.http_messages import ApiError
@@ -300,6 +299,8 @@ class ReplicaPool:
     # -- requests ------------------------------------------------------------------------------
 
     async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        if call.is_copy:
+            return await self._complete_copy(call, model)
         return await self._ask(call, model, self._complete)
 
     async def stream(self, call: ChatCall, *, model: str) -> "ReplicaStream":
@@ -383,8 +384,11 @@ class ReplicaPool:
     async def _complete(self, replica: Replica, call: ChatCall, model: str) -> PieceData:
         permit = replica.begin()
         try:
-            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+            if self._settings.attempt_timeout_seconds is None:  # the hot path
                 piece = await replica.engine.complete(call, model=model)
+            else:
+                async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+                    piece = await replica.engine.complete(call, model=model)
         except BaseException as error:
             replica.end(permit, error)
             raise
@@ -392,6 +396,18 @@ class ReplicaPool:
         if len(self.replicas) > 1:
             piece["replica"] = replica.name
         return piece
+
+    async def _complete_copy(self, call: ChatCall, model: str) -> PieceData:
+        """Ask one replica once, without its circuit breaker and the budget of retries."""
+        replica = self._choose(model, None)
+        if replica is None:
+            raise NoReplica(self._explain_absence(model))
+        replica.outstanding += 1
+        try:
+            async with asyncio.timeout(self._settings.attempt_timeout_seconds):
+                return await replica.engine.complete(call, model=model)
+        finally:
+            replica.outstanding -= 1
 
     async def _stream(self, replica: Replica, call: ChatCall, model: str) -> "ReplicaStream":
         permit = replica.begin()
@@ -421,7 +437,7 @@ class ReplicaStream:
     async def next_pieces(self) -> list[PieceData] | None:
         try:
             return await self._stream.next_pieces()
-        except OSError as error:
+        except (OSError, ApiError) as error:
             self._end(error)
             raise
 

@@ -41,6 +41,10 @@ FindAdapter = Callable[[str], str | None]
 thread. Raises GraftError if the release cannot be loaded now."""
 
 
+FindCanary = Callable[[], SplitSettings | None]
+"""The experiment that a command started, which comes before that of the settings. Called in a thread."""
+
+
 class ArmAssignment(NamedTuple):
     """The arm of one request, and the challenger's share in that experiment."""
 
@@ -126,6 +130,8 @@ class Routes:
     """Releases that aliases point at and that cannot be loaded, with the reason."""
     family: Family | None = None
     """Routes requests for its name; None where requests name their model."""
+    chains: Collection[str] = ()
+    """Names of chains, which are asked for like models."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 
@@ -167,6 +173,7 @@ class Routes:
         family = {} if self.family is None else {self.family.name: "family"}
         return {
             **family,
+            **dict.fromkeys(self.chains, "chain"),
             **self.aliases,
             BASE: BASE,
             **{release: release for release in sorted(self.releases)},
@@ -206,6 +213,7 @@ def update_routes(
         experiment=found if isinstance(found, Experiment) else None,
         experiment_off=found.why if isinstance(found, ExperimentOff) else "",
         family=old.family,
+        chains=old.chains,
     )
 
 
@@ -225,18 +233,21 @@ class AliasWatcher:
         resolve_aliases: ResolveAliases,
         find_adapter: FindAdapter,
         split: SplitSettings | None = None,
-        family: Family | None = None,
+        names: Routes | None = None,
+        find_canary: FindCanary = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._split = split
         self._resolve = resolve_aliases
         self._find = find_adapter
+        self._find_canary = find_canary
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
         self._seconds = 1.0
         self._refreshing = asyncio.Lock()
-        self.routes = Routes(loaded=False, family=family)
+        # The family and the chains that a request may name, before any release is loaded.
+        self.routes = names or Routes(loaded=False)
 
     def revise(self, split: SplitSettings | None, *, seconds: float) -> None:
         """Use another experiment and interval from the next refresh on."""
@@ -248,6 +259,7 @@ class AliasWatcher:
 
     async def _refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)
+        split = await asyncio.to_thread(self._find_canary) or self._split
         missing = set(aliases.values()) - set(self._engine.models)
         # A release that no alias points at any more starts over when one points at it again.
         self._retries = {release: retry for release, retry in self._retries.items() if release in missing}
@@ -256,7 +268,7 @@ class AliasWatcher:
                 # Requests follow the old routes until the new ones are in place: both are kept.
                 await self._load(release, keep={*aliases.values(), *self.routes.aliases.values()})
         releases = frozenset(self._engine.models) - {BASE}
-        new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
+        new = update_routes(self.routes, aliases=aliases, releases=releases, split=split)
         new = replace(new, refused={release: retry.why for release, retry in self._retries.items()})
         if (new.experiment, new.experiment_off) != (self.routes.experiment, self.routes.experiment_off):
             _log_experiment(new)
@@ -293,7 +305,10 @@ class AliasWatcher:
 def _log_experiment(routes: Routes) -> None:
     experiment = routes.experiment
     if experiment is None:
-        log.warning("split: no experiment, the champion answers everything: %s", routes.experiment_off)
+        if routes.experiment_off:
+            log.warning("split: no experiment, the champion answers everything: %s", routes.experiment_off)
+        else:
+            log.info("split: the experiment has ended, the champion answers everything")
         return
     shown = (experiment.experiment, 100 * experiment.share, experiment.alias, experiment.challenger[:12])
     log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *shown)

@@ -7,19 +7,20 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import UserMistake
 from graftwork.records.units import MIB
+from graftwork.serve.autoscaler import Autoscaler
 from graftwork.serve.captures import CaptureLimits, CaptureSink, CaptureWriter
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
-from graftwork.serve.escalation import AnswerChecks, Escalator
+from graftwork.serve.escalation import AnswerChecks, CheckThreads, Escalator, ThreadedCheck
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.feedback import FeedbackSink
@@ -28,8 +29,9 @@ from graftwork.serve.keys import LoadKeys
 from graftwork.serve.operations import Listener, Operations, list_listeners, open_keys
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.reloader import RELOAD_SIGNAL, ReadSettings, SettingsReloader, gateway_folder
-from graftwork.serve.routing import AliasWatcher, FindAdapter, ResolveAliases
+from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
 from graftwork.serve.settings import ServeSettings
+from graftwork.serve.shadow import Shadow
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ class ServedProject:
 
     resolve_aliases: ResolveAliases
     find_adapter: FindAdapter = lambda _release: None
+    find_canary: FindCanary = lambda: None
     captures: CaptureSink | None = None
     prune_captures: Callable[[], object] | None = None
     """Deletes captures that are too old or too many. Called in a thread."""
@@ -54,6 +57,8 @@ class ServedProject:
     family: Family | None = None
     checks: AnswerChecks | None = None
     """Checks of `serve.escalate`."""
+    chain_checks: Mapping[str, AnswerChecks] = field(default_factory=dict)
+    """Checks that conditions of `serve.chains` name."""
 
 
 async def serve(
@@ -76,7 +81,8 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
-        family=project.family,
+        names=Routes(loaded=False, family=project.family, chains=tuple(settings.chains)),
+        find_canary=project.find_canary,
     )
     captures = _open_captures(project, settings, folder=Path(engine_job.folder))
     gateway = Gateway(
@@ -93,6 +99,18 @@ async def serve(
     )
     if settings.escalate is not None and project.checks is not None:
         gateway.escalator = Escalator(settings.escalate, checks=project.checks, clock=time.monotonic)
+    if settings.shadow is not None and captures is not None:
+        fallbacks = gateway.fallbacks
+        gateway.shadow = Shadow(
+            settings.shadow,
+            resolve=lambda name: fallbacks.resolve(name, watcher.routes),
+            is_remote=settings.shadow.to in settings.failover.endpoints,
+            captures=captures,
+            is_idle=lambda: gateway.metrics.in_flight == 0,
+        )
+    threads = CheckThreads()
+    gateway.chains = settings.chains
+    gateway.chain_checks = {name: ThreadedCheck(c, threads) for name, c in project.chain_checks.items()}
     reloader = SettingsReloader(
         settings,
         read=project.read_settings,
@@ -101,26 +119,43 @@ async def serve(
         watcher=watcher,
         folder=folder,
     )
+    if settings.engine.autoscale is not None:
+        gateway.scaler = Autoscaler(settings.engine.autoscale, engines=engines)
     listeners = list_listeners(gateway, settings)
+    following: list[asyncio.Task[None]] = []
     with hold_lock(folder), _handling_signals(stop, reloader.asked):
-        async with operations.running(gateway, keys, project.load_keys):
+        async with operations.running(gateway, keys, project.load_keys, folder=folder):
             try:
                 port, *_ = [await _listen(listener, operations.tls) for listener in listeners]
-                if not await _unless_stopped(engines.start(), stop):
+                if not await _unless_stopped(_start_engines(engines, gateway.scaler), stop):
                     return
                 await watcher.refresh()
                 on_ready(_url(settings.host, port, tls=operations.tls is not None))
-                reloading = asyncio.create_task(reloader.follow())
+                following.append(asyncio.create_task(reloader.follow()))
+                if gateway.scaler is not None:
+                    following.append(asyncio.create_task(gateway.scaler.follow()))
                 await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
-                reloading.cancel()
             finally:
-                # In this order: finish the answers, stop the engine, then flush the captures.
+                for task in following:
+                    task.cancel()
+                await asyncio.gather(*following, return_exceptions=True)
+                # In this order: finish the answers, stop the engine, flush the captures, stop the servers.
                 await gateway.drain(reloader.settings.drain_seconds)
+                if gateway.shadow is not None:
+                    await gateway.shadow.close()
                 for listener in listeners:
                     await listener.server.close(drain_seconds=_FLUSH_SECONDS)
                 await engines.stop()
                 if captures is not None:
                     await asyncio.to_thread(captures.close)
+                if gateway.scaler is not None:
+                    await gateway.scaler.close()
+
+
+async def _start_engines(engines: EngineSet, scaler: Autoscaler | None) -> None:
+    if scaler is not None:
+        await scaler.start()
+    await engines.start()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

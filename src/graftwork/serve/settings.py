@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.records.base import NotSecret, Record, SecretText
+from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
 from graftwork.records.units import MIB
-from graftwork.serve.failover.settings import FailoverSettings, ReplicaSettings
+from graftwork.serve.chain_settings import ChainSettings, require_sound_chains
+from graftwork.serve.failover.settings import AutoscaleSettings, FailoverSettings, ReplicaSettings
+from graftwork.serve.family_settings import FamilySettings
 from graftwork.serve.operation_settings import OperationSettings
 from graftwork.text.redact import EndpointUrl, VariableName
 
@@ -50,67 +52,41 @@ class SplitSettings(Record):
         return self
 
 
-class RouteRule(Record):
-    """Requests that go to one model. Every condition that is set must hold."""
-
-    to: str = Field(description="A model under `models:`.")
-
-    role: tuple[str, ...] = Field(
-        default=(),
-        description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
-    )
-
-    headers: dict[str, SecretText] = Field(
-        default={}, description="Headers of the request with their values."
-    )
-
-    schema_names: tuple[str, ...] = Field(
-        default=(), description="Names of the JSON Schema in `response_format`."
-    )
-
-    keywords: Annotated[tuple[str, ...], NotSecret("words that users write")] = Field(
-        default=(), description="Words of which the user's last turn must contain one, in any case."
-    )
-
-    @model_validator(mode="after")
-    def _has_a_condition(self) -> Self:
-        if not (self.role or self.headers or self.schema_names or self.keywords):
-            raise ValueError(
-                f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
-                "keywords; requests that no rule matches go to the router, then to the main model"
-            )
-        if any(not keyword.strip() for keyword in self.keywords):
-            raise ValueError(f"the rule for {self.to} has an empty keyword")
-        return self
-
-
-class FamilySettings(Record):
-    """The project's models behind one name."""
-
-    name: str = Field(
-        default="auto",
-        min_length=1,
-        description="Requests for this model are routed. Other names are served as they are.",
-    )
-
-    rules: tuple[RouteRule, ...] = Field(default=(), description="Tried in this order, before the router.")
-
-    router: bool = Field(
-        default=True,
-        description="Use the learned router (`graft train router`) where no rule matches. Where it is "
-        "unsure, the main model answers.",
-    )
-
-
 class EscalateSettings(Record):
     """The small model answers first; where one of the checks fails, a large one answers instead."""
 
     to: str = Field(description="Who answers then: a name under `serve.failover.endpoints`, or an alias.")
 
     checks: tuple[str, ...] = Field(
-        min_length=1,
+        default=(),
         description="Metrics and checks of `evaluate` that the answer must pass. Those that compare with a "
         "reference are refused.",
+    )
+
+    min_logprob: Annotated[float, Field(le=0)] | Literal["auto"] | None = Field(
+        default=None,
+        description="The least mean log-probability of an answer's tokens. `auto`: the threshold that `graft "
+        "eval escalation --logprob` chose on the validation cases. None: it does not count.",
+    )
+
+    stream: Literal["hold", "prefix"] = Field(
+        default="hold",
+        description="Requests that stream. `hold`: nothing is sent before all checks have passed. `prefix`: "
+        "the answer is sent once its beginning has passed the checks that can judge one.",
+    )
+
+    prefix_tokens: int = Field(
+        default=32,
+        ge=1,
+        le=1024,
+        description="stream: prefix: most tokens that are held back. `min_logprob` is that of these tokens.",
+    )
+
+    prefix_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        le=600,
+        description="stream: prefix: how long the first token is held back at most.",
     )
 
     models: tuple[str, ...] = Field(
@@ -119,13 +95,59 @@ class EscalateSettings(Record):
     )
 
     per_minute: int | None = Field(
-        default=60, ge=1, description="Escalations in a minute. Beyond it the small model's answer is sent."
+        default=60,
+        ge=1,
+        description="Escalations in a minute. Beyond it the small model's answer is sent. None: no limit.",
     )
 
-    per_day: int | None = Field(default=1000, ge=1, description="Escalations in a day, likewise.")
+    per_day: int | None = Field(
+        default=1000,
+        ge=1,
+        description="Escalations in a day. Beyond it the small model's answer is sent. None: no limit.",
+    )
+
+    @field_validator("per_minute", "per_day", mode="before")
+    @classmethod
+    def _is_a_budget(cls, value: Any) -> Any:
+        if value == 0 and not isinstance(value, bool):
+            raise ValueError("a budget of 0 never escalates: leave `escalate` out, or give null for no limit")
+        return value
+
+    @model_validator(mode="after")
+    def _can_decide(self) -> Self:
+        if self.to in self.models:
+            raise ValueError(f"{self.to} cannot be asked when its own answer fails: name another model")
+        if not self.checks and self.min_logprob is None:
+            raise ValueError("nothing decides when the large model answers: give `checks` or `min_logprob`")
+        return self
 
 
+ChainName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
+
+
+class ShadowSettings(Record):
+    """A challenger that answers copies of live requests. Users get neither its answers nor its delays."""
+
+    to: str = Field(min_length=1, description="An alias, or a name under `serve.failover.endpoints`.")
+
+    models: tuple[str, ...] = Field(
+        default=("champion",), min_length=1, description="Requests for these names are copied."
+    )
+
+    share: float = Field(default=0.1, gt=0, le=1, description="The share of them that is copied.")
+
+    max_running: int = Field(default=1, ge=1, le=64, description="Copies that are answered at once.")
+
+    per_minute: int | None = Field(default=60, ge=1, description="Copies in a minute; others are dropped.")
+
+    max_seconds: float = Field(default=120.0, gt=0, description="How long one copy may take.")
+
+    @model_validator(mode="after")
+    def _is_another(self) -> Self:
+        if self.to in self.models:
+            raise ValueError(f"{self.to} cannot be its own shadow")
+        return self
 
 
 class EngineSettings(Record):
@@ -162,6 +184,12 @@ class EngineSettings(Record):
         "`[{url: …, weight: 2}, {url: …}]`.",
     )
 
+    autoscale: AutoscaleSettings | None = Field(
+        default=None,
+        description="Start and stop replicas by load. A number of `replicas` is not needed then; listed "
+        "servers are used in their order. None: as many as `replicas` says.",
+    )
+
     model: str | None = Field(
         default=None,
         description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
@@ -193,17 +221,27 @@ class EngineSettings(Record):
             raise ValueError(f"{self.kind} runs here: `replicas` is a number of processes")
         if self.url is not None and self.replicas != 1:
             raise ValueError("one `url` is one replica: give `replicas` as a list of servers")
+        if self.autoscale is not None:
+            if listed != bool(self.autoscale.command):
+                raise ValueError(
+                    "autoscale starts processes here, or runs `command` for the servers that `replicas` lists"
+                )
+            if listed and self.autoscale.max > len(self.replicas):  # type: ignore[arg-type]
+                raise ValueError(f"autoscale.max is {self.autoscale.max}, and `replicas` lists fewer servers")
         if self.kind == "endpoint" and ((self.url is None and not listed) or self.model is None):
             raise ValueError("an endpoint needs `url` and `model`")
         return self
 
     def split_replicas(self) -> "list[tuple[EngineSettings, float]]":
-        """The settings of each replica, and its weight."""
+        """The settings of each replica, and its weight; all that autoscaling may start."""
         if isinstance(self.replicas, int):
-            single = self.model_copy(update={"replicas": 1})
-            return [(single, 1.0)] * self.replicas
+            single = self.model_copy(update={"replicas": 1, "autoscale": None})
+            return [(single, 1.0)] * (self.replicas if self.autoscale is None else self.autoscale.max)
         return [
-            (self.model_copy(update={"url": replica.url, "replicas": 1}), replica.weight)
+            (
+                self.model_copy(update={"url": replica.url, "replicas": 1, "autoscale": None}),
+                replica.weight,
+            )
             for replica in self.replicas
         ]
 
@@ -360,11 +398,43 @@ class ServeSettings(OperationSettings):
         "every answer is sent as it is.",
     )
 
+    chains: dict[ChainName, ChainSettings] = Field(
+        default={},
+        description="Models that answer together, by the name that requests ask for: each step's answer is "
+        "the input of the next.",
+    )
+
+    shadow: ShadowSettings | None = Field(
+        default=None,
+        description="A challenger that answers copies of live requests, for `graft release ab --traffic "
+        "shadow`. None: none does.",
+    )
+
     split: SplitSettings | None = Field(
         default=None,
         description="An experiment on live traffic: a share of the sessions goes to a challenger. None: no "
         "experiment.",
     )
+
+    @model_validator(mode="after")
+    def _chains_are_sound(self) -> Self:
+        require_sound_chains(self.chains)
+        taken = {"base", self.family.name if self.family is not None else "base", *self.failover.endpoints}
+        for name in self.chains:
+            if name in taken:
+                raise ValueError(f"the chain {name} has the name of another model")
+        return self
+
+    @model_validator(mode="after")
+    def _remote_members_have_endpoints(self) -> Self:
+        for model, endpoint in (self.family.remote if self.family is not None else {}).items():
+            if endpoint not in self.failover.endpoints:
+                known = ", ".join(self.failover.endpoints) or "none"
+                raise ValueError(
+                    f"family.remote: {model} is at {endpoint}, which is no endpoint of failover; known: "
+                    f"{known}"
+                )
+        return self
 
     @field_validator("engine", mode="before")
     @classmethod

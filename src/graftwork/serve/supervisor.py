@@ -21,7 +21,7 @@ from graftwork.files.disk import append_to, write_atomic
 from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.api.call import ChatCall, PieceData
-from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter
+from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, read_failure
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import RETRY
@@ -73,12 +73,20 @@ class JsonLineStream:
     def __init__(self, reply: ClientReply) -> None:
         self._reply = reply
         self._rest = b""
+        self._failure: ApiError | None = None
 
     async def next_pieces(self) -> list[PieceData] | None:
-        while (chunk := await self._reply.next_chunk()) is not None:
+        while self._failure is None and (chunk := await self._reply.next_chunk()) is not None:
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             if lines:
-                return [orjson.loads(line) for line in lines]
+                pieces = [orjson.loads(line) for line in lines]
+                self._failure = read_failure(pieces[-1])
+                if self._failure is None:
+                    return pieces
+                if len(pieces) > 1:
+                    return pieces[:-1]
+        if self._failure is not None:
+            raise self._failure
         return None
 
     def close(self) -> None:
@@ -96,9 +104,10 @@ class EngineSupervisor:
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
         probe: ProbeTimes = ProbeTimes(),  # noqa: B008
+        name: str = "engine",
         on_change: Callable[[EngineState], None] = lambda _state: None,
     ) -> None:
-        self._module = module
+        self._module, self._name = module, name
         self._folder = Path(job.folder)
         self._pauses = (first_pause, longest_pause)
         self._probe = probe
@@ -226,7 +235,7 @@ class EngineSupervisor:
             if asyncio.get_running_loop().time() - began > _STEADY_SECONDS:
                 pause = self._pauses[0]
             self._set_state("down", self._explain_end(code).what)
-            log.warning("engine: %s; starting it again in %.2f s", self.reason, pause)
+            log.warning("%s: %s; starting it again in %.2f s", self._name, self.reason, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
             self.restarts += 1
@@ -235,7 +244,7 @@ class EngineSupervisor:
                 await self._await_ready()
             except (GraftError, OSError) as error:
                 # It failed again, or no process could be started; the loop goes on.
-                log.warning("engine: %s", error)
+                log.warning("%s: %s", self._name, error)
 
     async def _kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
         """Poll the engine; kill it if it stays silent."""
@@ -249,11 +258,11 @@ class EngineSupervisor:
             except OSError:
                 silent = clock() - answered
                 if silent >= self._probe.killed_after:
-                    log.warning("engine: no answer for %.0f s, killing it", silent)
+                    log.warning("%s: no answer for %.0f s, killing it", self._name, silent)
                     process.kill()
                     return
                 if silent >= self._probe.frozen_after and self.state == "ready":
-                    log.warning("engine: no answer for %.0f s", silent)
+                    log.warning("%s: no answer for %.0f s", self._name, silent)
                     self._set_state("frozen", f"it has not answered for {silent:.0f} s")
             else:
                 answered = clock()
@@ -262,7 +271,7 @@ class EngineSupervisor:
     def _note_health(self, unreachable: str) -> None:
         """The engine answered a probe. `unreachable` says why the server behind it does not."""
         if unreachable and self.state == "ready":
-            log.warning("engine: %s", unreachable)
+            log.warning("%s: %s", self._name, unreachable)
             self._set_state("unreachable", unreachable)
         elif not unreachable and self.state in ("frozen", "unreachable"):
             self.client = EngineClient(path=self.job.socket)

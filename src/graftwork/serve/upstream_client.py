@@ -5,6 +5,7 @@ In: a base URL and an optional key. Out: replies as of `http_client`. The key go
 
 import asyncio
 import ssl
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ import orjson
 
 from graftwork.serve.http_client import Client, ClientReply, Link
 from graftwork.serve.http_messages import JSON_TYPE, ApiError, Headers
+from graftwork.text.messages import hide
 
 
 class UpstreamClient(Client):
@@ -25,6 +27,8 @@ class UpstreamClient(Client):
         self._at = parts.port or (443 if self._tls else 80)
         self._path_prefix = parts.path
         self._key: Headers = (("authorization", f"Bearer {key}"),) if key else ()
+        self.secrets = (key,) if key else ()
+        """What no message to a client may repeat."""
         super().__init__(host=parts.netloc)
 
     async def _connect(self) -> Link:
@@ -46,8 +50,11 @@ class UpstreamClient(Client):
         return await self.send("GET", path, headers=self._key)
 
 
-def explain_refusal(status: int, body: bytes) -> ApiError:
-    """A server's refusal as the gateway passes it on: its message and field, without our key or address."""
+def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> ApiError:
+    """A server's refusal as the gateway passes it on: its message and field, without our key or address.
+
+    Some servers quote the key that they refuse, which is the operator's and not the client's.
+    """
     message, param = f"the engine's server answered with status {status}", None
     with suppress(orjson.JSONDecodeError, AttributeError, TypeError):
         found = orjson.loads(body)
@@ -62,8 +69,9 @@ def explain_refusal(status: int, body: bytes) -> ApiError:
             message = str(error.get("message") or detail or error)
             param = error.get("param")
     passed_on = _PASSED_ON.get(status, 502)
-    named = str(param)[:200] if param and passed_on == 400 else None
-    return ApiError(passed_on, message[:500], param=named, code="engine_error")
+    named = hide(str(param), secrets)[:200] if param and passed_on == 400 else None
+    # Cut last: a key that is cut in the middle would no longer be found.
+    return ApiError(passed_on, hide(message, secrets)[:500], param=named, code="engine_error")
 
 
 _PASSED_ON = {400: 400, 404: 404, 413: 413, 422: 400, 429: 429, 503: 503}

@@ -73,6 +73,45 @@ class Dialect(NamedTuple):
         }  # fmt: skip
 
 
+class RequestForm:
+    """How one endpoint takes the fields that every request gets from us. Newer models of OpenAI, for example,
+    refuse `max_tokens` and a temperature of 0. Other values, which a client chose, are never left out."""
+
+    def __init__(self) -> None:
+        self._limit = _LIMIT
+        self._left_out: frozenset[str] = frozenset()
+
+    def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            self._limit if key == _LIMIT else key: value
+            for key, value in body.items()
+            if key not in self._left_out or not _is_ours(key, value)
+        }
+
+    def adapt(self, sent: dict[str, Any], refusal: ApiError) -> None:
+        """Learn from the refusal of this body."""
+        if _LIMIT in sent and _names(refusal, _LIMIT) and _NEWER_LIMIT in refusal.message:
+            self._limit = _NEWER_LIMIT
+            return
+        for key in _OWN_VALUES:
+            if key in sent and _is_ours(key, sent[key]) and _names(refusal, key):
+                self._left_out |= {key}
+
+
+_LIMIT, _NEWER_LIMIT = "max_tokens", "max_completion_tokens"
+_OWN_VALUES: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "stream_options": {"include_usage": True}}
+"""Fields that an endpoint gets with these values although no client asked for them."""
+
+
+def _is_ours(key: str, value: Any) -> bool:
+    return bool(_OWN_VALUES[key] == value)
+
+
+def _names(refusal: ApiError, key: str) -> bool:
+    """Whether the refusal is about this field. Without a field, its message says so."""
+    return refusal.param == key if refusal.param is not None else key in refusal.message
+
+
 def _as_sent(request: GenerateRequest) -> dict[str, Any]:
     """Messages, tools and formats for a server that takes chats."""
     if request.chat is None:
@@ -84,7 +123,10 @@ def _as_sent(request: GenerateRequest) -> dict[str, Any]:
         }
         for turn in request.chat["messages"]
     ]
-    return {**request.chat, "messages": messages}
+    asked: dict[str, Any] = {}
+    if request.logprobs is not None:  # not only where the client asked: a check of the answer may need them
+        asked = {"logprobs": True, **({"top_logprobs": request.logprobs} if request.logprobs else {})}
+    return {**request.chat, "messages": messages, **asked}
 
 
 def write_format(request: GenerateRequest, form: CallForm | None) -> tuple[dict[str, Any] | None, str]:

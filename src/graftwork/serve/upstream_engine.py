@@ -7,7 +7,9 @@ JOB.json`.
 """
 
 import asyncio
+import logging
 import os
+import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,15 @@ from graftwork.serve.engine_protocol import (
     end_with_parent,
 )
 from graftwork.serve.http_client import ClientReply
-from graftwork.serve.http_messages import ApiError
+from graftwork.serve.http_messages import ApiError, name_failure
 from graftwork.serve.replies import ReplyText
 from graftwork.serve.upstream_client import UpstreamClient, explain_refusal
-from graftwork.serve.upstream_dialects import DIALECTS, Dialect, TokenPrompt, write_format
-from graftwork.serve.upstream_health import UpstreamHealth
+from graftwork.serve.upstream_dialects import DIALECTS, Dialect, RequestForm, TokenPrompt, write_format
 from graftwork.serve.upstream_replies import UpstreamReply, read_embeddings
 from graftwork.serve.upstream_server import UpstreamServer
+
+log = logging.getLogger(__name__)
+
 
 _POLL_SECONDS = 0.2
 _START_SECONDS = 900.0
@@ -62,6 +66,7 @@ class UpstreamBackend:
         self._loading = asyncio.Lock()
         self._room = RequestRoom(requests=_UNLIMITED, tokens=_UNLIMITED, queue_limit=job.queue_limit)
         self._base_name = job.engine.model or ""
+        self._form = RequestForm()
         self._health = UpstreamHealth(client, job, server)
 
     async def start(self) -> None:
@@ -129,7 +134,7 @@ class UpstreamBackend:
         assert path is not None
         reply = await self._client.post(path, body, from_root=self._dialect.loads_at_root)
         answer = await reply.read()
-        return None if reply.status == 200 else explain_refusal(reply.status, answer)
+        return None if reply.status == 200 else self._explain(reply.status, answer)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in (BASE, *self._adapters.names):
@@ -145,7 +150,10 @@ class UpstreamBackend:
             async with self._room.take(1):
                 reply = await self._ask(request, prompt, adapter)
                 answer = UpstreamReply(
-                    request, ReplyText(request, form, opening=opening), template.token_bytes
+                    request,
+                    ReplyText(request, form, opening=opening),
+                    template.token_bytes,
+                    secrets=self._client.secrets,
                 )
                 try:
                     read = answer.read(reply, prompt_tokens=0 if prompt is None else len(prompt.tokens))
@@ -164,7 +172,7 @@ class UpstreamBackend:
                 reply = await self._client.post("/embeddings", {"model": model, **(request.embed or {})})
                 answer = await reply.read()
         if reply.status != 200:
-            raise explain_refusal(reply.status, answer)
+            raise self._explain(reply.status, answer)
         return read_embeddings(answer)
 
     async def _render(self, request: GenerateRequest) -> tuple[TokenPrompt, str]:
@@ -182,18 +190,30 @@ class UpstreamBackend:
     ) -> ClientReply:
         model = self._dialect.name_model(self._base_name, adapter)
         body = self._dialect.encode(request, model=model, prompt=prompt)
-        allowed = timeout_headers(request.timeout_seconds)
-        reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
+        path, allowed = self._dialect.path(request), timeout_headers(request.timeout_seconds)
+        sent = self._form.apply(body)
+        reply = await self._client.post(path, sent, headers=allowed)
         if reply.status in (400, 404) and adapter is not None:
-            refusal = explain_refusal(reply.status, await reply.read())
+            refusal = self._explain(reply.status, await reply.read())
             if adapter not in refusal.message:
                 raise refusal
             # The server was restarted and has forgotten its adapters.
             await self._load(adapter, self._folders[adapter])
-            reply = await self._client.post(self._dialect.path(request), body, headers=allowed)
+            reply = await self._client.post(path, sent, headers=allowed)
+        while reply.status in (400, 422) and not self._dialect.takes_tokens:
+            # An endpoint that refuses a field which came from us is asked again without it.
+            refusal = self._explain(reply.status, await reply.read())
+            self._form.adapt(sent, refusal)
+            before, sent = sent, self._form.apply(body)
+            if sent == before:
+                raise refusal
+            reply = await self._client.post(path, sent, headers=allowed)
         if reply.status != 200:
-            raise explain_refusal(reply.status, await reply.read())
+            raise self._explain(reply.status, await reply.read())
         return reply
+
+    def _explain(self, status: int, body: bytes) -> ApiError:
+        return explain_refusal(status, body, self._client.secrets)
 
     async def close(self) -> None:
         self._health.stop()
@@ -237,6 +257,55 @@ async def _start_reporting(job: EngineJob, _heart: Heart) -> UpstreamBackend:
 def work(job: EngineJob) -> None:
     end_with_parent()
     asyncio.run(serve_backend(job, lambda heart: _start_reporting(job, heart)))
+
+
+class UpstreamHealth:
+    """Probes the server. Call `start` once it has answered; read `reason`; call `stop`.
+
+    Any answer below 500 is a sign of life: some servers have no list of models, and a wrong key shows in the
+    answers themselves. A server that was started here and has ended, or stays silent, ends this process with
+    it; the supervisor starts both again.
+    """
+
+    def __init__(self, client: UpstreamClient, job: EngineJob, server: UpstreamServer | None = None) -> None:
+        self._client, self._job, self._server = client, job, server
+        self._task: asyncio.Task[None] | None = None
+        self.reason = ""
+        """Why the server is unreachable; empty while it answers."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        answered = clock()
+        while True:
+            await asyncio.sleep(self._job.probe_seconds)
+            self.reason = await self._probe()
+            if not self.reason:
+                answered = clock()
+            if self._server is None:
+                continue
+            if self._server.ended or clock() - answered >= self._job.restart_seconds:
+                log.warning("engine: %s; ending with it", self.reason or "its server has ended")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    async def _probe(self) -> str:
+        patience = 2 * self._job.probe_seconds
+        try:
+            async with asyncio.timeout(patience):
+                reply = await self._client.get("/models")
+                reply.close()
+        except TimeoutError:
+            return f"its server has not answered for {patience:g} s"
+        except OSError as error:
+            return f"its server cannot be reached: {name_failure(error)}"
+        return f"its server answers with status {reply.status}" if reply.status >= 500 else ""
 
 
 if __name__ == "__main__":

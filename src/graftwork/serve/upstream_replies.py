@@ -3,11 +3,12 @@
 Texts, tool calls, log-probabilities and counts come in two forms: those of chats and those of completions.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
 import orjson
 
+from graftwork.records.units import MIB
 from graftwork.serve.api.call import AlternativeData, CallData, CallDelta, LogprobData
 from graftwork.serve.engine_protocol import GenerateRequest, ReplyPiece
 from graftwork.serve.http_client import ClientReply
@@ -16,31 +17,47 @@ from graftwork.serve.replies import ReplyText, describe_token
 from graftwork.serve.upstream_client import explain_refusal
 
 _TOKEN_ID = "token_id:"
+_LONGEST_EVENT = 16 * MIB
 
 TokenBytes = Callable[[int], bytes]
 
 
-async def read_events(reply: ClientReply) -> AsyncGenerator[dict[str, Any], None]:
-    """The server-sent events of a reply. Raises ApiError for what is no event, or an error."""
-    rest = b""
+async def read_events(
+    reply: ClientReply, secrets: Collection[str] = ()
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
+    for what is no event, or an error."""
+    rest, others, size = b"", [], 0
     while (chunk := await reply.next_chunk()) is not None:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                yield _load(data)
+            if not line.startswith(b"data:"):
+                others.append(line)
+                size += len(line)
+            elif data != b"[DONE]":
+                yield _load(data, secrets)
+        if size + len(rest) > _LONGEST_EVENT:
+            raise _no_events()
+    answer = b"\n".join([*others, rest]).strip()
+    if answer.startswith(b"{"):
+        yield _load(answer, secrets)
 
 
-def _load(data: bytes) -> dict[str, Any]:
+def _load(data: bytes, secrets: Collection[str]) -> dict[str, Any]:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
         event = None
     if not isinstance(event, dict):
-        raise ApiError(502, "the engine's server sent something else than events", code="engine_error")
-    if "error" in event:
-        raise explain_refusal(502, data)
+        raise _no_events()
+    if event.get("error") is not None:  # some servers write null into every event
+        raise explain_refusal(502, data, secrets)
     return event
+
+
+def _no_events() -> ApiError:
+    return ApiError(502, "the engine's server sent something else than events", code="engine_error")
 
 
 def read_embeddings(body: bytes) -> ReplyPiece:
@@ -54,10 +71,19 @@ def read_embeddings(body: bytes) -> ReplyPiece:
 
 
 class UpstreamReply:
-    """One answer as it arrives. `token_bytes` reads tokens that the server names by their ids."""
+    """One answer as it arrives. `token_bytes` reads tokens that the server names by their ids; `secrets` are
+    kept out of errors."""
 
-    def __init__(self, request: GenerateRequest, text: ReplyText, token_bytes: TokenBytes) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        text: ReplyText,
+        token_bytes: TokenBytes,
+        *,
+        secrets: Collection[str] = (),
+    ) -> None:
         self._request, self._flow, self._token_bytes = request, text, token_bytes
+        self._secrets = secrets
         self._text = self._unsent = self._finish = ""
         self._stop: str | None = None
         self._usage: dict[str, Any] = {}
@@ -67,10 +93,8 @@ class UpstreamReply:
         self._logprobs: list[LogprobData] = []
 
     async def read(self, reply: ClientReply, *, prompt_tokens: int) -> AsyncGenerator[ReplyPiece, None]:
-        async for event in read_events(reply):
-            self._usage = event.get("usage") or self._usage
-            for choice in event.get("choices") or ():
-                self._take(choice)
+        async for event in read_events(reply, self._secrets):
+            self._take_event(event)
             self._unsent += self._flow.push(self._text)
             if self._flow.stopped is not None:
                 self._finish = "stop"
@@ -79,15 +103,28 @@ class UpstreamReply:
                 yield self._piece()
         if not self._finish:
             raise ApiError(502, "the engine's server ended its answer too early", code="engine_error")
-        yield self._last_piece(prompt_tokens)
+        try:
+            last = self._last_piece(prompt_tokens)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _unreadable() from error
+        yield last
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        try:
+            self._usage = event.get("usage") or self._usage
+            for choice in event.get("choices") or ():
+                self._take(choice)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise _unreadable() from error
 
     def _take(self, choice: dict[str, Any]) -> None:
-        delta = choice.get("delta") or {}
+        delta = choice.get("delta") or choice.get("message") or {}
         new = choice.get("text") or delta.get("content") or ""
         self._text += new
         self._pieces += bool(new)
-        for part in delta.get("tool_calls") or ():
-            self._take_call(part)
+        for place, part in enumerate(delta.get("tool_calls") or ()):
+            # The calls of a whole message have no index.
+            self._take_call(part, place if "message" in choice else 0)
         if self._request.logprobs is not None and choice.get("logprobs"):
             self._logprobs += self._read_logprobs(choice["logprobs"], self._request.logprobs)
         self._finish = choice.get("finish_reason") or self._finish
@@ -95,8 +132,8 @@ class UpstreamReply:
         reason = choice.get("stop_reason", choice.get("matched_stop"))
         self._stop = reason if reason in self._request.stop else self._stop
 
-    def _take_call(self, part: dict[str, Any]) -> None:
-        index, function = int(part.get("index") or 0), part.get("function") or {}
+    def _take_call(self, part: dict[str, Any], place: int) -> None:
+        index, function = int(part.get("index") or place), part.get("function") or {}
         new = str(function.get("arguments") or "")
         delta: CallDelta = {"index": index, "arguments": new}
         if index not in self._calls:
@@ -148,6 +185,10 @@ class UpstreamReply:
         number = token.removeprefix(_TOKEN_ID)
         data = self._token_bytes(int(number)) if number != token and number.isdigit() else token.encode()
         return describe_token(data, 0.0 if value is None else value)
+
+
+def _unreadable() -> ApiError:
+    return ApiError(502, "the engine's server sent an answer that cannot be read", code="engine_error")
 
 
 def _of_chat(token: dict[str, Any], most: int) -> LogprobData:

@@ -88,6 +88,30 @@ class CaptureStore:
         query = self._all().where(or_(captures.c.id == text, holds))
         return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit))
 
+    def page(self, *, limit: int, offset: int = 0, text: str = "", release: str = "") -> tuple[Capture, ...]:
+        """A page of captures, the newest first; `release` and `text` select, `text` letter for letter."""
+        query = self._all().where(*self._selected(text, release))
+        return self._fetch(query.order_by(captures.c.seq.desc()).limit(limit).offset(offset))
+
+    def count_selected(self, *, text: str = "", release: str = "") -> int:
+        """How many captures `page` goes through."""
+        query = select(func.count()).select_from(captures).where(captures.c.project == self._project)
+        with self._database.read() as connection:
+            return int(connection.scalar(query.where(*self._selected(text, release))) or 0)
+
+    def _selected(self, text: str, release: str) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = []
+        if text:
+            found.append(or_(captures.c.id == text, self._holds(json_text(text)[1:-1])))
+        if release:
+            found.append(captures.c.release.startswith(release, autoescape=True))
+        return found
+
+    def count_by_release(self) -> dict[str, int]:
+        query = select(captures.c.release, func.count()).where(captures.c.project == self._project)
+        with self._database.read() as connection:
+            return {row[0]: int(row[1]) for row in connection.execute(query.group_by(captures.c.release))}
+
     def holding(self, values: Collection[str]) -> Iterator[Capture]:
         """Those that hold one of these as a whole JSON string, in the order they came in."""
         for _, page in self._pages(or_(*(self._holds(json_text(value)) for value in values))):
@@ -167,17 +191,28 @@ class CaptureStore:
                 yield capture if found is None else capture.model_copy(update=found)
 
     def read_on(
-        self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
+        self,
+        *,
+        after: int = 0,
+        releases: Sequence[str],
+        experiment: str | None = None,
+        copies_only: bool = False,
     ) -> Iterator[tuple[int, Capture]]:
         """Answers of these releases after position `after`, in order, each with its position.
 
-        `dealt` selects the captures of one experiment; None selects all.
+        `experiment` selects the captures of one; None selects all. `copies_only` selects answers to
+        copies of live requests (shadow traffic).
         """
         which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
-        if dealt is not None:
-            which.append(captures.c.dealt == dealt)
+        if experiment is not None:
+            which.append(captures.c.dealt == experiment)
+        if copies_only:
+            # The database leaves out most of the others; parsing each of them would take far longer.
+            which.append(self._holds('"shadow_of":"'))
         for places, page in self._pages(*which, after=after):
-            yield from zip(places, page, strict=True)
+            for place, found in zip(places, page, strict=True):
+                if not copies_only or found.shadow_of is not None:
+                    yield place, found
 
     def experiments(self) -> tuple[ExperimentCaptures, ...]:
         """The newest last."""
@@ -305,15 +340,15 @@ class FeedbackStore:
         return self._read_on(after=0)
 
     def read_on(
-        self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
+        self, *, after: int = 0, releases: Sequence[str], experiment: str | None = None
     ) -> Iterator[FeedbackEntry]:
         """Feedback after position `after` on answers of these releases, in order.
 
-        `dealt` selects the captures of one experiment; None selects all.
+        `experiment` selects the captures of one; None selects all.
         """
         which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
-        if dealt is not None:
-            which.append(captures.c.dealt == dealt)
+        if experiment is not None:
+            which.append(captures.c.dealt == experiment)
         return self._read_on(*which, after=after)
 
     def _read_on(self, *which: ColumnElement[bool], after: int) -> Iterator[FeedbackEntry]:

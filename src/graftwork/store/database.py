@@ -149,6 +149,8 @@ def _disk_full(detail: str, where: str) -> EnvironmentLacks:
 
 WAIT_SECONDS = 30.0
 """How long a transaction waits for another one before it fails as busy."""
+LEAST_IDLE_MS = 20_000
+"""PostgreSQL ends a transaction in which nothing happens for longer than this."""
 
 _WRITES = "graft_writes"
 _WRITE_LOCK = 0x6772616674  # "graft": the advisory lock that all our writers on PostgreSQL share
@@ -371,8 +373,10 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
     def _prepare(raw: Any, _record: Any) -> None:
         wait_ms = int(wait_seconds * 1000)
         raw.execute(f"SET lock_timeout = {wait_ms}")
-        # A writer that froze in mid-transaction must not hold the others for good.
-        raw.execute(f"SET idle_in_transaction_session_timeout = {2 * wait_ms}")
+        # A writer that froze in mid-transaction must not hold the others for good; one on a busy machine may
+        # be held up for seconds.
+        idle_ms = max(2 * wait_ms, LEAST_IDLE_MS)
+        raw.execute(f"SET idle_in_transaction_session_timeout = {idle_ms}")
         raw.commit()
 
     database = Database(engine=engine, name=name, secrets=secrets)

@@ -6,9 +6,9 @@ are shared by all projects of the database: a machine is as fast for one as for 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, RowMapping, select
+from sqlalchemy import ColumnElement, RowMapping, func, select
 from sqlalchemy.exc import IntegrityError
 
 from graftwork.records.base import Record
@@ -85,11 +85,30 @@ class RunStore:
             row = connection.execute(select(runs).where(self._is(run_id))).mappings().one_or_none()
         return None if row is None else _entry(row)
 
-    def list(self, *, limit: int = 100) -> tuple[RunEntry, ...]:
+    def list(
+        self, *, limit: int = 100, offset: int = 0, state: RunState | None = None
+    ) -> tuple[RunEntry, ...]:
         """The newest first."""
-        query = select(runs).where(runs.c.project == self._project).order_by(runs.c.seq.desc()).limit(limit)
+        query = select(runs).where(*self._in(state)).order_by(runs.c.seq.desc()).limit(limit).offset(offset)
         with self._database.read() as connection:
             return tuple(_entry(row) for row in connection.execute(query).mappings())
+
+    def count(self) -> dict[RunState, int]:
+        """How many runs are in each state."""
+        query = select(runs.c.state, func.count()).where(*self._in(None)).group_by(runs.c.state)
+        with self._database.read() as connection:
+            return {state: int(count) for state, count in connection.execute(query)}
+
+    def last_failure(self) -> RunEntry | None:
+        """The newest run that ended with an error."""
+        query = select(runs).where(*self._in("failed"), runs.c.error.is_not(None))
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(runs.c.updated_at.desc()).limit(1)).mappings().first()
+        return None if row is None else _entry(row)
+
+    def _in(self, state: RunState | None) -> tuple[ColumnElement[bool], ...]:
+        mine = runs.c.project == self._project
+        return (mine,) if state is None else (mine, runs.c.state == state)
 
     def _is(self, run_id: str) -> ColumnElement[bool]:
         return (runs.c.project == self._project) & (runs.c.id == run_id)
@@ -110,6 +129,14 @@ class StepEntry:
     seconds: float
 
 
+class StepTimes(NamedTuple):
+    """The last time a step came to its end, without what it made."""
+
+    fingerprint: str
+    finished_at: str
+    seconds: float
+
+
 class StepLedger:
     """The ledger of one project."""
 
@@ -124,6 +151,13 @@ class StepLedger:
         return (
             None if row is None else StepEntry(**{field.name: row[field.name] for field in fields(StepEntry)})
         )
+
+    def times(self) -> dict[str, "StepTimes"]:
+        """When each step was last done and what it took, without reading its output."""
+        query = select(steps.c.step, steps.c.fingerprint, steps.c.finished_at, steps.c.seconds)
+        with self._database.read() as connection:
+            found = connection.execute(query.where(steps.c.project == self._project))
+            return {row.step: StepTimes(row.fingerprint, row.finished_at, row.seconds) for row in found}
 
     def put(
         self, step: str, *, fingerprint: str, output: dict[str, Any], finished_at: str, seconds: float

@@ -516,10 +516,17 @@ def find_likely(text: str) -> list[Pattern]:
         folded = folded.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
     runs = raw.translate(RUNS)
     run = 0 if _LONG_RUN not in runs else VERY_LONG if _VERY_LONG_RUN in runs else LONG
-    likely = {place for hint, places in _AS_IS[run] if hint in raw for place in places}
-    likely.update(place for hint, places in _FOLDED[run] if hint in folded for place in places)
+    likely: list[int] = []
+    for hint, places in _AS_IS[run]:
+        if hint in raw:
+            likely += places
+    for hint, places in _FOLDED[run]:
+        if hint in folded:
+            likely += places
     if run == VERY_LONG:
-        likely.update(_BY_RUN)
+        likely += _BY_RUN
     digits = raw.translate(_DIGITS_AND_CAPITALS, _SEPARATORS)
-    likely.update(place for form, place in _NUMBERS if form in digits)
-    return [PATTERNS[place] for place in sorted(likely)]
+    for form, place in _NUMBERS:
+        if form in digits:
+            likely.append(place)
+    return [PATTERNS[place] for place in sorted(set(likely))] if likely else []

@@ -46,10 +46,41 @@ class Redacted(NamedTuple):
     counts: dict[str, int]
 
 
-class Redactor:
-    """Numbers the values of one conversation."""
+class CleanTexts:
+    """Remembers texts in which nothing was found, by their digests: turns of a conversation come again.
 
-    def __init__(self) -> None:
+    Two sets take turns: the newer one becomes the older when it is full, and what is found in the older one
+    moves to the newer, so texts that are used stay.
+    """
+
+    def __init__(self, most: int = 8192) -> None:
+        self._half = max(most // 2, 1)
+        self._newer: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._newer) + len(self._older)
+
+    def has(self, digest: bytes) -> bool:
+        if digest in self._newer:
+            return True
+        if digest not in self._older:
+            return False
+        self._older.discard(digest)
+        self.add(digest)
+        return True
+
+    def add(self, digest: bytes) -> None:
+        if len(self._newer) >= self._half:
+            self._newer, self._older = set(), self._newer
+        self._newer.add(digest)
+
+
+class Redactor:
+    """Numbers the values of one conversation. `clean` saves the search in texts that were searched before."""
+
+    def __init__(self, clean: CleanTexts | None = None) -> None:
+        self._clean = clean
         self._numbers: dict[tuple[str, bytes], int] = {}
         self._last: dict[str, int] = {}
         self._has_access_key = False
@@ -63,6 +94,19 @@ class Redactor:
 
     def redact(self, text: str) -> Redacted:
         """Replace every value that a pattern recognizes and its check confirms."""
+        clean = self._clean
+        if clean is None or self._has_access_key:
+            return self._redact(text)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if clean.has(digest):
+            return Redacted(text, {})
+        found = self._redact(text)
+        # Placeholders count for the numbers of later ones: such a text is read each time.
+        if not found.counts and not self._has_access_key and "<REDACTED:" not in text:
+            clean.add(digest)
+        return found
+
+    def _redact(self, text: str) -> Redacted:
         counts: dict[str, int] = {}
         self.number_past(text)
         for _ in range(_ROUNDS):
@@ -71,7 +115,7 @@ class Redactor:
                 text = self._replace(text, pattern, counts)
             if text == before:
                 break
-        return Redacted(text, dict(sorted(counts.items())))
+        return Redacted(text, dict(sorted(counts.items())) if counts else counts)
 
     def redact_secrets(self, text: str) -> str:
         """As `redact`, but only secrets: personal data stays."""

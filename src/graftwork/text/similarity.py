@@ -1,77 +1,16 @@
-"""Text similarity: normalization, hashes of words and runs of words, weighted Jaccard similarity.
+"""Text similarity: hashes of words and runs of words, weighted Jaccard similarity.
 
-In: texts, or sets of 32-bit hashes of runs of words. Out: normalized text, keys that are equal for texts
-that differ only in case, spacing and punctuation, and the similarity of many pairs of sets at once. The
-numbers are the same in every process and on every machine. Scripts without spaces are split into
-characters.
+In: words (`text/words.py`), or sets of 32-bit hashes of runs of words. Out: the similarity of many pairs of
+sets at once. The numbers are the same in every process and on every machine.
 """
 
 import hashlib
-import re
-import unicodedata
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-
-# Kana, CJK ideographs and Hangul are words by themselves; in other scripts a run of letters is.
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-# Lowercase letters and digits stay, capitals become lowercase, everything else separates words.
-_FOLD = bytes(
-    ord(chr(code).lower()) if code < 128 and chr(code).isalnum() else ord(" ") for code in range(256)
-)
-
-# Punctuation and quotes at the beginning or end of a word.
-_AROUND = re.compile(r"(?<!\S)[\"'“”‘’«»]+|[.,;:!?…\"'“”‘’«»。，！？]+(?!\S)")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of `text`, NFKC-normalized and case-folded, without punctuation."""
-    plain = text if text.isascii() else _BEYOND_ASCII.sub(_part_words, text)
-    if plain.isascii():
-        return plain.encode("ascii").translate(_FOLD).decode("ascii").split()
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
-
-
-def normalise(text: str) -> str:
-    """Return `text` as its words with single spaces."""
-    return " ".join(words(text))
-
-
-def fold(text: str) -> str:
-    """Remove differences in case, spacing and punctuation around words.
-
-    Unlike `normalise`, keeps every character that may carry meaning: `C` is not `C++`, `a < b` not `a > b`,
-    `2.5` not `25`.
-    """
-    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
-    return " ".join(_AROUND.sub("", plain.casefold()).split())
-
-
-def last_lines(text: str) -> list[str]:
-    """Return the non-empty lines of `text`, from the last to the first."""
-    return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
-
-
-def _part_words(match: re.Match[str]) -> str:
-    run = match.group()
-    return " " if len(run) <= 16 and _only_parts_words(run) else run
-
-
-@lru_cache(maxsize=4096)
-def _only_parts_words(run: str) -> bool:
-    """Whether the run is only punctuation and symbols: quotes, dashes, bullets, most emoji.
-
-    A combining mark is not: it has to be normalized together with the letter before it.
-    """
-    parts = unicodedata.normalize("NFKD", run)
-    return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None
-
 
 Array = np.ndarray[Any, Any]
 
@@ -194,6 +133,14 @@ class RunWeights(NamedTuple):
                 seen = np.where(self.values[at] == part, self.counts[at], 1.0)
             weighed[start : start + len(part)] = np.log1p(max(self.total, 1) / seen)
         return weighed
+
+    def to_arrays(self) -> tuple[Array, Array, Array]:
+        """The same as arrays, as small as they can be stored."""
+        return self.values, self.counts.astype(np.uint32), np.array(self.total)
+
+    @classmethod
+    def from_arrays(cls, values: Array, counts: Array, total: Array) -> "RunWeights":
+        return cls(values, counts.astype(np.int64), int(total))
 
 
 NO_WEIGHTS = RunWeights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)

@@ -9,7 +9,7 @@ can still be refused before `apply`.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,11 @@ from graftwork.train.loss import (
 from graftwork.train.objectives import Objective, make_objective
 from graftwork.train.objectives.samples import LOSS_MEASURE, has_units, join_units, split_units
 from graftwork.train.objectives.sft import count_trained
+from graftwork.train.proximal import PROXIMAL_MEASURE, ProximalTerm
 from graftwork.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from graftwork.model.generate.decoder import TokenPass
 
 HOST_RANDOM = "random/torch"
 DEVICE_RANDOM = "random/cuda"
@@ -208,6 +212,7 @@ class TrainingEngine:
             fused=True if not self.strategy.shards else None,
         )
         self.parameters = self.strategy.prepare(model, parameters, optimizer, self._loss)
+        self._proximal = ProximalTerm(self.parameters, settings.proximal) if settings.proximal else None
 
     def _logits(self, batch: TokenBatch) -> Tensor:
         return eager_logits(self.model, batch) if self._step.logits is None else self._step.logits(batch)
@@ -248,13 +253,14 @@ class TrainingEngine:
         self._progress("update")
         total = self.strategy.sum(total)
         self._unscale_gradients()
+        pull = self._pull()
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         self._overflowed = self._scaler.can_fall and math.isfinite(total) and not math.isfinite(norm)
         if self._overflowed:
             self._scaler.overflowed()
             norm = 0.0
         tokens = sum(len(row.tokens) for row in rows)
-        measures = self._measures.means()
+        measures = {**self._measures.means(), **pull}
         return StepResult(
             measures.pop(LOSS_MEASURE, total),
             norm,
@@ -306,6 +312,10 @@ class TrainingEngine:
             total += float(self.strategy.loss(batch)) * portion.counts
         return self.strategy.sum(total) / count_trained(rows)
 
+    def _pull(self) -> dict[str, float]:
+        """Add the proximal term to the gradients, where the settings ask for one; its value by its name."""
+        return {} if self._proximal is None else {PROXIMAL_MEASURE: self._proximal.add_gradients()}
+
     def _unscale_gradients(self) -> None:
         factor = 1 / self._scaler.factor
         if factor != 1:
@@ -355,6 +365,10 @@ class TrainingEngine:
                 )
         self._scaler.restore(tensors)
         restore_random_states(tensors)
+
+    def token_pass(self) -> "TokenPass | None":
+        """A faster way to write answers with what is trained; None: the model's own."""
+        return None
 
     def peak_memory_gib(self) -> float:
         """Peak memory of this process: GPU memory if it trains on a GPU."""

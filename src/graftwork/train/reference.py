@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.files.disk import Journal
+from graftwork.train.objectives.kto import JudgedOrder
 from graftwork.train.objectives.samples import TrainingSample
+from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.train.engine import TrainingEngine
@@ -36,9 +38,42 @@ def add_reference(
             continue
         progress(at, len(rows))
         for (key, _), values in zip(some, engine.log_probabilities([row for _, row in some]), strict=True):
+            if key in known:
+                # Computed next to other rows before: a resumed run must find the same bits.
+                continue
             known[key] = tuple(values.float().tolist())
             journal.append({"row": key, "values": list(known[key])})
     return [sample.model_copy(update={"reference": known[key_of(sample)]}) for sample in samples]
+
+
+def open_judged(
+    samples: Sequence[TrainingSample],
+    engine: "TrainingEngine",
+    settings: TrainSettings,
+    *,
+    folder: Path,
+    progress: Callable[..., None],
+) -> JudgedOrder:
+    """The batch source of KTO: replies, and prompts with the replies of others, by the model of the start."""
+
+    def add(rows: Sequence[TrainingSample]) -> list[TrainingSample]:
+        return add_reference(rows, engine, folder=folder, progress=lambda _done, _all: progress("reference"))
+
+    def now(rows: Sequence[TrainingSample]) -> list[float]:
+        found = []
+        for at in range(0, len(rows), ROWS_TOGETHER):
+            values = engine.log_probabilities(rows[at : at + ROWS_TOGETHER])
+            found += [float(value.float().sum()) for value in values]
+        return found
+
+    def start(rows: Sequence[TrainingSample]) -> list[float]:
+        return [sum(known[key_of(row)]) for row in rows]
+
+    judged = add(samples)
+    order = JudgedOrder(judged, settings=settings, now=now, start=start)
+    crossed = [row for step in range(1, order.steps + 1) for row in order.mismatched(step)]
+    known = {key_of(row): row.reference or () for row in add(crossed)}
+    return order
 
 
 class StartWeights:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.grading.rewards import RewardSpec
+from graftwork.grading.score_audit import ScoredReply, audit_scores, require_usable
+from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
@@ -17,14 +19,34 @@ from graftwork.records.run import TrainJob
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives import BatchSource
 from graftwork.train.objectives.epochs import EpochOrder
-from graftwork.train.objectives.pairs import PairOrder, ReplyPair, make_pairs, require_pairs
-from graftwork.train.rollouts.preflight import make_canaries, split_checks, uses_checks
+from graftwork.train.objectives.kto import make_judged, require_both_sides
+from graftwork.train.objectives.pairs import (
+    PairOrder,
+    Render,
+    ReplyPair,
+    make_pairs,
+    render_with,
+    require_pairs,
+)
+from graftwork.train.objectives.samples import TrainingSample
+from graftwork.train.reference import open_judged
+from graftwork.train.rollouts.environment import Environment
+from graftwork.train.rollouts.multi_turn import EpisodeSampler, add_opening
+from graftwork.train.rollouts.preflight import (
+    describe_too_long,
+    find_too_long,
+    make_canaries,
+    split_checks,
+    uses_checks,
+)
 from graftwork.train.settings import TrainSettings
+from graftwork.train.unused_settings import describe_idle
 
 if TYPE_CHECKING:
     from graftwork.grading.reward_runner import RewardRunner
     from graftwork.model.chat.template import ChatTemplate
     from graftwork.train.engine import TrainingEngine
+    from graftwork.train.rollouts.sampling import RolloutSampler
 
 
 @dataclass(frozen=True)
@@ -36,11 +58,19 @@ class RunMaterial:
     engine_rows: Sequence[Row]
     """Every row that an engine may see, or rows of the same beginning and length."""
     pairs: Sequence[ReplyPair] = ()
+    judged: Sequence[TrainingSample] = ()
+    """Good and bad replies."""
     prompts: "Mapping[str, tuple[Case, list[int]]]" = field(default_factory=dict)
     """Cases to answer with the tokens of their prompts, by id."""
+    played: "Mapping[str, Case]" = field(default_factory=dict)
+    """The cases that an environment plays, by id: without what it says first."""
     audit: "Mapping[str, Case]" = field(default_factory=dict)
     template: "ChatTemplate | None" = None
     spec: RewardSpec | None = None
+    environment: Environment | None = None
+    adapter: "Mapping[str, object]" = field(default_factory=dict)
+    """The shape of the adapter, as the plan has it."""
+    base: str = ""
     notes: Sequence[str] = ()
 
 
@@ -58,9 +88,11 @@ def gather_material(
     if settings.objective == "grpo":
         return _gather_prompts(job, settings, rows, cases)
     pairs, audit = make_pairs(rows, make_render(job))
+    if settings.objective == "kto":
+        return _gather_judged(settings, rows, pairs)
     require_pairs(audit.pairs, rows=len(rows))
     samples = [row for pair in pairs for row in pair]
-    return RunMaterial(settings, rows, samples, pairs=pairs, notes=audit.notes())
+    return RunMaterial(settings, rows, samples, pairs=pairs, notes=[*describe_idle(settings), *audit.notes()])
 
 
 def open_source(
@@ -81,6 +113,8 @@ def open_source(
         return _open_rollouts(
             material, engine, folder=folder, report=report, progress=progress, stopped=stopped
         )
+    if settings.objective == "kto":
+        return RunSource(open_judged(material.judged, engine, settings, folder=folder, progress=progress))
     pairs = material.pairs
     if settings.objective == "dpo":
         from graftwork.train.reference import add_reference
@@ -95,17 +129,42 @@ def open_source(
     return RunSource(PairOrder(pairs, settings=settings))
 
 
+def _gather_judged(settings: TrainSettings, rows: Sequence[Row], pairs: Sequence[ReplyPair]) -> RunMaterial:
+    least = settings.preferences.least_score
+    notes = list(describe_idle(settings))
+    if least is not None:
+        found = audit_scores([ScoredReply.of_row(row) for row in rows if row.reward is not None])
+        require_usable(found)
+        notes.append(found.describe())
+    judged = make_judged(rows, pairs, least_score=least)
+    require_both_sides(judged)
+    good = sum(row.part == "chosen" for row in judged)
+    notes.append(f"{good} good and {len(judged) - good} bad replies")
+    return RunMaterial(settings, rows, judged, judged=judged, notes=notes)
+
+
 def _gather_prompts(
     job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
 ) -> RunMaterial:
     template = _open_template(job)
-    limit = settings.rollouts.max_tokens
+    limit = settings.rollouts.longest_answer
     checks = settings.reward_checks
     spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
     share = checks.audit_share if uses_checks(spec) else 0.0
     split = {case.id: split_checks(case, share=share, seed=settings.seed) for case in cases}
-    canaries = make_canaries(cases, count=checks.canaries, seed=settings.seed)
+    environment = make_environment(job, settings, spec)
+    # An environment or a task set decides by itself what is right: a canary is none of its prompts.
+    decided = environment is not None or settings.rollouts.taskset is not None
+    count = 0 if decided else checks.canaries
+    canaries = make_canaries(cases, count=count, seed=settings.seed)
     asked = [*(rewarding for rewarding, _ in split.values()), *canaries]
+    played = {} if environment is None else {case.id: case for case in asked}
+    if environment is not None:
+        opened = environment.open(asked)
+        asked = [
+            case.model_copy(update={"messages": add_opening(case, first)})
+            for case, first in zip(asked, opened, strict=True)
+        ]
     prompts = {case.id: (case, template.prompt(case.messages)) for case in asked}
     if not prompts:
         raise UserMistake(
@@ -114,6 +173,13 @@ def _gather_prompts(
             fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of cases",
             where="train.rollouts.source",
         )
+    lengths = {name: len(tokens) for name, (_, tokens) in prompts.items()}
+    positions = read_shape(Path(job.base_folder)).max_positions
+    too_long = find_too_long(lengths, longest_answer=limit, positions=positions)
+    prompts = {name: known for name, known in prompts.items() if name not in set(too_long)}
+    notes = describe_idle(settings)
+    if too_long:
+        notes = [*notes, describe_too_long(too_long, lengths, positions=positions)]
     # As long as prompt and answer can become: an engine is prepared for the longest.
     longest = [
         Row.model_construct(
@@ -134,9 +200,14 @@ def _gather_prompts(
         supervised,
         [*longest, *supervised],
         prompts=prompts,
+        played=played,
         audit={name: audit for name, (_, audit) in split.items() if audit is not None},
         template=template,
         spec=spec,
+        environment=environment,
+        adapter=job.plan.train.get("adapter", {}),
+        base=job.plan.base,
+        notes=notes,
     )
 
 
@@ -153,8 +224,7 @@ def _open_rollouts(
     from graftwork.train.loop import StepInterrupted
     from graftwork.train.reference import StartWeights
     from graftwork.train.rollouts.episodes import EpisodeJournal
-    from graftwork.train.rollouts.sampling import RolloutSampler
-    from graftwork.train.rollouts.source import RolloutParts, RolloutSource
+    from graftwork.train.rollouts.source import AnswerSampler, RolloutParts, RolloutSource
 
     settings, template = material.settings, material.template
     assert template is not None
@@ -167,20 +237,26 @@ def _open_rollouts(
 
     start = StartWeights(engine) if settings.method != "full" else None
     grader = RewardRunner(material.spec)
+    sampler: AnswerSampler
+    sampler = writer = _open_writer(material, engine, folder=folder)
+    if material.environment is not None:
+        sampler = EpisodeSampler(
+            writer,
+            material.environment,
+            template,
+            settings=settings.rollouts,
+            cases=material.played,
+            seed=settings.seed,
+        )
     source = RolloutSource(
         RolloutParts(
             settings=settings,
             prompts=material.prompts,
-            sampler=RolloutSampler(
-                engine.model,
-                settings=settings.rollouts,
-                seed=settings.seed,
-                end_of_turn=template.eos,
-                decode=template.decode,
-            ),
+            sampler=sampler,
             grader=grader,
             journal=EpisodeJournal(folder),
             reference=None if start is None else start.log_probabilities,
+            now=_log_probabilities_of(engine) if settings.rollouts.endpoint is not None else None,
             supervised=material.rows,
             audit=material.audit,
             report=report,
@@ -188,6 +264,71 @@ def _open_rollouts(
         )
     )
     return RunSource(source, (source, _EndsGrader(grader)))
+
+
+def _open_writer(material: RunMaterial, engine: "TrainingEngine", *, folder: Path) -> "RolloutSampler":
+    """Who writes the answers: the model in training, or an endpoint."""
+    from graftwork.train.rollouts.endpoint import EndpointSampler
+    from graftwork.train.rollouts.sampling import RolloutSampler
+
+    settings, template = material.settings, material.template
+    assert template is not None
+    rollouts, end = settings.rollouts, template.eos
+    if rollouts.endpoint is None:
+        return RolloutSampler(
+            engine.model,
+            settings=rollouts,
+            seed=settings.seed,
+            end_of_turn=end,
+            decode=template.decode,
+            recorded=next(engine.model.parameters()).is_cuda,
+            token_pass=engine.token_pass(),
+        )
+    return EndpointSampler(
+        rollouts.endpoint,
+        settings=rollouts,
+        seed=settings.seed,
+        end_of_turn=end,
+        decode=template.decode,
+        folder=folder,
+        save=_adapter_writer(material, engine),
+    )
+
+
+def _adapter_writer(material: RunMaterial, engine: "TrainingEngine") -> "Callable[[Path], None] | None":
+    """Writes the adapter as it is now, in the form that servers load; None if all weights are trained."""
+    if material.settings.method == "full":
+        return None
+    from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import save_adapter
+
+    shape = AdapterShape.model_validate(material.adapter)
+
+    def write(folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_adapter(engine.model, folder, shape=shape, base=material.base)
+
+    return write
+
+
+def _log_probabilities_of(
+    engine: "TrainingEngine",
+) -> "Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]":
+    def now(rows: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        return [tuple(values.float().tolist()) for values in engine.log_probabilities(rows)]
+
+    return now
+
+
+def make_environment(job: TrainJob, settings: TrainSettings, spec: RewardSpec) -> Environment | None:
+    """The environment of the run's episodes; it has the limits of generated code."""
+    named = settings.rollouts.environment
+    if named is None:
+        return None
+    from graftwork.process.sandbox import SandboxSettings
+
+    limits = SandboxSettings.model_validate(spec.sandbox)
+    return Environment(named, folder=Path(job.project_folder), sandbox=limits)
 
 
 class _EndsGrader(TrainingCallback):
@@ -207,12 +348,5 @@ def _open_template(job: TrainJob) -> "ChatTemplate":
     return ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True)))
 
 
-def make_render(job: TrainJob) -> "Callable[[Row, str], tuple[tuple[int, ...], int]]":
-    """Renders another reply to a row's prompt, as the dataset was rendered."""
-    template = _open_template(job)
-
-    def render(row: Row, reply: str) -> tuple[tuple[int, ...], int]:
-        rendered = template.render(row.messages, reply)
-        return tuple(rendered.tokens), rendered.trained_from
-
-    return render
+def make_render(job: TrainJob) -> Render:
+    return render_with(_open_template(job))

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.process.extensions import extension_names
 from graftwork.records.base import NotSecret, Record, SecretAddress, SecretLink, SecretText
+from graftwork.records.run import ENVIRONMENT, TASKSET
 from graftwork.train.objective_settings import (
     GENTLE_RATE,
     OBJECTIVE_SETTINGS,
@@ -28,6 +29,8 @@ BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 DISTRIBUTION = ("strategy", "processes", "offload")
 KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
+ENDPOINT_ACCESS = ("url", "key_variable", "concurrency", "seconds")
+"""Of `rollouts.endpoint`, what does not change the result."""
 LOSS = "loss"
 """The metric of an evaluation that needs no answers."""
 
@@ -165,6 +168,12 @@ class TrainSettings(Record):
     warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the trained weights.")
     max_gradient_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
+    proximal: float = Field(
+        0.0,
+        ge=0,
+        description="Pull the adapter towards where training started: this, times half the squared distance, "
+        "is added to the loss (FedProx). 0: no pull.",
+    )
     max_rows: int | None = Field(None, ge=1, description="Train on at most this many rows.")
     validation_rows: int = Field(
         24, ge=0, description="Rows for the validation loss before and after training."
@@ -189,11 +198,12 @@ class TrainSettings(Record):
     seed: int = Field(17, ge=0, description="Seed of the row order and the initial weights.")
     objective: Objective = Field(
         "sft",
-        description="`sft` trains on replies, `dpo` and `orpo` on pairs with rejected replies, `grpo` on "
-        "sampled answers and their rewards.",
+        description="`sft` trains on replies, `dpo` and `orpo` on pairs with rejected replies, `kto` on good "
+        "and bad replies, `grpo` on sampled answers and their rewards.",
     )
     preferences: PreferenceSettings = Field(
-        default_factory=PreferenceSettings, description="The loss over pairs (dpo, orpo)."
+        default_factory=PreferenceSettings,
+        description="The loss over pairs (dpo, orpo) or judged replies (kto).",
     )
     policy: PolicySettings = Field(
         default_factory=PolicySettings, description="The loss over sampled answers (grpo)."
@@ -227,11 +237,22 @@ class TrainSettings(Record):
             raise ValueError(f"the objective {self.objective} does not stream layers: set `offload: false`")
         if self.objective == "grpo" and not self.rewards:
             raise ValueError("grpo needs `rewards`: a list of metrics that say how good an answer is")
+        if self.rollouts.environment is None and any(part.metric == ENVIRONMENT for part in self.rewards):
+            raise ValueError("the reward `environment` needs `rollouts.environment`")
+        if self.rollouts.taskset is None and any(part.metric == TASKSET for part in self.rewards):
+            raise ValueError("the reward `taskset` needs `rollouts.taskset`")
         if self.objective == "grpo" and self.method == "full" and self.policy.kl:
             raise ValueError(
                 "policy.kl needs a second copy of the model where all weights are trained: set "
                 "`policy.kl: 0`, or another method"
             )
+        if self.objective == "grpo" and self.method == "full" and self.rollouts.endpoint is not None:
+            raise ValueError(
+                "rollouts.endpoint gets adapters and no whole models, so its answers would stay those of the "
+                "start: set `method: lora`, or leave `endpoint` out"
+            )
+        if self.objective == "kto" and self.batch_rows < 2:
+            raise ValueError("kto compares each prompt with the reply of another row: set `batch_rows: 2`")
         if self.objective == "grpo" and self.rollouts.temperature != 1:
             raise ValueError(
                 "the loss is that of answers sampled at temperature 1: set `rollouts.temperature: 1`"
@@ -260,6 +281,19 @@ class TrainSettings(Record):
             raise ValueError(f"experts are adapted by lora and qlora, not by {self.method}")
         return self
 
+    @model_validator(mode="after")
+    def _proximal_is_possible(self) -> Self:
+        if self.proximal and (self.objective != "sft" or self.strategy != "single" or self.method == "full"):
+            raise ValueError(
+                "proximal needs `objective: sft`, `strategy: single` and an adapter (lora, qlora or dora)"
+            )
+        return self
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether rows of the dataset are trained on or asked."""
+        return self.objective != "grpo" or self.mix.sft > 0 or self.rollouts.asks_rows
+
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
         # An objective's settings count only where it is chosen: supervised runs keep their names.
@@ -267,7 +301,18 @@ class TrainSettings(Record):
         if not self.experts:
             # Without experts, a run is the one that it was before they could be adapted.
             unused |= {"experts"}
-        return self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
+        if not self.proximal:
+            unused |= {"proximal"}
+        found = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
+        # Which server answers, and how it is reached, changes nothing: a run resumes with another address.
+        for name in ENDPOINT_ACCESS:
+            found.get("rollouts", {}).get("endpoint", {}).pop(name, None)
+        return found
+
+    def endpoint_access(self) -> dict[str, Any]:
+        """How the server of rollouts is reached; empty without one."""
+        endpoint = self.rollouts.endpoint if self.objective == "grpo" else None
+        return {} if endpoint is None else endpoint.model_dump(mode="json", include=set(ENDPOINT_ACCESS))
 
     def keeping(self) -> dict[str, Any]:
         """How often it is saved, and how a card is made faster: of what is learned, at most the last bits.

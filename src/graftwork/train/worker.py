@@ -28,7 +28,7 @@ from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
 from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
-from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
+from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, leave, threads_per_process
 from graftwork.train.engine_choice import starts_on_host
 from graftwork.train.objectives.epochs import choose_training_rows
 from graftwork.train.run_folder import (
@@ -138,6 +138,14 @@ class _Setting:
         return Path(self.job.folder)
 
 
+FIRST_PHASES = {
+    "dpo": "log-probabilities of the start",
+    "kto": "log-probabilities of the start",
+    "grpo": "sampling the first answers",
+}
+"""What an objective does before its first step."""
+
+
 class _Prepared(NamedTuple):
     """A run that is ready for its first step."""
 
@@ -221,6 +229,8 @@ def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
     if not bare:
         # A fresh adapter changes nothing yet, so this is the loss of what training starts from.
         loss_before = _once(run, lambda: engine.mean_loss(checks, batch_rows=8))
+    if settings.objective in FIRST_PHASES:
+        run.heart.beat(FIRST_PHASES[settings.objective], 0, 1)
     source = open_source(
         material,
         engine,
@@ -374,13 +384,17 @@ def _make_deterministic(job: TrainJob, settings: TrainSettings) -> None:
 
 def job_settings(job: TrainJob) -> TrainSettings:
     """The settings of a job: the plan holds what changes the result, the job the rest."""
-    rest = {**job.keeping, **job.crew, "run": job.run}
-    return TrainSettings.model_validate({**job.plan.train["settings"], **rest})
+    learned = job.plan.train["settings"]
+    rest: dict[str, Any] = {**job.keeping, **job.crew, "run": job.run}
+    if job.endpoint:
+        rollouts = learned["rollouts"]
+        rest["rollouts"] = {**rollouts, "endpoint": {**rollouts["endpoint"], **job.endpoint}}
+    return TrainSettings.model_validate({**learned, **rest})
 
 
 def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
     rows = choose_training_rows(read_rows(Path(job.dataset_folder), "train"), settings=settings)
-    if not rows:
+    if not rows and settings.needs_rows:
         raise EnvironmentLacks(
             "the training split is empty", fix="prepare more data", where=job.dataset_folder
         )
@@ -414,4 +428,4 @@ def _versions() -> dict[str, str]:
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_main_process()))
+    leave(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_main_process()))

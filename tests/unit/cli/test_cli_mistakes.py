@@ -6,8 +6,9 @@ import sys
 from importlib import metadata
 
 import pytest
+from typer.testing import CliRunner
 
-from graftwork.cli.main import main
+from graftwork.cli.main import main, make_app
 from graftwork.records.errors import pip_install
 from tickets import write_tickets
 
@@ -40,6 +41,14 @@ def error_of(out):
     assert error["what"]
     assert error["fix"]
     return error
+
+
+def test_help_lists_every_command_without_building_the_commands_of_groups(graft):
+    code, out, _ = graft("--help")
+    assert code == 0
+    _, _, listed = out.partition("COMMAND")
+    _, _, expected = CliRunner().invoke(make_app(), ["--help"]).stdout.partition("COMMAND")
+    assert listed.split() == expected.split()
 
 
 @pytest.mark.parametrize("name", ["nothing.jsonl", "empty.jsonl", "folder"])

@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from graftwork.api.plans import CATALOG_PARTS, list_catalog
 from graftwork.cli.main import app
 from graftwork.cli.show.costs import show_catalog
-from graftwork.pipeline.catalog import KINDS, list_catalog
 from graftwork.records.errors import UserMistake
 
 
 def test_one_document_holds_every_kind_with_source_and_age():
     done = CliRunner().invoke(app, ["plan", "catalog", "--json"])
     listed = json.loads(done.stdout)
-    assert tuple(listed) == KINDS
+    assert tuple(listed) == CATALOG_PARTS
     for rows in listed.values():
         assert rows
         assert all(row["source"] and row["age_days"] >= 0 for row in rows)

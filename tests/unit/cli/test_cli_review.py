@@ -104,6 +104,18 @@ def test_no_row_is_shown_twice_over_sessions_and_reviewers(work):
     assert second.said == ["nothing is waiting for a review"]
 
 
+def test_the_same_answer_to_the_same_prompt_is_shown_once_and_decided_for_all(work):
+    same = {"question": "Who owns it?", "reply": "Ada."}
+    work.captures.add([captured(n, **same) for n in range(3)])
+    [item] = list_items(work)
+    assert {item.capture, *item.alike} == {f"{n:032x}" for n in range(3)}
+    queue = ReviewQueue(work, who="ada")
+    run_review(queue, Script("r"))
+    assert queue.apply().feedback == 3
+    work.captures.add([captured(3, **same)])
+    assert list_items(work) == []
+
+
 def test_two_reviewers_at_once_cannot_decide_about_the_same_row(work):
     work.captures.add([captured(1)])
     ada, bob = ReviewQueue(work, who="ada"), ReviewQueue(work, who="bob")
@@ -184,7 +196,6 @@ def test_an_edited_row_replaces_the_logged_one_and_a_rejected_one_removes_it(tmp
         folder=tmp_path / "features",
         root=tmp_path,
         on_progress=lambda *_: None,
-        processes=1,
     )
     passed = corpus.column("passed").astype(bool)
     kept = [row for place, row in corpus.rows_at(range(corpus.rows)) if passed[place]]
@@ -238,7 +249,7 @@ def test_the_commands_print_the_queue_and_the_corrections(work, tmp_path):
     labels = tmp_path / "labels.jsonl"
     assert json.loads(invoke(work, "corrections", "--json", "--labels", str(labels)))["conflicts"] == []
     assert len(labels.read_text().splitlines()) == 2
-    assert "1 corrections, 0 conflicts" in invoke(work, "corrections")
+    assert "1 correction, 0 conflicts" in invoke(work, "corrections")
     assert "1 decided, 0 waiting; 1 became feedback" in invoke(work, "review", input="r\n")
 
 

@@ -1,5 +1,7 @@
 """`graft serve`: what is asked on the command line goes over what graft.yaml says, or is refused by name."""
 
+import json
+
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -19,8 +21,9 @@ def asked(tmp_path, monkeypatch):
     """Run the command with options; the settings that the endpoint was to be started with."""
     seen = []
 
-    def serve_here(_work, settings, *, on_ready, revise):
+    def serve_here(work, settings, *, on_ready, revise):
         seen.append(settings)
+        work.reporter.info("no router yet: graft train router")
         assert revise(ServeSettings.model_validate(section_of(tmp_path))) == settings
         on_ready("u")
 
@@ -32,15 +35,30 @@ def asked(tmp_path, monkeypatch):
         done = CliRunner().invoke(app, [*options, "-C", str(tmp_path)])
         if done.exception is not None:
             raise done.exception
+        ask.stderr = done.stderr
         return seen[-1], done.stdout
 
     return ask
+
+
+def test_remarks_of_the_start_are_shown_as_text_or_as_json(asked):
+    _, out = asked()
+    assert "no router yet" in asked.stderr
+    assert "no router yet" not in out
+    asked(section={"log_format": "json"})
+    assert json.loads(asked.stderr)["message"] == "no router yet: graft train router"
 
 
 def test_serve_without_challenger_assigns_no_sessions(asked):
     settings, out = asked("--port", "0")
     assert (settings.split, settings.port) == (None, 0)
     assert "experiment" not in out
+
+
+def test_without_a_release_serve_says_that_only_the_base_answers(asked):
+    _, out = asked()
+    assert "no release yet: only the model `base` answers" in out
+    assert "no release" not in asked("--json")[1]
 
 
 def test_a_reload_without_an_endpoint_says_how_to_start_one(tmp_path):

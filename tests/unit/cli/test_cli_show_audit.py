@@ -24,7 +24,7 @@ def make_finding(
         severity=severity,
         count=12,
         title=title,
-        effect="trained on, they teach the model to stop in the middle",
+        effect="such rows teach the model to stop in the middle",
         fix="`graft data prepare` drops these (data.drop_truncated)",
         rows=tuple(Origin(file=file, line=line) for line in range(1, 13)),
         reasons=reasons or {},
@@ -93,7 +93,7 @@ def test_why_rows_could_not_be_read_is_reported_with_counts(code):
     reasons = {
         "no known shape (keys: a, b); expected one of: chat; completion": 2,
         "no known shape (keys: a, b); expected one of: chat": 5,
-        "the key `x` stands twice in one object": 3,
+        "the key `x` occurs twice in one object": 3,
         "the row is nested too deeply": 1,
         "the row has 200 MiB": 1,
         "other reasons": 1,
@@ -102,7 +102,7 @@ def test_why_rows_could_not_be_read_is_reported_with_counts(code):
     reported = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
     assert reported == [
         "7 no known shape (keys: a, b)",
-        "3 the key `x` stands twice in one object",
+        "3 the key `x` occurs twice in one object",
         "1 the row is nested too deeply",
         "2 other reasons",
     ]

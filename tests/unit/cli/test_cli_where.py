@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -91,19 +92,32 @@ def test_ctrl_c_explains_how_to_continue(graft, project, monkeypatch):
     assert "interrupted; finished work is kept: run the same command again" in " ".join(err.split())
 
 
+@contextmanager
+def children_take_ctrl_c():
+    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+
+
 def test_ctrl_c_during_an_audit_explains_how_to_continue(project):
     """The audit waits for standard input, which nobody closes."""
-    message = subprocess.Popen(
-        [sys.executable, "-m", "graftwork.cli.main", "data", "audit", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=project,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    # A process that says nothing must not keep the tests waiting.
-    guard = threading.Timer(60, message.kill)
+    with children_take_ctrl_c():
+        message = subprocess.Popen(
+            [sys.executable, "-m", "graftwork.cli.main", "data", "audit", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=project,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    # A process that says nothing must not keep the tests waiting; its imports may take a minute.
+    guard = threading.Timer(600, message.kill)
     guard.start()
     with message:
         assert message.stderr is not None
@@ -116,3 +130,26 @@ def test_ctrl_c_during_an_audit_explains_how_to_continue(project):
     assert message.returncode == 130
     assert "finished work is kept" in rest
     assert "Traceback" not in rest
+
+
+def test_ctrl_c_that_python_drops_in_a_callback_is_sent_again():
+    """Imports end with a callback in which Python drops exceptions."""
+    program = """
+import signal, threading, weakref
+from graftwork.cli.main import repeat_lost_interrupts
+
+class Thing: pass
+
+repeat_lost_interrupts()
+thing = Thing()
+mark = weakref.ref(thing, lambda _mark: signal.raise_signal(signal.SIGINT))
+try:
+    del thing
+    threading.Event().wait(600)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with children_take_ctrl_c():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "interrupted\n"
+    assert done.stderr == ""

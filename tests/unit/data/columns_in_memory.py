@@ -52,3 +52,9 @@ class ColumnsInMemory:
 
     def origin(self, place):
         return self._rows[place].origin
+
+    def remember(self, _name, _rows, make, *, store=True):
+        return make()
+
+    def grow(self, _name, make):
+        return make(0, None)

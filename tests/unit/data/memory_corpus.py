@@ -13,7 +13,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
 from graftwork.text.shape import main_script
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 
 
 class Fault(NamedTuple):

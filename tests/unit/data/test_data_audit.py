@@ -114,7 +114,7 @@ def test_conflicts_that_the_filter_ends_are_counted_next_to_those_that_stay():
     )
     conflict = finding(audit_rows(rows), "conflicting_answers")
     assert (conflict.severity, conflict.count) == ("warning", 2)
-    assert "3 in the log as it is" in conflict.title
+    assert "3 in the whole log" in conflict.title
     conflict = finding(audit_rows([rows[0], rows[14], rows[16]]), "conflicting_answers")
     assert (conflict.severity, conflict.count) == ("info", 2)
 
@@ -214,7 +214,7 @@ def test_rows_are_unreadable_for_many_reasons_and_each_is_counted():
 def test_only_a_shape_that_is_not_known_is_repaired_by_a_mapping():
     for message, fixed in (
         ("no known shape (keys: a, b); expected one of: x", True),
-        ("the key `a` stands twice in one object", False),
+        ("the key `a` occurs twice in one object", False),
     ):
         fault = Fault(Origin(file="log.jsonl", line=15), "schema", message)
         assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is fixed

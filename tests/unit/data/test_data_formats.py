@@ -541,10 +541,10 @@ def test_every_format_that_can_be_named_says_what_it_expects():
 @pytest.mark.parametrize(
     ("raw", "code", "named"),
     [
-        (b'{"prompt": "q", "completion": "a", "prompt": "r"}', "schema", "`prompt` stands twice"),
-        (b'{"prompt": "q", "completion": "a", "prompt" : "r"}', "schema", "`prompt` stands twice"),
-        (b'{"prompt":"q","completion":"a","x":{"y":1,"y":2}}', "schema", "`y` stands twice"),
-        (b'{"prompt": "q", "completion": "a", "x": NaN, "x": 1}', "schema", "`x` stands twice"),
+        (b'{"prompt": "q", "completion": "a", "prompt": "r"}', "schema", "`prompt` occurs twice"),
+        (b'{"prompt": "q", "completion": "a", "prompt" : "r"}', "schema", "`prompt` occurs twice"),
+        (b'{"prompt":"q","completion":"a","x":{"y":1,"y":2}}', "schema", "`y` occurs twice"),
+        (b'{"prompt": "q", "completion": "a", "x": NaN, "x": 1}', "schema", "`x` occurs twice"),
         (b'{"prompt": "q", "completion": NaN, ', "parse_error", "JSON"),
         (b'{"prompt": "\\ud800", "completion": ' + b"[" * 5000, "parse_error", "JSON"),
         (b'{"prompt": ' * 10000, "parse_error", "JSON"),

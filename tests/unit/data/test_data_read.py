@@ -6,7 +6,7 @@ from data_rows import chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.blocks import ReadFault, too_long
 from graftwork.data.ingest.read import find_files, read, read_file
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Capture, Interaction
@@ -265,3 +265,12 @@ def test_a_fault_never_quotes_the_row(tmp_path):
     assert len(faults) == len(lines)
     for fault in faults:
         assert secret[:12] not in fault.message
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [((32 << 20) + 1, "more than 32 MiB"), (40 << 20, "40 MiB")],
+)
+def test_a_row_just_over_the_limit_is_not_said_to_have_the_size_that_is_allowed(size, said):
+    message = too_long(1, size, longest=32 << 20).message
+    assert message == f"the row has {said}, and one row may have 32 MiB"

@@ -70,7 +70,6 @@ class Bench:
             folder=self.folder / "features",
             root=self.folder,
             on_progress=lambda *_: None,
-            processes=1,
         )
 
     def targets(self):
@@ -134,6 +133,18 @@ def test_a_plan_lists_every_faulty_row_with_tokens_and_cost(make):
     assert plan.cost == pytest.approx((plan.tokens_in + 2 * plan.tokens_out) / 1e6)
     assert plan.cost_at_most == pytest.approx((plan.tokens_in + 2 * 1024 * plan.requests) / 1e6)
     assert plan.cost == pytest.approx(sum(row.cost for row in plan.rows))
+
+
+def test_answers_that_prepare_would_drop_for_their_length_are_counted(make):
+    bench = make(broken_log())
+    roomy = plan_repair(bench.targets(), bench.data.repair, bench.journal(), longest=1024)
+    tight = plan_repair(bench.targets(), bench.data.repair, bench.journal(), longest=8)
+    assert (roomy.overlong, tight.overlong) == (0, PROMPTS)
+    bench.data = bench.data.model_copy(update={"max_tokens": 8})
+    outcome = bench.run(StandInTeacher())
+    assert outcome.overlong == outcome.written == PROMPTS
+    bench.data = bench.data.model_copy(update={"overlong": "truncate"})
+    assert bench.run(StandInTeacher()).overlong == 0
 
 
 def test_a_plan_asks_nothing_for_prompts_that_are_answered_or_repeated(make):

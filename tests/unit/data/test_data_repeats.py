@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.dedup.repeats import CONFLICT, DUPLICATE, NEAR_DUPLICATE, find_repeats
 from graftwork.data.settings import DataSettings
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 
 SOURCES = (
     "Sources:\n[1] The stage piano is packed with a folding stand and a dust cover.\n"

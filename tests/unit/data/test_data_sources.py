@@ -375,6 +375,17 @@ def test_parquet_on_standard_input_and_an_empty_one_are_refused(tmp_path, monkey
             list(read(["-"], root=tmp_path))
 
 
+def test_files_of_a_folder_that_are_not_read_are_named_once(tmp_path, caplog):
+    (tmp_path / "logs").mkdir()
+    write_log(tmp_path / "logs" / "log.jsonl", [chat("a question?", "an answer.")])
+    (tmp_path / "logs" / "log.jsonl.1").touch()
+    (tmp_path / "logs" / ".hidden").touch()
+    for _ in range(2):
+        assert find_sources(["logs"], root=tmp_path) == ("logs/log.jsonl",)
+    [message] = caplog.messages
+    assert "not read, by their names: log.jsonl.1; logs end in .jsonl" in message
+
+
 def test_folders_are_walked_in_order_without_hidden_files_and_links(tmp_path):
     for name in (
         "b/z.jsonl",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 from trace_samples import FOLDER
 
@@ -28,9 +29,7 @@ def build(tmp_path, files, **settings):
     for name, rows in files.items():
         (logs / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     context = AuditContext(settings=DataSettings(logs=("logs",), **settings))
-    return build_corpus(
-        context, folder=tmp_path / "sifted", root=tmp_path, on_progress=lambda *_: None, processes=1
-    )
+    return build_corpus(context, folder=tmp_path / "sifted", root=tmp_path, on_progress=lambda *_: None)
 
 
 def rows_of(corpus):
@@ -66,6 +65,19 @@ def test_the_same_call_made_again_in_a_trace_is_a_retry_and_in_another_trace_is_
     corpus = build(tmp_path, {"observations.jsonl": calls}, conflicts="keep_all")
     assert list(corpus.withdrawn) == [0]
     assert "made the same call again" in corpus.withdrawn[0]
+
+
+def test_a_span_whose_messages_are_in_log_records_is_not_counted_as_empty(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for name in ("genai_messages.otlp.jsonl", "genai_messages.otlp_logs.jsonl"):
+        shutil.copy(FOLDER / name, tmp_path / "logs" / name)
+    context = AuditContext(settings=DataSettings(logs=("logs",)))
+    corpus = build_corpus(context, folder=tmp_path / "sifted", root=tmp_path, on_progress=lambda *_: None)
+    counts = Counter()
+    for part in corpus.left_out():
+        counts[part.rule] += part.count
+    # The seventh call failed: there is no reply in the log records.
+    assert (corpus.rows, counts["content_in_other_file"], counts["no_content"]) == (6, 6, 1)
 
 
 def test_the_audit_says_how_many_spans_had_no_content_and_what_was_left_out(tmp_path):

@@ -164,9 +164,7 @@ def test_scores_of_langfuse_in_another_file_are_joined(tmp_path, container):
     WRITERS[container](tmp_path / f"observations.{container}", LANGFUSE)
     WRITERS[container](tmp_path / f"scores.{container}", SCORES)
     context = AuditContext(settings=DataSettings(logs=(".",)))
-    corpus = build_corpus(
-        context, folder=tmp_path / ".sifted", root=tmp_path, on_progress=lambda *_: None, processes=1
-    )
+    corpus = build_corpus(context, folder=tmp_path / ".sifted", root=tmp_path, on_progress=lambda *_: None)
     rows = [row for _, row in corpus.rows_at(range(corpus.rows))]
     assert [(row.reward, row.reward_level) for row in rows] == [(0.75, "call"), (None, None)]
 

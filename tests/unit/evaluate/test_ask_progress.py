@@ -60,6 +60,18 @@ def test_whole_batches_are_believed_before_tokens():
     assert pace.seconds_left() == pytest.approx(1 + 4)
 
 
+def test_a_batch_that_takes_longer_than_those_before_is_not_said_to_be_over():
+    clock = Clock()
+    pace = Pace(left=8, longest=11, clock=clock)
+    pace.begin(4)
+    write_tokens(pace, clock, rows=4, steps=4, each=1.0)
+    pace.end()
+    pace.begin(4)
+    write_tokens(pace, clock, rows=4, steps=6, each=1.0)
+    # 4 s were expected; the longest answer may have 5 more tokens of 1 s.
+    assert pace.seconds_left() == pytest.approx(5.0)
+
+
 def test_progress_is_reported_now_and_then_and_not_at_every_token():
     clock = Clock()
     pace = Pace(left=1, longest=1000, clock=clock)

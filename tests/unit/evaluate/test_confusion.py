@@ -90,7 +90,7 @@ def evaluated():
 
 def test_the_page_shows_each_class_and_the_matrix():
     page = render_evaluation(EvaluationPage(project="p", report=evaluated()))
-    assert "Class by class" in page
+    assert "Classes" in page
     assert "60 %" in page or "60.0 %" in page
     assert OTHER in page
 

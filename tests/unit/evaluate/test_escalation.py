@@ -32,13 +32,26 @@ def answered(name, *, costs=1.0, is_reference=False, **metrics):
     return Answered(report, known, is_reference)
 
 
+def predict_pair(small, large, checks):
+    """The forecast where a check escalates the cases that it grades below 1."""
+    failing = {
+        check: {
+            case
+            for case, grade in small.report.metrics[check].scores.items()
+            if grade is not None and grade < 1
+        }
+        for check in checks
+    }
+    return forecast(small, large, metric="right", failing=failing, sessions={})
+
+
 SMALL = {"right": [1, 1, 0, 0, 0, 1], "json_valid": [1, 1, 0, 0, 1, 0], "short": [1, 1, 1, 1, 0, 1]}
 
 
 def predict(checks=("json_valid",), **options):
     small = answered("small", costs=0.001, **SMALL)
     large = answered("large", costs=0.02, right=[1, 1, 1, 0, 1, 1], **options)
-    return forecast(small, large, metric="right", checks=checks, sessions={})
+    return predict_pair(small, large, checks)
 
 
 def test_the_large_model_answers_where_a_check_fails():
@@ -58,10 +71,21 @@ def test_both_models_are_paid_for_where_it_escalates():
 
 def test_an_unknown_cost_is_not_taken_for_zero():
     small, large = answered("small", **SMALL), answered("large", costs=None, right=[1] * 6)
-    found = forecast(small, large, metric="right", checks=["json_valid"], sessions={})
+    found = predict_pair(small, large, ["json_valid"])
     assert found.chosen.cost_per_1000 is None
     assert found.options[0].cost_per_1000 is not None
-    assert any("cost is unknown" in remark for remark in found.remarks)
+    [remark] = found.remarks
+    assert "the price of large" in remark
+    assert "small" not in remark
+
+
+def test_the_remark_about_an_unknown_cost_names_whose_it_is():
+    small = answered("small", costs=None, **SMALL)
+    [remark] = predict_pair(small, answered("large", right=[1] * 6), ["json_valid"]).remarks
+    assert "small costs (set evaluate.costs.usd_per_hour)" in remark
+    assert "the log" not in remark
+    log = answered("log", costs=None, is_reference=True, right=[1] * 6)
+    assert "it states neither costs nor tokens" in predict_pair(small, log, ["json_valid"]).remarks[1]
 
 
 def test_checks_are_added_in_the_order_of_their_gain():
@@ -71,16 +95,14 @@ def test_checks_are_added_in_the_order_of_their_gain():
 
 def test_a_check_that_does_not_apply_decides_nothing():
     small = answered("small", right=[0, 0], json_valid=[None, 0])
-    found = forecast(
-        small, answered("large", right=[1, 1]), metric="right", checks=["json_valid"], sessions={}
-    )
+    found = predict_pair(small, answered("large", right=[1, 1]), ["json_valid"])
     assert found.chosen.escalated.value == 0.5
 
 
 def test_the_log_counts_as_right_and_says_so():
     small = answered("small", right=[0, 1], json_valid=[0, 1])
     log = answered("log", is_reference=True, json_valid=[1, 1])
-    found = forecast(small, log, metric="right", checks=["json_valid"], sessions={})
+    found = predict_pair(small, log, ["json_valid"])
     assert found.large_alone.quality.value == 1.0
     assert any("counts as right everywhere" in remark for remark in found.remarks)
 
@@ -92,7 +114,7 @@ grades = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_more_checks_never_escalate_less_and_the_pair_is_a_mix(rows):
     right, first, second, large = (list(column) for column in zip(*rows, strict=True))
     small = answered("small", right=right, a=first, b=second)
-    found = forecast(small, answered("large", right=large), metric="right", checks=["a", "b"], sessions={})
+    found = predict_pair(small, answered("large", right=large), ["a", "b"])
     shares = [option.escalated.value for option in found.options]
     assert shares == sorted(shares)
     for option in found.options:

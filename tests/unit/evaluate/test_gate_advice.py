@@ -55,13 +55,13 @@ def test_a_loss_that_was_still_falling_asks_for_more_steps():
 def test_a_training_loss_far_under_the_validation_loss_asks_for_less():
     by_heart = [2.0 - 0.045 * i for i in range(43)]
     output = advice(training(by_heart, before=1.9, after=1.4))
-    assert "learned by heart" in output
+    assert "memorized" in output
     assert "still falling" not in output  # more steps would make it worse
 
 
 def test_a_validation_loss_that_rose_asks_for_less():
     output = advice(training(FLAT, before=1.1, after=1.3))
-    assert "learned by heart" in output
+    assert "memorized" in output
     assert "up from 1.10" in output
 
 
@@ -119,6 +119,26 @@ def test_wrong_answers_that_were_cut_off_ask_for_a_longer_limit_whatever_the_rul
     )
     assert "40 wrong answers had been cut off at 48 tokens" in verdict.advice[0]
     assert "still falling" in verdict.advice[1]  # what may explain all comes after what does
+
+
+def test_a_rule_on_cut_off_answers_asks_for_a_longer_limit():
+    cut = marks(40, 100)
+    seen = report(
+        subject("adapter", {"truncated": cut}),
+        subject("base", {"truncated": cut}),
+        settings={"max_new_tokens": 48},
+    )
+    verdict = decide(seen, GateSettings(rules=(GateRule(metric="truncated", under=0.2),)))
+    assert verdict.decision == "iterate"
+    assert "40 wrong answers had been cut off at 48 tokens" in verdict.advice[0]
+
+
+def test_a_difference_that_no_test_set_could_show_asks_for_better_training_first():
+    base, adapter = [1, 0] * 100, [0, 1] * 99 + [1, 1]
+    verdict = decide(simple(base, adapter), GateSettings(primary="json_valid"))
+    output = " ".join(verdict.advice)
+    assert "too small to prove" in output
+    assert "Evaluate on about" not in output
 
 
 def test_refusals_are_distinguished_both_ways():

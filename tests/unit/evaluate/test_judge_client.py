@@ -22,6 +22,7 @@ from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
+from time_limits import check_with_limits
 
 CHAT = [{"role": "user", "content": "hello"}]
 TIE = '{"reason": "alike", "winner": "tie"}'
@@ -153,8 +154,11 @@ def test_after_all_attempts_the_question_is_unanswered(endpoint, url):
 
 
 def test_a_slow_server_is_left_and_asked_again(endpoint, url):
-    endpoint.faults = [lambda _handler: endpoint.release.wait(10)]
-    assert client_for(url, timeout_seconds=0.2).say(CHAT).text == TIE
+    def check(limit):
+        endpoint.faults = [lambda _handler: endpoint.release.wait(120)]
+        assert client_for(url, timeout_seconds=limit).say(CHAT).text == TIE
+
+    check_with_limits(check, 0.2, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_where_it_was(endpoint, tmp_path, after):
     url = f"http://127.0.0.1:{endpoint.server_port}/v1"
     child = subprocess.Popen([sys.executable, "-c", RUN, url, str(tmp_path), str(Path(__file__).parent)])
     with endpoint.heard:
-        assert endpoint.heard.wait_for(lambda: len(endpoint.asked) >= after, timeout=60)
+        assert endpoint.heard.wait_for(lambda: len(endpoint.asked) >= after, timeout=300)
     child.send_signal(signal.SIGKILL)
     child.wait()
     tally = judge_all(url, tmp_path)

@@ -1,6 +1,7 @@
 """Metrics and rules tried out before training: what would be found only afterwards is found now."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -152,6 +153,41 @@ def test_a_slow_own_metric_is_not_waited_for(tmp_path):
     context = GradeContext(checks={"mine": check}, folder=tmp_path)
     found = try_metric("mine", make_cases(), context=context, clock=lambda: next(ticks))
     assert 0 < found.cases < 10
+
+
+def test_a_constant_answer_counts_only_where_every_case_was_graded():
+    from graftwork.evaluate.preflight import SECONDS, try_metric
+
+    cases = make_cases(12)
+    full = try_metric("chrf", cases, context=GradeContext(), clock=lambda: 0.0)
+    calls = 0
+
+    def tick() -> float:
+        nonlocal calls
+        calls += 1
+        return 0.0
+
+    try_metric("chrf", cases, context=GradeContext(), clock=tick)
+    for graded in range(1, calls, 7):
+        clock = partial(next, iter([0.0] * graded), 2 * SECONDS)
+        cut = try_metric("chrf", cases, context=GradeContext(), clock=clock)
+        assert cut.constant is None or cut.constant <= full.constant
+
+
+def test_long_replies_make_the_sample_smaller_and_not_the_floor_higher():
+    from graftwork.evaluate.preflight import try_metric
+
+    cases = [case.model_copy(update={"reference": f"{case.reference} " * 200}) for case in make_cases()]
+    calls = 0
+
+    def tick() -> float:
+        nonlocal calls
+        calls += 1
+        return 0.0
+
+    found = try_metric("json_valid", cases, context=GradeContext(), clock=tick)
+    assert found.constant is not None
+    assert calls < len(cases) * 10
 
 
 def test_a_margin_that_equals_cannot_prove_is_a_warning():

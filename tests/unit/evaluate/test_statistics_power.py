@@ -82,11 +82,11 @@ def test_the_approximation_takes_over_where_it_is_good(monkeypatch):
 
 
 def test_a_report_does_not_wait_for_its_power():
-    start = time.process_time()
+    start = time.thread_time()
     what_cases_show(400)
     detectable_difference(3000)
     cases_for_difference(0.01)
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 @pytest.mark.parametrize("difference", [0, -0.1, 5])
@@ -100,7 +100,7 @@ def test_the_sentence_says_what_the_cases_show_and_what_they_do_not():
     assert power.needed == cases_for_difference(0.05)
     assert power.sentence == (
         "With 31 cases you can see a difference of 33 points; to see 5 points you need about 500 "
-        "(in four evaluations of five, if 5 % of the cases get worse)."
+        "(with 80 % power, if 5 % of the cases get worse)."
     )
 
 

@@ -48,7 +48,7 @@ class Stand:
                     stand.most_at_once = max(stand.most_at_once, stand.at_once)
                     fault = stand.faults.pop(0) if stand.faults else ""
                 try:
-                    stand.hold.wait(20)
+                    stand.hold.wait(120)
                     self.answer(body, fault)
                 except (BrokenPipeError, ConnectionResetError):
                     pass
@@ -77,7 +77,7 @@ class Stand:
                     if fault == "cut" and place == 1:
                         return None
                     if fault == "slow" and place == 1:
-                        stand.release_slow.wait(20)
+                        stand.release_slow.wait(120)
                 if fault == "error":
                     return self.event({"error": {"message": "the card is gone"}})
                 reason = "length" if fault == "length" else "stop"
@@ -259,7 +259,7 @@ def test_never_more_at_a_time_than_allowed_even_when_nothing_is_answered(stand, 
     threading.Event().wait(0.2)
     assert stand.most_at_once == 3
     stand.hold.set()
-    worker.join(20)
+    worker.join(120)
     assert stand.most_at_once == 3
     assert len(texts(job)) == 9
 

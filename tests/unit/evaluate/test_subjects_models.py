@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.evaluate.ask import worker as ask_worker
 from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
@@ -91,7 +92,9 @@ def wait_for_an_answer(folder, worker):
 
 
 @pytest.mark.usefixtures("same_threads")
-def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base):
+def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base, monkeypatch):
+    # Orphans stop at their next batch; on a busy machine that may take minutes.
+    monkeypatch.setattr(ask_worker, "PATIENCE_SECONDS", 600)
     job = make_job(
         tmp_path, tiny_base, cases=40, batch_size=2, shards=2, answers_folder=str(tmp_path / "answers")
     )

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -35,19 +36,20 @@ class Parrot:
             except OSError:
                 return
             with spoken:
-                spoken.settimeout(5)
+                spoken.settimeout(60)
                 heard = b""
-                while b"\r\n\r\n" not in heard:
-                    heard += spoken.recv(65536)
+                while b"\r\n\r\n" not in heard and (piece := spoken.recv(65536)):
+                    heard += piece
                 head, _, body = heard.partition(b"\r\n\r\n")
-                length = next(
+                length = sum(
                     int(line.split(b":")[1])
                     for line in head.split(b"\r\n")
                     if line.lower().startswith(b"content-length")
                 )
-                while len(body) < length:
-                    body += spoken.recv(65536)
-                spoken.sendall(self._said)
+                while len(body) < length and (piece := spoken.recv(65536)):
+                    body += piece
+                with suppress(OSError):
+                    spoken.sendall(self._said)
 
     def close(self):
         self._listening.close()
@@ -79,7 +81,7 @@ def stream(*events):
 
 def ask(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
-    made = Endpoint(url=url, model="m", key_variable="SOME_KEY", timeout_seconds=5)
+    made = Endpoint(url=url, model="m", key_variable="SOME_KEY", timeout_seconds=60)
     return EndpointEngine(made).ask_once(QUESTION, DecodingSettings(max_new_tokens=4))
 
 
@@ -156,7 +158,7 @@ def test_a_stream_of_another_shape_is_asked_again_not_a_crash(parrot, monkeypatc
 
 def judge(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
-    made = JudgeSettings(url=url, model="m", key_variable="SOME_KEY", attempts=1, timeout_seconds=5)
+    made = JudgeSettings(url=url, model="m", key_variable="SOME_KEY", attempts=1, timeout_seconds=60)
     return JudgeClient(made).say([{"role": "user", "content": "hello"}])
 
 

@@ -1,5 +1,8 @@
 """Small bundles for tests: the trial worker, which needs no model."""
 
+import os
+from pathlib import Path
+
 from graftwork.fleet.bundle import BundleParts, build_bundle
 from graftwork.records.fleet import BundleBase
 
@@ -14,3 +17,18 @@ def trial_parts(**changes):
 
 def trial_bundle(root, **changes):
     return build_bundle(trial_parts(**changes), root / "bundles")
+
+
+def with_vanishing_folder(folder, monkeypatch):
+    """A folder in it goes at the moment at which somebody who has listed it looks into it."""
+    part = folder / "checkpoints" / ".step-000002.part"
+    part.mkdir(parents=True)
+    scan = os.scandir
+
+    def scandir(path="."):
+        if Path(path) == part and part.exists():
+            part.rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return part

@@ -27,7 +27,7 @@ def processes_with(mark):
     return found
 
 
-def wait_for(place, job, *phases, seconds=90.0):
+def wait_for(place, job, *phases, seconds=300.0):
     """Poll until the job is in one of these phases."""
     until = time.monotonic() + seconds
     while (found := place.poll(job)).phase not in phases:

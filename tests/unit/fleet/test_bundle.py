@@ -11,12 +11,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from fleet_samples import trial_bundle, trial_parts
+from fleet_samples import trial_bundle, trial_parts, with_vanishing_folder
 
-from graftwork.fleet import bootstrap
+from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.runner import RunMirror
 from graftwork.fleet.trial_worker import TrialJob, _resume
 from graftwork.records.errors import Damaged
+from time_limits import check_with_limits
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,12 @@ def start(bundle, work, *arguments, cache):
 
 
 def finish(process):
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
+
+
+def reason(work):
+    return json.loads((work / "exit.json").read_text())["reason"]
 
 
 def result(work):
@@ -70,26 +76,27 @@ def test_the_bootstrap_needs_only_the_standard_library():
 
 def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cache):
     """Local, then another folder that knows only the bundle; the mirror has what a reader needs."""
-    slow = {"steps": 6, "step_seconds": 0.4}
+    slow = {"steps": 60, "step_seconds": 0.4}
     first, _ = trial_bundle(tmp_path, job=slow, mirror=f"file://{tmp_path}/mirror")
     process = start(first, tmp_path / "first", cache=cache)
     saved = tmp_path / "first" / "run" / "checkpoints"
     pause = threading.Event()
-    while not (saved / "step-000002").exists():
+    while len(list(saved.glob("step-*"))) < 2:
         assert process.poll() is None, finish(process)
         pause.wait(0.02)
     process.send_signal(signal.SIGTERM)
     code, output = finish(process)
     assert code == 75, output
+    assert reason(tmp_path / "first").startswith("stopped by a signal from the place; stopped in good order")
     assert (tmp_path / "mirror" / "run1" / "run" / "heartbeat.json").exists()
 
     newest = max(saved.iterdir())
-    second, bundle = trial_bundle(tmp_path, job={"steps": 6}, checkpoint=newest)
+    second, bundle = trial_bundle(tmp_path, job={"steps": 60}, checkpoint=newest)
     assert bundle.resume_step == int(newest.name[-6:])
     code, output = finish(start(second, tmp_path / "second", cache=cache))
     assert code == 0, output
     whole = "trial"
-    for _ in range(6):
+    for _ in range(60):
         whole = hashlib.sha256(whole.encode()).hexdigest()
     assert result(tmp_path / "second") == whole
     assert json.loads((tmp_path / "second" / "exit.json").read_text())["code"] == 0
@@ -97,13 +104,19 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cac
 
 
 def test_a_job_ends_in_order_at_its_time_limit(tmp_path, cache):
-    folder, _ = trial_bundle(tmp_path, job={"steps": 1000, "step_seconds": 0.05})
-    code, output = finish(start(folder, tmp_path / "work", "--seconds", 5, cache=cache))
-    assert code == 75, output
-    step, _ = _resume(tmp_path / "work" / "run" / "checkpoints", "")
-    assert 0 < step < 1000
-    # A restart in the same folder does not get more time.
-    assert bootstrap.main(["--bundle", str(folder), "--work", str(tmp_path / "work"), "--seconds", "1"]) == 75
+    folder, _ = trial_bundle(tmp_path, job={"steps": 100_000, "step_seconds": 0.05})
+
+    def check(limit):
+        work = tmp_path / f"work {limit}"
+        code, output = finish(start(folder, work, "--seconds", limit, cache=cache))
+        assert code == 75, output
+        step, _ = _resume(work / "run" / "checkpoints", "")
+        assert 0 < step < 100_000
+        assert reason(work).startswith("its time limit was reached; ")
+        # A restart in the same folder does not get more time.
+        assert bootstrap.main(["--bundle", str(folder), "--work", str(work), "--seconds", "1"]) == 75
+
+    check_with_limits(check, 5, 60)
 
 
 def test_a_damaged_bundle_is_refused_at_the_place(tmp_path):
@@ -113,6 +126,79 @@ def test_a_damaged_bundle_is_refused_at_the_place(tmp_path):
     error = json.loads((tmp_path / "work" / "run" / "error.json").read_text())
     assert "job.json" in error["what"]
     assert error["fix"]
+
+
+def test_an_older_python_at_the_place_is_explained(tmp_path, monkeypatch):
+    folder, _ = trial_bundle(tmp_path)
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4))
+    assert bootstrap.main(["--bundle", str(folder), "--work", str(tmp_path / "work")]) == 3
+    assert reason(tmp_path / "work") == "the machine has Python 3.10"
+    error = json.loads((tmp_path / "work" / "run" / "error.json").read_text())
+    assert "3.11" in error["why"]
+    assert "`python`" in error["fix"]
+
+
+@pytest.mark.parametrize("module", [bootstrap, far_start])
+def test_an_older_python_reads_what_starts_a_job(module):
+    """It must come as far as the message: Python 3.8 knows no `match`, and reads annotations as text."""
+    source = Path(module.__file__).read_text()
+    ast.parse(source, feature_version=(3, 8))
+    assert "from __future__ import annotations" in source
+
+
+def test_a_full_disk_at_the_place_is_explained_and_not_left_full(tmp_path, monkeypatch, capsys):
+    folder, _ = trial_bundle(tmp_path)
+
+    def fill(_archive, target):
+        Path(target).mkdir()
+        (Path(target) / "part").write_text("half a file")
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(bootstrap.zipfile.ZipFile, "extractall", fill)
+    work, cache = tmp_path / "work", tmp_path / "cache"
+    cache.mkdir()
+    assert bootstrap.main(["--bundle", str(folder), "--work", str(work), "--cache", str(cache)]) == 3
+    error = json.loads((work / "run" / "error.json").read_text())
+    assert reason(work) == error["what"] == "the disk of the machine is full"
+    assert "free some space" in error["fix"]
+    assert not list(cache.iterdir())
+    # Where not even the reason can be written, it is in the log.
+    monkeypatch.setattr(
+        bootstrap, "write", lambda path, _content: raise_error(OSError(28, "full", str(path)))
+    )
+    assert bootstrap.main(["--bundle", str(folder), "--work", str(work), "--cache", str(cache)]) == 3
+    assert "exit.json could not be written" in capsys.readouterr().err
+
+
+def raise_error(error):
+    raise error
+
+
+def test_a_mirror_that_vanishes_does_not_stop_the_job_or_lose_its_result(tmp_path, cache):
+    (tmp_path / "gone").write_text("what was a folder")
+    folder, _ = trial_bundle(tmp_path, mirror=f"file://{tmp_path}/gone/mirror")
+    code, output = finish(start(folder, tmp_path / "work", cache=cache))
+    assert code == 0, output
+    assert "the mirror failed" in output
+    assert "Traceback" not in output
+    assert result(tmp_path / "work")
+
+
+def test_a_checkpoint_that_goes_while_a_run_is_mirrored_does_not_end_the_job(tmp_path, monkeypatch):
+    part = with_vanishing_folder(tmp_path / "run", monkeypatch)
+    (tmp_path / "run" / "steps.jsonl").write_text("{}\n")
+    RunMirror(f"file://{tmp_path}/mirror", "run1").copy(tmp_path / "run")
+    assert not part.exists()
+    assert (tmp_path / "mirror" / "run1" / "run" / "steps.jsonl").read_text() == "{}\n"
+
+
+def test_a_worker_that_fails_gives_its_own_error_as_the_reason(tmp_path, cache):
+    """A mirror whose address cannot be used is found before anything is trained."""
+    folder, _ = trial_bundle(tmp_path, mirror="nowhere://bucket")
+    code, output = finish(start(folder, tmp_path / "work", cache=cache))
+    assert code in (2, 3), output
+    assert "Traceback" not in output
+    assert "nowhere" in reason(tmp_path / "work")
 
 
 def test_packages_that_cannot_be_installed_are_named(tmp_path, monkeypatch):
@@ -160,13 +246,13 @@ def test_a_hard_stop_finds_every_process_of_the_job(tmp_path, monkeypatch):
     if not Path("/proc/self/environ").exists():
         pytest.skip("processes are found by /proc")
     monkeypatch.setenv(bootstrap.JOB_VARIABLE, f"job-{os.getpid()}")
-    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
     child, other = subprocess.Popen(words), subprocess.Popen(words, start_new_session=True)
     while b"GRAFT_FLEET_JOB" not in Path(f"/proc/{other.pid}/environ").read_bytes():
         pass
     # This process has it too, as the bootstrap would; it was started without.
     bootstrap.kill_all(child)
-    assert other.wait(30) == -signal.SIGKILL
+    assert other.wait(300) == -signal.SIGKILL
 
 
 def test_trial_parts_are_a_valid_job():

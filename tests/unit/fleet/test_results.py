@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from graftwork.fleet.results import take_results
+from graftwork.fleet.results import take_files, take_results
 from graftwork.records.errors import Damaged
 
 
@@ -35,3 +35,18 @@ def test_an_outcome_without_its_adapter_is_refused_under_any_spelling(tmp_path, 
     with pytest.raises(Damaged, match="other bytes"):
         take_results(packed(**{name: outcome}), tmp_path)
     assert not (tmp_path / "outcome.json").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 100, 600, 1100])
+def test_results_that_end_too_early_or_are_none_are_damaged(tmp_path, keep):
+    whole = packed(log=bytes(4000)).read()
+    with pytest.raises(Damaged):
+        take_results(io.BytesIO(whole[:keep] or b"no archive" * 100), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["lock/x", "job.json/x", "outcome.json/x", "a\0b", "a\udcff\ud800"])
+def test_names_that_would_stand_in_the_way_of_the_run_are_refused(tmp_path, name):
+    with pytest.raises(Damaged):
+        take_files([(name, b"there")], tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,21 @@
 
 import pytest
 
+from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
-from graftwork.grading.rewards import RewardPart, RewardSpec, combine_parts, ordered_parts
+from graftwork.grading.rewards import (
+    RewardPart,
+    RewardSpec,
+    combine_parts,
+    grade_part,
+    ordered_parts,
+    rank_answers,
+)
+from graftwork.process.sandbox import SandboxSettings, open_sandbox
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
+from time_limits import check_with_limits
 
 OWN = """
 import os
@@ -36,7 +47,11 @@ CASE = Case(
 
 def test_a_reward_function_that_misbehaves_costs_its_answer_only(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    spec = RewardSpec(parts=(RewardPart(metric="own.py:reward"),), folder=str(tmp_path), seconds=1.5)
+    check_with_limits(lambda limit: check_answers(tmp_path, limit), 1.5, 30)
+
+
+def check_answers(folder, limit):
+    spec = RewardSpec(parts=(RewardPart(metric="own.py:reward"),), folder=str(folder), seconds=limit)
     texts = ["good", "hang", "die", "nan", "text", "large", "nothing", "raise", "good"]
     with RewardRunner(spec, processes=1) as runner:
         graded = list(
@@ -48,7 +63,7 @@ def test_a_reward_function_that_misbehaves_costs_its_answer_only(tmp_path):
         reasons,
         [
             "",
-            "longer than 1.5 s",
+            f"longer than {limit:g} s",
             "exit code 3",
             "returned nan",
             "returned str",
@@ -63,6 +78,42 @@ def test_a_reward_function_that_misbehaves_costs_its_answer_only(tmp_path):
         assert bool(reason) == bool(expected)
 
 
+HANGING_CASE = CASE.model_copy(
+    update={
+        "reference": "def add(a, b):\n    return a + b\n",
+        "checks": tuple(
+            {"python_calls": [{"call": "add", "args": [number, 2], "gives": number + 2}]}
+            for number in range(3)
+        ),
+    }
+)
+
+
+def test_an_answer_whose_code_hangs_is_wrong_and_counts():
+    """It is the answer that hangs, not the reward: left out, it would cost the model nothing."""
+    try:
+        open_sandbox(SandboxSettings())
+    except EnvironmentLacks:
+        pytest.skip("no way to shut code in works here")
+    check_with_limits(check_hanging_code, 4, 30)
+
+
+def check_hanging_code(limit):
+    spec = RewardSpec(
+        parts=(RewardPart(metric="checks_passed"),), folder="", sandbox={"seconds": 3600}, seconds=limit
+    )
+    texts = [
+        HANGING_CASE.reference,
+        "def add(a, b):\n    while True:\n        pass\n",
+        HANGING_CASE.reference,
+    ]
+    with RewardRunner(spec, processes=1) as runner:
+        graded = list(
+            runner.grade_all([RewardQuestion(str(at), HANGING_CASE, text) for at, text in enumerate(texts)])
+        )
+    assert [(item.reward, item.failed) for item in graded] == [(1.0, {}), (0.0, {}), (1.0, {})]
+
+
 def test_gates_decide_before_weights():
     parts = (RewardPart(metric="style", weight=0.5), RewardPart(metric="passes", gate=True))
     assert [part.metric for part in ordered_parts(parts)] == ["passes", "style"]
@@ -70,3 +121,49 @@ def test_gates_decide_before_weights():
     assert combine_parts(parts, {"passes": 1.0, "style": 0.0}) == pytest.approx(2 / 3)
     assert combine_parts(parts, {"passes": None, "style": 1.0}) == 1.0
     assert combine_parts(parts, {}) is None
+
+
+def test_an_answer_that_passes_its_gate_is_never_worth_less_than_one_that_does_not():
+    parts = (RewardPart(metric="trl:own.py:penalty", weight=2.0), RewardPart(metric="passes", gate=True))
+    assert combine_parts(parts, {"passes": 1.0, "trl:own.py:penalty": -3.0}) == 0.0
+    assert combine_parts(parts[:1], {"trl:own.py:penalty": -3.0}) == -3.0
+
+
+TRL_STYLE = """
+def lengths(prompts, completions, reference, **kwargs):
+    assert prompts[0][0]["role"] == "user"
+    return [len(completion[0]["content"]) - len(right) for completion, right in zip(completions, reference)]
+
+async def later(completions, **kwargs):
+    return [None if completion[0]["content"] == "skip" else 0.25 for completion in completions]
+
+def nonsense(completions, **kwargs):
+    return 1.0
+
+def order(case, texts):
+    return [0.5] if len(texts) == 3 else [float(text == case.reference) for text in texts]
+"""
+
+
+def test_rewards_with_the_signature_of_trl_are_graded(tmp_path):
+    (tmp_path / "own.py").write_text(TRL_STYLE)
+    context = GradeContext(folder=tmp_path)
+
+    def grade(name, text):
+        return grade_part(f"trl:own.py:{name}", CASE, text, context=context, evidence={})
+
+    assert grade("lengths", "right") == 0.0
+    assert grade("lengths", "right there") == 6.0
+    assert grade("later", "x") == 0.25
+    assert grade("later", "skip") is None
+    with pytest.raises(CannotGrade, match="no list with one number"):
+        grade("nonsense", "x")
+
+
+def test_a_ranking_function_grades_every_answer_of_its_group_or_fails(tmp_path):
+    (tmp_path / "own.py").write_text(TRL_STYLE)
+    metric = "rank:own.py:order"
+    context = GradeContext(folder=tmp_path)
+    assert rank_answers(metric, CASE, ["wrong", "right"], context=context) == [0.0, 1.0]
+    with pytest.raises(CannotGrade, match="1 numbers for 3 answers"):
+        rank_answers(metric, CASE, ["a", "b", "c"], context=context)

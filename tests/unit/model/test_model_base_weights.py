@@ -1,9 +1,13 @@
 """The embedded base says what its weights are, and adapters name a base that PEFT can load."""
 
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from graftwork.model import base as base_module
 from graftwork.model.base import (
     EMBEDDED,
     HUB_ID,
@@ -33,6 +37,35 @@ def test_the_file_that_the_note_names_is_the_one_of_the_package():
 
     assert "Q4_1" in gguf_file().name
     assert "Q4_1" in note_on_weights(EMBEDDED)
+
+
+def test_of_two_processes_that_need_the_embedded_base_first_one_converts_and_one_waits(
+    tiny_base, tmp_path, monkeypatch
+):
+    """Two on one machine: locks are held by open files, also within one process."""
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
+    asked, go_on, converted = threading.Event(), threading.Event(), []
+    hold = base_module.hold_lock
+
+    def convert(folder):
+        converted.append(folder)
+        assert go_on.wait(300)
+        shutil.copytree(tiny_base, folder)
+
+    def hold_and_note(folder):
+        if converted:
+            asked.set()
+        return hold(folder)
+
+    monkeypatch.setattr(base_module, "_convert_in_child", convert)
+    monkeypatch.setattr(base_module, "hold_lock", hold_and_note)
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(find_base, EMBEDDED, project_folder=tmp_path) for _ in range(2)]
+        assert asked.wait(300)
+        go_on.set()
+        first, second = (future.result() for future in found)
+    assert first == second
+    assert len(converted) == 1
 
 
 def test_the_exported_base_is_the_very_base(tiny_base, tmp_path):

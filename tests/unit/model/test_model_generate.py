@@ -7,6 +7,7 @@ import torch
 
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.generate.generator import Generator, Sampling
+from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message
 
@@ -131,6 +132,58 @@ def test_families_answer_like_transformers(kind):
     generator = Generator(model, stop_tokens=[], slots=2, recorded=True)
     answers = [answer.tokens for answer in generator.generate(ASKED, Sampling(8))]
     assert answers == answers_of_transformers(model, ASKED, most=8)
+
+
+LONG = [(7 * place) % 500 for place in range(400)]
+
+
+class Leaving:
+    """A caller who is gone when asked for the n-th time."""
+
+    def __init__(self, at):
+        self.left, self.asked = at, 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.asked > self.left
+
+
+def decode(decoder, asked):
+    """Prompts, each with its caller, together; their answers."""
+    requests = [GenerationRequest(prompt, Sampling(6), is_cancelled=caller) for prompt, caller in asked]
+    for request in requests:
+        decoder.submit(request)
+    decoder.finish()
+    return [request.result.tokens for request in requests]
+
+
+@pytest.mark.parametrize("others", [[], [[*LONG[:300], 3, 1, 4]], [LONG]])
+@pytest.mark.parametrize("at", [1, 9, 25])
+def test_a_prompt_whose_callers_left_is_read_no_further_and_leaves_nothing_behind(at, others):
+    model = tiny("llama")
+    decoder = Generator(model, stop_tokens=[], slots=4).decoder
+    passes = []
+    counting = model.lm_head.register_forward_pre_hook(lambda *_: passes.append(1))
+    callers = [Leaving(at) for _ in range(1 + len(others))]
+    prompts = [LONG, *others]
+    assert decode(decoder, zip(prompts, callers, strict=True)) == [[]] * len(prompts)
+    assert len(passes) < len(prompts)  # of a shared beginning at most
+    assert not decoder.busy
+    counting.remove()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    # What was read of it is not taken for the beginning of the next ones.
+    expected = answers_of_transformers(model, [LONG, LONG[:350]], most=6)
+    stays = [(prompt, Leaving(10**9)) for prompt in (LONG, LONG[:350])]
+    assert decode(decoder, stays) == expected
+
+
+def test_a_caller_who_stays_is_answered_although_others_leave_in_the_same_pass():
+    model = tiny("llama")
+    decoder = Generator(model, stop_tokens=[], slots=4).decoder
+    prompts = [LONG, [*LONG[:300], 3, 1, 4], [9, 8, 7], LONG[50:]]
+    callers = [Leaving(5), Leaving(5), Leaving(10**9), Leaving(10**9)]
+    expected = answers_of_transformers(model, prompts, most=6)
+    assert decode(decoder, zip(prompts, callers, strict=True))[2:] == expected[2:]
 
 
 def test_models_whose_memory_does_not_fit_slots_get_static_batches():

@@ -191,3 +191,49 @@ def test_a_cache_grows_under_running_requests():
     for request in (long, short):
         alone = Generator(model, stop_tokens=[]).generate([request.prompt], Sampling(request.most))[0]
         assert request.result.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_adapters_that_training_changes_in_place_act_in_the_next_batch(kind):
+    model, names = make_adapted_model(kind), [None, "first", "second", "first"]
+    decoder = open_decoder(model, stop_tokens=[], slots=4)
+
+    def answer(decoder):
+        requests = [
+            GenerationRequest(prompt, Sampling(10), adapter=name)
+            for prompt, name in zip(PROMPTS, names, strict=False)
+        ]
+        for request in requests:
+            decoder.submit(request)
+        decoder.finish()
+        return [request.result.tokens for request in requests]
+
+    before = answer(decoder)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, LoraLinear):
+                for b in module.lora_B.values():
+                    b.mul_(-3)
+    decoder.update_adapters()
+    after = answer(decoder)
+    assert after == answer(open_decoder(model, stop_tokens=[], slots=4)) != before
+
+
+def test_prompts_of_several_groups_are_each_read_once():
+    model = make_model()
+    prompts = [prompt for prompt in PROMPTS[:3] for _ in range(4)]
+    decoder = open_decoder(model, stop_tokens=[], slots=12)
+    passes = []
+    model.register_forward_pre_hook(
+        lambda _module, _arguments, named: passes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    requests = [
+        GenerationRequest(prompt, Sampling(6, temperature=1.0, seed=at)) for at, prompt in enumerate(prompts)
+    ]
+    for request in requests:
+        decoder.submit(request)
+    decoder.finish()
+    assert passes[:2] == [(3, max(map(len, PROMPTS[:3])) - 1), (12, 1)]
+    for request in requests:
+        alone = Generator(model, stop_tokens=[]).generate([request.prompt], request.sampling.sampling)[0]
+        assert request.result.tokens == alone.tokens

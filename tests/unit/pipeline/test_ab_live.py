@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,17 +67,17 @@ class Traffic:
         self.work, self.count = work, 0
         self.feedback = FeedbackStore(work.database, project=work.settings.project)
         split = SplitSettings(share=share, experiment=experiment)
-        self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
+        self.running = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
-        arm = self.deal.assign(session)
+        arm = self.running.assign(session)
         self.count += 1
         capture = Capture(
-            id=f"{self.deal.experiment}-{self.count}",
+            id=f"{self.running.experiment}-{self.count}",
             at=WHEN,
             session=session,
             model="champion",
-            release=self.deal.release_of(arm),
+            release=self.running.release_of(arm),
             request={"messages": [{"role": "user", "content": "give me JSON"}]},
             reply=reply(arm) if callable(reply) else reply,
             finish_reason=more.pop("finish_reason", "stop"),
@@ -84,9 +85,9 @@ class Traffic:
             reply_tokens=1,
             first_token_ms=None,
             total_ms=100.0 if arm == "champion" else 40.0,
-            dealt=self.deal.experiment,
+            dealt=self.running.experiment,
             arm=arm,
-            share=self.deal.share,
+            share=self.running.share,
             **more,
         )
         self.work.captures.add([capture])
@@ -107,11 +108,11 @@ def test_only_what_one_experiment_assigned_counts_and_by_default_the_latest(work
     for n in range(60):
         new.serve(f"s{n}", only_challenger_is_right)
     found = compare_live(work, *pair, metric="json_valid")
-    assert (found.experiment, found.winner) == (new.deal.experiment, "B")
+    assert (found.experiment, found.winner) == (new.running.experiment, "B")
     assert any("2 experiments" in remark for remark in found.remarks)
     assert not any("drawn by lot" in remark for remark in found.remarks)
-    before = compare_live(work, *pair, metric="json_valid", experiment=old.deal.experiment)
-    assert (before.experiment, before.winner) == (old.deal.experiment, "A")
+    before = compare_live(work, *pair, metric="json_valid", experiment=old.running.experiment)
+    assert (before.experiment, before.winner) == (old.running.experiment, "A")
     assert compare_live(work, pair[1], pair[0], metric="json_valid").winner == "A"
 
 
@@ -131,12 +132,12 @@ def test_how_each_arm_did_is_next_to_the_test(work, pair):
 def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_who_left(work, pair):
     traffic = Traffic(work, pair)
     for n in range(80):
-        arm = traffic.deal.assign(f"s{n}")
+        arm = traffic.running.assign(f"s{n}")
         traffic.serve(f"s{n}", "{}", finish_reason="error" if arm == "challenger" else "stop")
     assert compare_live(work, *pair, metric="json_valid").winner == "A"
     left = Traffic(work, pair, experiment="left")
     for n in range(80):
-        arm = left.deal.assign(f"s{n}")
+        arm = left.running.assign(f"s{n}")
         left.serve(f"s{n}", "{}", disconnected=arm == "challenger")
     found = compare_live(work, *pair, metric="json_valid")
     assert (found.ungraded, found.winner) == (0, "A")
@@ -145,9 +146,11 @@ def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_wh
 
 def test_a_release_does_not_win_by_bad_answers_whose_callers_left(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
+    # The ids of the releases change with the folder of the test: without a fixed key, chance would decide.
+    traffic.running = replace(traffic.running, key=bytes(32))
     for n in range(400):
         bad = chance.random() < 0.3
-        left = bad and traffic.deal.assign(f"s{n}") == "challenger" and chance.random() < 0.5
+        left = bad and traffic.running.assign(f"s{n}") == "challenger" and chance.random() < 0.5
         traffic.serve(f"s{n}", "no JSON" if bad else "{}", disconnected=left)
     assert compare_live(work, *pair, metric="json_valid").winner is None
 
@@ -184,7 +187,7 @@ def test_marks_between_good_and_bad_count_for_what_they_are(work, pair):
 def test_shares_that_come_out_otherwise_than_they_were_assigned_are_a_warning(work, pair):
     traffic = Traffic(work, pair, share=0.5)
     for n in range(120):
-        if traffic.deal.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
+        if traffic.running.assign(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
             traffic.serve(f"s{n}")
     found = compare_live(work, *pair, metric="json_valid")
     assert any("50.0% were assigned" in remark for remark in found.remarks)
@@ -199,7 +202,7 @@ def test_shares_that_come_out_otherwise_than_they_were_assigned_are_a_warning(wo
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
     look = LiveComparison(
-        work, find_pair(work, *pair), metric="json_valid", experiment=traffic.deal.experiment
+        work, find_pair(work, *pair), metric="json_valid", experiment=traffic.running.experiment
     )
     for n in range(90):
         traffic.serve(f"s{n // 2}", lambda arm: "{}" if chance.random() < 0.6 else "no")
@@ -268,15 +271,15 @@ def run(root, *words, code):
 def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     traffic = Traffic(work, pair)
     for n in range(60):
-        traffic.say(traffic.serve(f"s{n}"), float(traffic.deal.assign(f"s{n}") == "challenger"))
+        traffic.say(traffic.serve(f"s{n}"), float(traffic.running.assign(f"s{n}") == "challenger"))
     reported = json.loads(run(tmp_path, *pair, "--metric", "feedback", "--watch", "--every", "0.1", code=0))
-    assert (reported["winner"], reported["experiment"]) == ("B", traffic.deal.experiment)
-    part = traffic.deal.experiment[-8:]
+    assert (reported["winner"], reported["experiment"]) == ("B", traffic.running.experiment)
+    part = traffic.running.experiment[-8:]
     reported = json.loads(run(tmp_path, *pair, "--metric", "token_f1", "--experiment", part, code=12))
-    assert reported["experiment"] == traffic.deal.experiment
+    assert reported["experiment"] == traffic.running.experiment
     done = CliRunner().invoke(app, [*pair, "--metric", "feedback", "-C", str(tmp_path)])
     assert done.exit_code == 0
-    assert traffic.deal.experiment in done.stdout
+    assert traffic.running.experiment in done.stdout
     assert "40 ms" in done.stdout
 
 

@@ -7,7 +7,7 @@ import pytest
 from graftwork.fleet.place import Refused
 from graftwork.pipeline import fleet_jobs
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.fleet import FleetJob, PlacedJob
+from graftwork.records.fleet import FleetJob, PlacedJob, Reconciled
 
 PLACED = PlacedJob(place="ssh", id="1", label="graft-00000000-000000000001")
 
@@ -31,8 +31,10 @@ class Ledger:
 class BrokenPlace:
     paid = False
 
+    trouble: Exception = Refused("the far side has no Python 3.11")
+
     def poll(self, _job):
-        raise Refused("the far side has no Python 3.11")
+        raise self.trouble
 
     def fetch(self, _job, _folder):
         raise EnvironmentLacks("there are no files")
@@ -45,8 +47,9 @@ def make_job(state):
 
 @pytest.fixture
 def follow(monkeypatch, tmp_path):
-    def run(**ends):
+    def run(trouble=BrokenPlace.trouble, **ends):
         ledger, place, lines = Ledger(ends), BrokenPlace(), []
+        place.trouble = trouble
         controller = SimpleNamespace(place=place, reconcile=ledger.reconcile)
         monkeypatch.setattr(fleet_jobs, "collecting", lambda *_words: controller)
         monkeypatch.setattr(fleet_jobs, "open_place", lambda *_words: place)
@@ -63,6 +66,12 @@ def test_following_goes_on_after_a_poll_that_was_refused(follow):
     assert "no Python 3.11" in lines[0]
 
 
+def test_following_goes_on_after_a_poll_that_nobody_foresaw(follow):
+    job, lines = follow(KeyError("status"), state="failed", reason="out of memory")
+    assert job.reason == "out of memory"
+    assert "failed (KeyError)" in lines[0]
+
+
 @pytest.mark.parametrize("state", ["failed", "stopped"])
 def test_a_job_that_did_not_finish_keeps_its_reason_if_nothing_can_be_fetched(follow, state):
     job, _ = follow(state=state, reason="out of memory")
@@ -77,3 +86,30 @@ def test_a_finished_job_without_its_files_is_an_error(follow):
 def test_files_that_came_are_not_fetched_again(follow):
     job, _ = follow(state="done", reason="done", fetched=True)
     assert job.state == "done"
+
+
+def test_a_place_whose_client_breaks_does_not_keep_the_others_from_being_reconciled(monkeypatch):
+    reconciled = []
+
+    def collecting(_work, name):
+        if name == "kaggle":
+            raise ImportError("its package is half installed")
+        return SimpleNamespace(reconcile=lambda **_now: reconciled.append(name) or Reconciled(checked=1))
+
+    monkeypatch.setattr(fleet_jobs, "collecting", collecting)
+    jobs = [make_job("submitted").model_copy(update={"place": name}) for name in ("kaggle", "runpod")]
+    found = fleet_jobs.reconcile(SimpleNamespace(jobs=SimpleNamespace(list=lambda: jobs)))
+    assert reconciled == ["runpod"]
+    assert (found.checked, found.unreachable) == (1, ("kaggle: its client failed (ImportError)",))
+
+
+@pytest.mark.parametrize(("state", "fetched"), [("submitted", False), ("stopping", False), ("done", True)])
+def test_files_of_a_job_that_still_runs_are_not_its_results(monkeypatch, tmp_path, state, fetched):
+    ledger = Ledger({})
+    ledger.job, brought = make_job(state), []
+    place = SimpleNamespace(fetch=lambda _job, folder: brought.append(folder.name))
+    monkeypatch.setattr(fleet_jobs, "open_place", lambda *_words: place)
+    work = SimpleNamespace(jobs=ledger, project=SimpleNamespace(runs=tmp_path))
+    # Else nothing would be brought when it ends, and its machine is given back with the result.
+    assert fleet_jobs.fetch(work, ledger.job).fetched is fetched
+    assert (ledger.job.fetched, brought) == (fetched, ["run"])

@@ -35,7 +35,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step, "iterate_rows", lambda *_: iter(()))
     settings = TrainSettings(batch_rows=2, epochs=3, max_rows=None)
     work = SimpleNamespace(settings=SimpleNamespace(train=settings))
-    return step._measure_work(work, SimpleNamespace(folder="x"), SHAPE)  # type: ignore[arg-type]
+    return step.measure_work(work, SimpleNamespace(folder="x"), SHAPE)  # type: ignore[arg-type]
 
 
 def test_a_row_that_occurs_twice_is_read_once(ahead):
@@ -48,3 +48,16 @@ def test_the_batch_with_most_replies_is_known(ahead):
     assert ahead.load.most_replies == 2 * REPLY
     assert ahead.load.shared_tokens == SHARED
     assert ahead.load.processor is None
+
+
+def test_pairs_are_planned_with_the_tokens_of_both_replies():
+    rows = [row(0, 30), row(1, 40), row(2, 50)]
+    rejected = [some.model_copy(update={"rejected": f"no {some.id}"}) for some in rows[:2]]
+
+    def render(some, _reply):
+        return (*some.tokens[: some.trained_from], 7), some.trained_from
+
+    planned = step.rows_of_pairs([*rejected, rows[2]], render)
+    assert [len(some.tokens) for some in planned] == [29, 29, 39, 39]
+    assert len({some.tokens for some in planned}) == 4
+    assert all(len(some.tokens) > some.trained_from for some in planned)

@@ -33,11 +33,27 @@ def test_a_rewarded_hack_is_named():
     assert "empty" in refused.value.why
 
 
-@pytest.mark.parametrize(("gold", "why"), [(0.1, "reference itself"), (None, "no prompt has a reference")])
+@pytest.mark.parametrize(("gold", "why"), [(0.1, "reference itself"), (None, "no reward applies")])
 def test_a_gold_answer_without_a_reward_is_refused(gold, why):
     with pytest.raises(AnswerIsNo) as refused:
         require_sound(judged(**{GOLD: gold, "empty": 0.0}))
     assert why in refused.value.why
+
+
+def test_a_reward_that_cannot_grade_is_named_once_with_its_reason():
+    asked = [_Asked(CASE, name, name) for name in (GOLD, "empty", "long")]
+    graded = [GradedParts("0", None, {}, {"own.py:f": "it returned nan"}, 0.1) for _ in asked]
+    found = judge(asked, graded, cases=1)
+    assert [(failure.answers, failure.is_reference) for failure in found.failures] == [(3, True)]
+    with pytest.raises(AnswerIsNo) as refused:
+        require_sound(found)
+    assert refused.value.why == "own.py:f cannot grade the reference: it returned nan"
+
+
+def test_prompts_without_a_reference_are_named():
+    with pytest.raises(AnswerIsNo) as refused:
+        require_sound(judged(empty=0.0))
+    assert "no prompt has a reference" in refused.value.why
 
 
 def test_cases_are_spread_over_the_list():

@@ -71,15 +71,16 @@ def work(task):
                 heart.move()
         if what == "wait":
             (folder / "ready").touch()
-            stop_asked.wait(60)
+            stop_asked.wait(600)
             raise StoppedInOrder("stopped")
         if what in ("save", "deaf", "frozen"):
-            (folder / "ready").touch()
-            stop_asked.wait(60)
             if what != "deaf":
                 heart.move("checkpoint")
-            while what == "frozen" and '"doing": "checkpoint"' not in (folder / "heartbeat.json").read_text():
-                threading.Event().wait(0.01)
+                beats = folder / task.heart / "heartbeat.json"
+                while '"doing": "checkpoint"' not in (beats.read_text() if beats.exists() else ""):
+                    threading.Event().wait(0.01)
+            (folder / "ready").touch()
+            stop_asked.wait(600)
             if what == "frozen":
                 os.kill(os.getpid(), signal.SIGSTOP)
             while not (folder / "saved").exists():
@@ -207,19 +208,20 @@ def test_a_kill_for_want_of_memory_is_known_by_the_kernels_count(job, monkeypatc
 
 
 def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
-    watcher = watcher_of(job, silent_seconds=1.0)
+    watcher = watcher_of(job, silent_seconds=2.0)
 
     def wake():
         reported = alerts(job.folder)
-        if reported == ["stalled"]:
-            os.kill(lock_holder(job.folder), signal.SIGCONT)
+        if reported[-1:] == ["stalled"] and (worker := lock_holder(job.folder)) is not None:
+            os.kill(worker, signal.SIGCONT)
         if "recovered" in reported:
             (job.folder / "leave").touch()
 
     job("freeze", watcher=watcher, on_poll=wake)
     assert alerts(job.folder)[:2] == ["stalled", "recovered"]
     if sys.platform == "linux":
-        assert "kill -CONT" in Journal(job.folder / "alerts.jsonl").read()[0]["why"]
+        stalls = Journal(job.folder / "alerts.jsonl").read()[::2]
+        assert any("kill -CONT" in stall["why"] for stall in stalls)
 
 
 def test_each_stall_is_reported_once_however_often_it_is_checked(tmp_path):
@@ -258,28 +260,41 @@ def ask_to_stop(job, monkeypatch):
 
 
 class LetsItSave(Heard):
-    """The worker's checkpoint is written only when the worker is notified that it is waited for."""
+    """The worker's checkpoint is written only when the worker is notified that it is waited for.
 
-    def __init__(self, folder):
+    From then on patience is long, and the checkpoint is written after the supervisor has looked once more:
+    how long the worker takes to end says something about the machine.
+    """
+
+    def __init__(self, folder, monkeypatch):
         super().__init__()
-        self._folder = folder
+        self._folder, self._monkeypatch = folder, monkeypatch
+        self._looks = None
 
     def info(self, text):
         super().info(text)
         if "waiting for its checkpoint" in text:
-            (self._folder / "saved").touch()
+            self._monkeypatch.setattr(supervise, "STOP_SECONDS", 300.0)
+            self._looks = 0
+
+    def look(self, folder):
+        if self._looks is not None:
+            self._looks += 1
+            if self._looks == 3:  # at most two before the patience is read again
+                (self._folder / "saved").touch()
+        return (folder,)
 
 
 @pytest.mark.parametrize("heart", [".", "another run"])
-def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, heart):
-    reported = LetsItSave(job.folder)
+def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, monkeypatch, heart):
+    reported = LetsItSave(job.folder, monkeypatch)
     with pytest.raises(StoppedInOrder), stoppable():
         job(
             "save",
             on_poll=ask_to_stop,
             reporter=reported,
             heart=heart,
-            active_folders=lambda: (job.folder / heart,),
+            active_folders=lambda: reported.look(job.folder / heart),
         )
     assert len([word for word in reported.words if "waiting for its checkpoint" in word]) == 1
     assert json.loads((job.folder / "error.json").read_text())["what"] == "stopped"
@@ -318,7 +333,7 @@ def test_any_kind_of_orderly_stop_counts_as_one(job):
 def test_sigterm_outside_of_a_worker_is_a_stop_in_good_order_too():
     def stop_me():
         os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(30)
+        threading.Event().wait(300)
 
     with pytest.raises(StoppedInOrder), stoppable():
         stop_me()

@@ -12,18 +12,20 @@ from graftwork.costmodel.processor import (
     choose_kept,
     packed_bytes,
     scattered,
+    seconds_a_token,
     states_bytes,
     training_flops,
     training_memory,
     validation_share,
     why_plain_here,
 )
+from graftwork.costmodel.rollouts import update_seconds
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import correct_memory, learned_memory
 from graftwork.plan.settings import PlanSettings
-from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workload
+from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, RolloutLoad, Workload
 
 SHAPE = find_model("smollm2-135m").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -284,3 +286,62 @@ def test_states_are_planned_to_wait_where_training_puts_them(
         threads=threads,
     )
     assert planned == choose_cache(load, budget).place
+
+
+def seconds_of(work, *, cores=1):
+    return sum(work.lengths) * sum(seconds_a_token(SHAPE, work, gflops=85.0, cores=cores).values())
+
+
+def test_the_same_rows_in_more_passes_take_longer():
+    whole = work_of(adapted_layers=30, epochs=1, shared_tokens=0)
+    halves = whole.model_copy(update={"batch_rows": 4})
+    assert 1.05 < seconds_of(halves) / seconds_of(whole) < 1.2
+
+
+def test_a_pass_of_one_core_takes_what_was_measured():
+    # 8 rows of 110 tokens and 4 of them, 22 trained: 5.6 and 2.9 processor seconds at 85 GFLOP/s.
+    for rows, measured in ((8, 5.6), (4, 2.9)):
+        own = ProcessorStep(packed=True, kept="nowhere", distinct_tokens=110 * rows)
+        work = work_of(
+            lengths=(110,) * rows,
+            trained_tokens=22 * rows,
+            batch_rows=rows,
+            epochs=1,
+            shared_tokens=0,
+            adapted_layers=30,
+            processor=own,
+        )
+        assert seconds_of(work) == pytest.approx(measured, rel=0.1)
+
+
+def rollouts_of(**changes):
+    values = {"prompts": 2, "answers": 8, "prompt_tokens": 137, "max_tokens": 32, "answer_tokens": 30.4}
+    load = RolloutLoad(**{**values, "reference_rows": 2, **changes})
+    own = ProcessorStep(packed=True, kept="nowhere", distinct_tokens=2700)
+    return work_of(
+        lengths=(169,) * 16,
+        trained_tokens=512,
+        shared_tokens=0,
+        batch_rows=16,
+        epochs=1,
+        adapted_layers=30,
+        processor=own,
+        rollouts=load,
+    )
+
+
+def test_training_on_answers_takes_what_was_measured():
+    # 2 prompts of 137 tokens, 8 answers each, one core: processor seconds at 85 GFLOP/s.
+    found = update_seconds(SHAPE, rollouts_of(), gflops=85.0, cores=1)
+    assert found.pop("reference") == pytest.approx(0.95, rel=0.25)
+    assert sum(found.values()) == pytest.approx(6.2, rel=0.15)
+
+
+def test_the_start_reads_every_answer_where_kl_is_in_the_loss():
+    one, all_of_them = (
+        update_seconds(SHAPE, rollouts_of(reference_rows=rows), gflops=85.0, cores=1)["reference"]
+        for rows in (2, 16)
+    )
+    assert 4 < all_of_them / one < 8
+    without = update_seconds(SHAPE, rollouts_of(reference_rows=0), gflops=85.0, cores=1)
+    assert without["reference"] == 0

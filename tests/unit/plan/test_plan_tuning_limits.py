@@ -41,7 +41,8 @@ def named(method, adapted, trainable, step, longest, *, eight):
 
 @cache
 def all_settings():
-    return tuple(_settings("four", "eight", named("qlora", 4, 1, 1024, 2048, eight=True), limit_gib=1.0))
+    how = named("qlora", 4, 1, 1024, 2048, eight=True)
+    return tuple(_settings("four", "eight", how, limit_gib=1.0, compiled=True))
 
 
 def pinned():

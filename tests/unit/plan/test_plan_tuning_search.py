@@ -43,7 +43,13 @@ LEVELS = st.tuples(st.integers(0, BLOCKS), st.integers(0, BLOCKS)).filter(lambda
 @cache
 def ways(form, limit=2.0):
     return tuple(
-        _settings(form, "whole", TuningRequest("lora", 6, 1, 4096, 1024, eight=False), limit_gib=limit)
+        _settings(
+            form,
+            "whole",
+            TuningRequest("lora", 6, 1, 4096, 1024, eight=False),
+            limit_gib=limit,
+            compiled=True,
+        )
     )
 
 

@@ -10,7 +10,7 @@ from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
 from graftwork.process.sandbox.run import WAYS
 from graftwork.records.units import MIB
 
-PATIENT = Limits(wall_seconds=20, memory_bytes=256 * MIB, processes=8)
+PATIENT = Limits(wall_seconds=120, memory_bytes=256 * MIB, processes=8)
 """For code that ends by itself: a busy machine must not look like a limit."""
 
 NAME_ITSELF = "import ctypes; ctypes.CDLL(None).prctl(15, b'{name}')\n"
@@ -32,6 +32,18 @@ def run_in(kind: SandboxKind, source: str, *, limits: Limits = PATIENT, **more):
     return Sandbox(require_way(kind), limits).run(source, **more)
 
 
+def run_until_late(run, seconds: float, *, begun: str):
+    """A run whose time ends after the program has printed that it began; with longer times on a slow machine.
+
+    `run` takes the limits of time.
+    """
+    while True:
+        result = run({"wall_seconds": seconds, "cpu_seconds": max(5, int(4 * seconds))})
+        if begun in result.stdout or result.reason != "wall_clock" or seconds > 60:
+            return result
+        seconds *= 4
+
+
 def processes_named(name: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -47,7 +59,7 @@ def nobody_is_named(name: str) -> bool:
     return comes_true(lambda: not processes_named(name))
 
 
-def comes_true(question, *, seconds: float = 10.0) -> bool:
+def comes_true(question, *, seconds: float = 120.0) -> bool:
     """Killed processes take the kernel a moment to bury; nothing is waited for once they are gone."""
     deadline = time.monotonic() + seconds
     while not question():

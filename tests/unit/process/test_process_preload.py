@@ -33,20 +33,21 @@ def workers(tmp_path, monkeypatch):
     started.stop()
 
 
-def start(workers, tmp_path, *arguments, **variables):
-    with (tmp_path / "log").open("ab") as log:
+def start(workers, tmp_path, *arguments, log_name="log", **variables):
+    with (tmp_path / log_name).open("ab") as log:
         return workers.start(
             "some_worker", arguments, environment={**os.environ, "GIVEN": "yes", **variables}, log=log
         )
 
 
 def test_a_preloaded_worker_gets_arguments_environment_and_log_and_returns_its_exit_code(workers, tmp_path):
-    first, second = start(workers, tmp_path, "end", "0"), start(workers, tmp_path, "end", "7")
-    assert (first.wait(30), second.wait(30)) == (0, 7)
+    first = start(workers, tmp_path, "end", "0", log_name="first")
+    second = start(workers, tmp_path, "end", "7", log_name="second")
+    assert (first.wait(300), second.wait(300)) == (0, 7)
     assert second.poll() == 7
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert "imported True ['end', '7'] yes" in lines
-    assert lines.count("True  __main__") == 2
+    for name, code in (("first", 0), ("second", 7)):
+        lines = (tmp_path / name).read_text().splitlines()
+        assert lines == [f"imported True ['end', '{code}'] yes", "True  __main__"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -55,8 +56,8 @@ def test_a_killed_worker_ends_with_its_signal_and_the_next_one_starts(workers, t
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.wait(0.01)
     os.kill(waiting.pid, number)
-    assert waiting.wait(30) == -number
-    assert start(workers, tmp_path, "end", "3").wait(30) == 3
+    assert waiting.wait(300) == -number
+    assert start(workers, tmp_path, "end", "3").wait(300) == 3
 
 
 def test_settings_read_at_process_start_are_not_changed_for_a_worker(workers, tmp_path):
@@ -75,3 +76,20 @@ def test_preloading_can_be_switched_off(tmp_path, monkeypatch):
     idle = PreloadedWorkers(())
     idle.warm_up(dict(os.environ))
     assert start(idle, tmp_path, "end", "0") is None
+
+
+def test_packages_that_are_not_used_are_left_out_of_the_imports_and_can_be_imported_later(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a_large_extra.py").write_text("loaded = True")
+    (tmp_path / "its_user.py").write_text(
+        "import importlib.util\nfound = importlib.util.find_spec('a_large_extra') is not None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(preload, "UNUSED", ("a_large_extra",))
+    preload.import_without_unused(["its_user", "no_such_module"])
+    assert not sys.modules["its_user"].found
+    assert "a_large_extra" not in sys.modules
+    import a_large_extra
+
+    assert a_large_extra.loaded

@@ -20,17 +20,28 @@ from graftwork.records.errors import Busy
 from graftwork.records.job import Vitals
 
 WORKER = """
+import signal
 import sys
+import threading
 from pathlib import Path
-from graftwork.process.worker import run_worker, stop_asked
+from graftwork.process.worker import run_worker, stop_asked, stop_at_once
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.job import Job
 
 def work(job):
     if job.name == "wait":
         (Path(job.folder) / "ready").touch()
-        stop_asked.wait(60)
+        stop_asked.wait(600)
         raise StoppedInOrder("stopped")
+    if job.name == "locked":
+        with stop_asked._cond:  # as within `wait`, before it sleeps
+            signal.raise_signal(signal.SIGTERM)
+        stop_asked.wait(600)
+        raise StoppedInOrder("stopped")
+    if job.name == "loading":
+        with stop_at_once(StoppedInOrder("stopped while it loaded")):
+            (Path(job.folder) / "ready").touch()
+            threading.Event().wait(600)
     if job.name == "missing":
         import a_package_that_nobody_has
     if job.name == "memory":
@@ -99,6 +110,20 @@ def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):
     assert first.wait() == 75
 
 
+def test_a_stop_that_interrupts_the_wait_for_it_does_not_block_the_worker(tmp_path):
+    child, folder = start(tmp_path, "locked")
+    assert child.wait(600) == 75
+    assert json.loads((folder / "error.json").read_text())["what"] == "stopped"
+
+
+def test_a_stop_ends_work_that_loses_nothing_where_it_is(tmp_path):
+    child, folder = start(tmp_path, "loading")
+    wait_for(folder / "ready", child)
+    child.terminate()
+    assert child.wait(600) == 75
+    assert json.loads((folder / "error.json").read_text())["what"] == "stopped while it loaded"
+
+
 def test_the_lock_is_free_when_its_holder_was_killed(tmp_path):
     child, folder = start(tmp_path, "wait")
     wait_for(folder / "ready", child)
@@ -129,7 +154,7 @@ def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypa
             raise
         if asks and not starter.ident:
             starter.start()
-            met.wait(10)
+            met.wait(120)
 
     with hold_lock(tmp_path):
         pass
@@ -198,6 +223,13 @@ def test_a_heart_beats_while_a_long_operation_does_not_move(tmp_path):
     assert float(later.detail["seconds_since_move"]) > 0
 
 
+def test_the_thread_of_a_heart_never_puts_an_older_beat_over_a_newer_one(tmp_path):
+    with Heart(tmp_path, interval=1e-6) as heart:
+        for step in range(300):
+            heart.beat("training", step, step)
+            assert read_beat(tmp_path).done == step
+
+
 def test_a_heart_says_what_is_done_inside_a_step_and_writes_the_vitals(tmp_path):
     with Heart(tmp_path, interval=0.01, vitals=True) as heart:
         heart.beat("training", 1, 2)
@@ -207,8 +239,7 @@ def test_a_heart_says_what_is_done_inside_a_step_and_writes_the_vitals(tmp_path)
         heart.beat("training", 2, 2)
         assert read_beat(tmp_path).doing == ""
     assert seen.vitals.memory_gib > 0
-    (line,) = Journal(tmp_path / "vitals.jsonl").read()
-    assert Vitals.model_validate(line) == seen.vitals
+    assert seen.vitals in [Vitals.model_validate(line) for line in Journal(tmp_path / "vitals.jsonl").read()]
 
 
 def test_a_heart_without_vitals_writes_none(tmp_path):

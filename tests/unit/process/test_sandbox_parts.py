@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named
+from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named, run_until_late
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
@@ -166,7 +166,6 @@ def test_where_no_way_works_the_code_is_refused_with_the_reasons(monkeypatch):
 def test_off_keeps_limits_deadline_and_environment(monkeypatch):
     monkeypatch.setenv("GRAFT_TEST_API_KEY", "planted")
     name = f"o{secrets.token_hex(6)}"
-    sandbox = Sandbox(SandboxKind.OFF, Limits(wall_seconds=1.5, memory_bytes=256 * MIB))
     source = """
         import os, time
         print("GRAFT_TEST_API_KEY" in os.environ, flush=True)
@@ -177,9 +176,14 @@ def test_off_keeps_limits_deadline_and_environment(monkeypatch):
         if os.fork() == 0:
             os.setsid()
             os.fork()
-        time.sleep(100)
+        time.sleep(1000)
     """
-    result = sandbox.run(NAME_ITSELF.format(name=name) + textwrap.dedent(source))
+
+    def run(times):
+        sandbox = Sandbox(SandboxKind.OFF, Limits(memory_bytes=256 * MIB, **times))
+        return sandbox.run(NAME_ITSELF.format(name=name) + textwrap.dedent(source))
+
+    result = run_until_late(run, 1.5, begun="refused")
     assert result.stdout == "False\nrefused\n"
     assert result.reason == "wall_clock"
     assert nobody_is_named(name)

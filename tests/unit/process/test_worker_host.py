@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -38,7 +40,7 @@ class ThreadPlace:
                 heart.beat("training", attempt + 1, 10)
                 code = exits[min(attempt, len(exits) - 1)]
                 if code == 75:
-                    asked.wait(30)
+                    asked.wait(300)
             status["code"] = code
 
         thread = threading.Thread(target=work, daemon=True)
@@ -95,7 +97,7 @@ def test_supervisor_asks_the_place_to_stop_before_it_leaves(tmp_path):
 
 @pytest.fixture
 def sleeper(tmp_path, monkeypatch):
-    (tmp_path / "sleeper.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
+    (tmp_path / "sleeper.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return Job(name="sleep", module="sleeper", job_file="unused", folder=str(tmp_path / "run"))
 
@@ -106,9 +108,21 @@ def test_local_workers_stop_and_report_the_exit_code(sleeper, at_once, code):
     handle = place.submit(sleeper)
     assert place.poll(handle).running
     place.stop(handle, at_once=at_once)
-    status = place.poll(handle, seconds=30)
+    status = place.poll(handle, seconds=300)
     assert (status.running, status.exit_code) == (False, code)
     place.stop(handle)  # nothing left to stop
+
+
+def test_local_workers_end_a_process_that_has_no_session_of_its_own_yet(sleeper, monkeypatch):
+    place = LocalWorkers()
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(words) as forked:
+        monkeypatch.setattr("graftwork.process.local_workers.start_child", lambda _job: forked)
+        try:
+            place.stop(place.submit(sleeper), at_once=True)
+            assert forked.returncode == -signal.SIGKILL
+        finally:
+            forked.kill()
 
 
 def test_local_workers_show_that_a_process_was_stopped_by_a_signal(sleeper):

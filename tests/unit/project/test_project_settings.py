@@ -126,3 +126,29 @@ def test_a_rule_about_several_keys_is_reported_with_its_keys_and_never_with_all_
     assert "description" not in caught.value.fix
     assert caught.value.fix
     assert caught.value.where.endswith(f":{line}")
+
+
+REWARDED = "objective: grpo, rewards: [{metric: task_success}]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ("train: {rollouts: {steps: 3}}\n", "train.rollouts"),
+        ("train: {objective: dpo, rewards: [{metric: task_success}]}\n", "train.rewards"),
+        ("train: {objective: dpo, mix: {rl: 0.7, sft: 0.3}}\n", "train.mix"),
+        ("train: {" + REWARDED + ", preferences: {beta: 0.2}}\n", "train.preferences"),
+        ("models:\n  a: {train: {policy: {kl: 0.1}}}\n", "models.a.train.policy"),
+    ],
+)
+def test_a_setting_of_another_objective_is_refused_by_its_key(load, settings, named):
+    with pytest.raises(UserMistake) as caught:
+        load(settings)
+    assert named in str(caught.value)
+
+
+def test_a_setting_for_all_models_stays_where_one_of_them_uses_it(load):
+    settings = load("train: {" + REWARDED + "}\nmodels:\n  a: {}\n  b: {train: {objective: sft}}\n")
+    assert settings.of_model("b").train.objective == "sft"
+    shared = "train: {rewards: [{metric: task_success}]}\nmodels:\n  a: {}\n  b: {train: {objective: grpo}}\n"
+    assert load(shared).of_model("b").train.rewards

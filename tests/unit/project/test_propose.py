@@ -6,11 +6,15 @@ import random
 import pytest
 import yaml
 
+from graftwork.evaluate.preflight import try_metric
+from graftwork.grading.interface import GradeContext
 from graftwork.model import probe
 from graftwork.project.init import start_project
 from graftwork.project.load import load_settings
 from graftwork.project.propose import choose_test_size, find_field
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.records.report import Case
 from tickets import write_tickets
 
 WORDS = ["river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal"]
@@ -114,6 +118,35 @@ def test_init_proposes_a_refusal_metric_only_where_replies_refuse(tmp_path):
     assert "refusal_correct" not in settings.evaluate.graded
 
 
+def test_an_answer_inside_an_object_is_graded_where_its_words_and_citations_are(tmp_path):
+    def nested(number, chance):
+        prompt, reply = cite(number, chance)
+        cited = "".join(f" [{source}]" for source in reply["citations"])
+        answer = {"text": f"{reply['answer'] or 'The sources do not say.'}{cited}", "confidence": 0.9}
+        return prompt, {"answer": answer, "sources": [{"label": sentence(chance, 3), "year": 1956}]}
+
+    proposal, settings = start(tmp_path, nested)
+    assert proposal.kind == "citation"
+    assert (settings.evaluate.fields.answer, settings.evaluate.fields.citations) == ("answer.text",) * 2
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    cases = [
+        Case(id=str(n), origin=Origin(file="log", line=n), messages=row[:1], reference=row[1]["content"])
+        for n, row in enumerate(rows)
+    ]
+    context = GradeContext(fields=settings.evaluate.fields)
+    assert all(try_metric(name, cases, context=context).cases for name in settings.evaluate.graded)
+
+
+@pytest.mark.parametrize("sources", [[{"label": "a book"}], "a book"], ids=["objects", "words"])
+def test_citations_that_hold_no_numbers_are_no_citation_task(tmp_path, sources):
+    def unnumbered(number, chance):
+        return cite(number, chance)[0], {"answer": sentence(chance, 5), "sources": sources}
+
+    proposal, settings = start(tmp_path, unnumbered)
+    assert proposal.kind != "citation"
+    assert "citation_correct" not in settings.evaluate.graded
+
+
 def test_each_field_is_compared_as_its_values_ask(tmp_path):
     proposal, settings = start(tmp_path, extract)
     rules = {check.field: check.metric for check in settings.evaluate.checks if check.field}
@@ -155,6 +188,17 @@ def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
     assert not (tmp_path / "graft.yaml").exists()
 
 
+def test_rows_that_prepare_would_drop_do_not_count_towards_the_test_split(tmp_path):
+    def make(number, chance):
+        return f"Where is number {number}?", "Mock response" if number < 80 else sentence(chance)
+
+    log = write_log(tmp_path / "log.jsonl", make, count=120)
+    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
+    assert started.rows_read == 120
+    assert started.proposal.rows == 40
+    assert started.proposal.test_cases <= 12
+
+
 def test_field_names_never_collide_with_metrics(tmp_path):
     def make(number, chance):
         return sentence(chance), {"json_valid": "ab"[number % 2], "Latency Seconds": "xy"[number % 2]}
@@ -163,6 +207,20 @@ def test_field_names_never_collide_with_metrics(tmp_path):
     assert [check.field for check in settings.evaluate.checks[:2]] == ["json_valid", "Latency Seconds"]
     assert settings.evaluate.checks[0].name == "json_valid_field"
     assert yaml.safe_load((tmp_path / "graft.yaml").read_text())["gate"]["primary"] == "all_right"
+
+
+def test_fields_that_begin_as_metrics_do_get_rules_that_the_gate_accepts(tmp_path):
+    def make(number, chance):
+        return sentence(chance), {
+            "answer": ("yes", "no")[number % 2],
+            "code": ("E1", "E2", "E3")[number % 3],
+            "cost": number % 4,
+        }
+
+    _, settings = start(tmp_path, make)
+    fields = {check.name: check.field for check in settings.evaluate.checks if check.field}
+    assert set(fields.values()) == {"answer", "code", "cost"}
+    assert {fields.get(rule.metric) for rule in settings.gate.rules} >= {"answer", "code", "cost"}
 
 
 @pytest.mark.parametrize("name", ["0", "true", "2026-11-15", "null", "1e3"])

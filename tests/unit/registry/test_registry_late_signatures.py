@@ -57,9 +57,11 @@ def test_a_release_is_whole_at_every_moment_while_it_is_signed(store, release, m
 def test_a_signer_that_is_killed_leaves_a_whole_release_and_what_gc_takes(store, release, monkeypatch, step):
     child = os.fork()
     if child == 0:
-        before_each(pytest.MonkeyPatch(), step, lambda: os._exit(9))
-        store.sign(release.id, b"signed\n")
-        os._exit(1)
+        try:
+            before_each(pytest.MonkeyPatch(), step, lambda: os._exit(9))
+            store.sign(release.id, b"signed\n")
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert store.verify(release.id) == release
     assert list(store.root.glob(".*.part"))

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -79,13 +79,15 @@ def reader(store: ReleaseStore, release_id: str, become) -> Iterator[int]:
     says, output = os.pipe()
     child = os.fork()
     if child == 0:
-        become()
-        with ReleaseStore.open(store.root).lease() as held:
-            held.add(release_id)
-            whole = ReleaseStore.open(store.root).get(release_id).is_dir()
-            os.write(output, b"+" if whole else b"-")
-            signal.pause()
-        os._exit(1)
+        try:
+            become()
+            with ReleaseStore.open(store.root).lease() as held:
+                held.add(release_id)
+                whole = ReleaseStore.open(store.root).get(release_id).is_dir()
+                os.write(output, b"+" if whole else b"-")
+                signal.pause()
+        finally:
+            os._exit(1)
     os.close(output)
     try:
         assert os.read(says, 1) == b"+"
@@ -148,8 +150,13 @@ def test_a_reader_does_not_hold_what_was_taken_away_before_it_had_it(store, make
     assert held._ids == set()
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_files_in(folder: Path) -> list[str]:
+    """Of this process. What other tests left open may be closed at any time."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them is gone
+            found.append(str(descriptor.readlink()))
+    return sorted(path for path in found if path.startswith(str(folder)))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, None])
@@ -167,13 +174,13 @@ def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, mon
 
     monkeypatch.setattr(locks.fcntl, "flock", flock)
     with locks.ExitStack() as stack:
-        held, before = locks.Lease(store.root, None, stack), open_descriptors()
+        held, before = locks.Lease(store.root, None, stack), open_files_in(store.root)
         if number is None:
             held.add(release)
         else:
             with pytest.raises(EnvironmentLacks):
                 held.add(release)
-        assert (held._ids, len(locked), open_descriptors()) == (set(), 1, before)
+        assert (held._ids, len(locked), open_files_in(store.root)) == (set(), 1, before)
 
 
 def answer_like_nfs(monkeypatch) -> None:
@@ -275,8 +282,11 @@ def test_as_another_user_the_closed_manifest_is_named_and_the_rest_goes(store, m
     manifest.chmod(0o400)
     child = os.fork()
     if child == 0:
-        become_another_user()
-        found = ReleaseStore.open(store.root).collect_garbage([])
-        os._exit(0 if (found.releases, found.unreadable) == ((idle,), (closed,)) else 1)
+        try:
+            become_another_user()
+            found = ReleaseStore.open(store.root).collect_garbage([])
+            os._exit(0 if (found.releases, found.unreadable) == ((idle,), (closed,)) else 1)
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert store.verify(closed)

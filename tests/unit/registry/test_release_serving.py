@@ -87,7 +87,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
         other = make("other", model="tagger", base=OTHER)
         assert set(serving.engine_job(work, held, ServeSettings()).adapters) == {main}
         assert "tagger needs another base" in work.reporter.words[-1]
-        assert serving._AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings())(other) is None
+        assert serving.AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings())(other) is None
 
 
 def test_the_main_models_own_release_must_have_its_base(work, make):
@@ -147,7 +147,7 @@ def book(work):
         yield AliasWatcher(
             Engine(),
             resolve_aliases=work.releases.aliases,
-            find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings()),
+            find_adapter=serving.AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings()),
             clock=Clock(),
         )
 

@@ -91,7 +91,7 @@ def test_everything_that_the_audit_knows_is_on_the_page():
     text = words(make_audit_page(make_audit()))
     for output in (
         *("truncated", "it teaches to stop", "graft data prepare", "ordinary.jsonl:7", "ordinary 4"),
-        *("ordinary two", "What could not be looked for", "no row states ordinary", "700 of 1 500"),
+        *("ordinary two", "Not checked", "no row states ordinary", "700 of 1 500"),
         *("One prompt, different answers", "Nearly the same", "Models that answered", "Domains"),
         *("Examples to read", "asked ordinary", "said ordinary", "and 99 more"),
     ):

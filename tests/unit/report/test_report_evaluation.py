@@ -44,7 +44,7 @@ def html(page):
 def test_the_page_reports_figures_pairs_parts_and_how_it_was_measured(page, html):
     seen = " ".join(read(html).text)
     assert "12 cases" in seen
-    for word in ("Case against case", "By role", "By domain", "By length of the prompt", "planner", "seed 7"):
+    for word in ("Paired comparison", "By role", "By domain", "By length of the prompt", "planner", "seed 7"):
         assert word in seen, word
     assert page.report.power.sentence[:40] in seen.replace("\u00a0", " ")
     assert page.report.cases_hash in seen
@@ -162,7 +162,7 @@ class TestTheScript:
         program = f"{read_part('case_browser.js')}\nconst data = {embed(data)};\n"
         program += f"process.stdout.write(JSON.stringify({expression}));"
         done = subprocess.run(
-            ["node", "-"], input=program, capture_output=True, encoding="utf-8", timeout=60, check=True
+            ["node", "-"], input=program, capture_output=True, encoding="utf-8", timeout=300, check=True
         )
         return json.loads(done.stdout)
 

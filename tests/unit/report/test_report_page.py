@@ -8,6 +8,13 @@ from graftwork.records.audit import Finding
 from graftwork.records.base import Figure
 from graftwork.records.costs import Savings
 from graftwork.records.drift import DriftShare, GroupDrift, PromptDrift
+from graftwork.records.escalation import (
+    EscalationCurve,
+    EscalationForecast,
+    EscalationOption,
+    EscalationPoint,
+)
+from graftwork.records.measured import MeasuredShare
 from graftwork.report.page import AnswerPair, render_report
 from graftwork.report.training import find_restarts
 
@@ -191,22 +198,33 @@ def test_a_metric_that_graded_no_case_shows_its_reason_and_no_figure(page):
     assert why in shown
 
 
+SAVINGS = Savings(
+    calls_per_month=Figure.exact(1000),
+    logged_usd_per_month=Figure(value=500, low=400, high=600),
+    hosting=None,
+    saved_usd_per_month=Figure(value=400, low=300, high=500),
+    confidence=0.95,
+    days=30,
+    models=("large",),
+    sentence="The small model saves $400 ($300 to $500) a month.",
+    notes=("The range is over 30 days.", "Hosting by `graft plan serve`."),
+)
+
+
 def test_the_first_screen_says_what_a_month_saves(page):
-    savings = Savings(
-        calls_per_month=Figure.exact(1000),
-        logged_usd_per_month=Figure(value=500, low=400, high=600),
-        hosting=None,
-        saved_usd_per_month=None,
-        confidence=0.95,
-        days=30,
-        models=("large",),
-        sentence="The small model saves $400 ($300 to $500) a month.",
-        notes=("The range is over 30 days.",),
-    )
-    html = render_report(page.model_copy(update={"savings": savings}))
+    html = render_report(page.model_copy(update={"savings": SAVINGS}))
     first_screen = html[: html.index("<main>")]
     assert "saves $400 ($300 to $500) a month" in first_screen
     assert "over 30 days" in first_screen
+    assert "<code>graft plan serve</code>" in first_screen
+
+
+def test_savings_that_are_not_known_are_not_on_the_first_screen(page):
+    why = "What large costs is not known."
+    unknown = SAVINGS.model_copy(update={"saved_usd_per_month": None, "sentence": why})
+    html = render_report(page.model_copy(update={"savings": unknown}))
+    assert html.index("<main>") < html.index(why)
+    assert "over 30 days" not in html
 
 
 def test_the_page_compares_with_and_without_repaired_rows(page):
@@ -232,3 +250,26 @@ def test_the_page_shows_how_far_live_prompts_have_moved(page):
     assert "20 of 40 live prompts" in words(html)
     assert "A retraining is due" in words(html)
     assert "<script>alert" not in html
+
+
+def test_the_page_shows_the_forecast_of_escalation_with_its_curves(page):
+    share = MeasuredShare(value=0.7, low=0.6, high=0.8, n=100)
+    alone = EscalationOption(checks=(), escalated=share, quality=share, cost_per_1000=0.1)
+    points = tuple(
+        EscalationPoint(threshold=-t, escalated=share, quality=share, cost_per_1000=t) for t in (1.0, 2.0)
+    )
+    curve = EscalationCurve(
+        points=points, chosen=points[0], validation_cases=40, validation_escalated=0.1,
+        validation_quality=0.8, max_rate=0.2, auc=0.81, prefix_tokens=16,
+    )  # fmt: skip
+    forecast = EscalationForecast(
+        small="adapter", large="<log>", metric="right", cases=100, chosen=alone, options=(alone,),
+        large_alone=alone.model_copy(update={"cost_per_1000": 10.0}), gain_over_small=0, gain_low=0,
+        gain_high=0, loss_to_large=0, loss_low=0, loss_high=0, curve=curve,
+    )  # fmt: skip
+    html = render_report(page.model_copy(update={"escalation": forecast}))
+    assert "Small first, large when needed" in html
+    assert "Chosen on 40 validation cases" in html
+    assert "first 16 tokens" in html
+    assert html.count('class="plot escalation"') == 2
+    assert "<log>" not in html

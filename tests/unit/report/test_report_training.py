@@ -9,7 +9,7 @@ from test_report_plots import check, widths
 
 from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
-from graftwork.records.run import TrainingEvaluation
+from graftwork.records.run import AnswerExtremes, GradedAnswer, TrainingEvaluation
 from graftwork.report.page import render_report
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page
@@ -106,6 +106,24 @@ def test_nothing_from_a_run_becomes_markup():
     ):
         assert "<script" not in html
         assert "img" not in read(html).tags
+
+
+def make_answers(text):
+    best = GradedAnswer(batch=4, prompt="p1", text=text, reward=1.0, parts={"task_success": 1.0}, audit=0.5)
+    worst = best.model_copy(update={"reward": 0.25, "parts": {"task_success": 0.25, "short": None}})
+    return AnswerExtremes(batches=4, best=(best,), worst=(worst,))
+
+
+def test_the_page_shows_the_best_and_the_worst_answers_with_the_parts_of_their_rewards():
+    page = make_looked_at()
+    shown = words(
+        make_training_page(page.plan, page.outcome, page.steps, (), answers=make_answers("return a + b"))
+    )
+    for output in ("Answers of the last batch", "return a + b", "task_success 0.25", "best", "worst"):
+        assert output in shown, output
+    html = make_training_page(page.plan, page.outcome, page.steps, (), answers=make_answers(EVIL))
+    assert "<script" not in html
+    assert "img" not in read(html).tags
 
 
 def test_a_run_of_which_nothing_is_known_has_a_page_too():

@@ -2,9 +2,12 @@
 
 import asyncio
 import shutil
+from functools import partial
 
 import pytest
 from tool_template import TOOL_TEMPLATE
+
+from time_limits import check_with_limits
 
 
 @pytest.fixture
@@ -15,6 +18,12 @@ def run():
         return asyncio.run(asyncio.wait_for(main(), 240))
 
     return go
+
+
+@pytest.fixture
+def run_with_limit(run):
+    """Run a coroutine function with a short time limit, and with longer ones if the machine is too slow."""
+    return lambda main: check_with_limits(lambda limit: run(partial(main, limit)), 0.05, 0.5, 5.0)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from test_serve_api_options import SCHEMA
 from tool_template import ASK, FIND, PLACE, TOOLS
 
-from graftwork.serve.api.call import ChatLimits
+from graftwork.serve.api.call import AnswerHead, ChatLimits, TokenUsage
 from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.gateway import APIS
 from graftwork.serve.http_messages import ApiError
@@ -149,6 +149,36 @@ def test_an_unsupported_field_of_responses_is_refused_by_name(run, more, param):
             assert refused.value.param == param
 
     run(main)
+
+
+def encode_call_of(arguments, reason):
+    """The answer of `/v1/messages` with one call, whose arguments another server wrote."""
+    api = APIS["/v1/messages"]
+    call = api.parse(json.dumps({"model": "m", "max_tokens": 5, "messages": ASK}).encode(), LIMITS)
+    piece = {"text": "", "finish_reason": reason, "prompt_tokens": 1, "reply_tokens": 1}
+    made = [{"name": "find", "arguments": arguments}]
+    head = AnswerHead(unique="0" * 32, created=0, model="m", release="base")
+    return json.loads(api.encode(head, call, [{**piece, "tool_calls": made}], TokenUsage(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "input", "stop_reason"),
+    [
+        ('{"place": "Bern"}', "stop", {"place": "Bern"}, "tool_use"),
+        ("", "stop", {}, "tool_use"),
+        ('{"place": "Be', "length", {}, "max_tokens"),
+    ],
+)
+def test_a_call_of_another_server_becomes_a_block_of_a_message(arguments, reason, input, stop_reason):
+    message = encode_call_of(arguments, reason)
+    assert (message["content"][0]["input"], message["stop_reason"]) == (input, stop_reason)
+
+
+@pytest.mark.parametrize("arguments", ["{place: Bern}", "[]", "null"])
+def test_a_call_whose_arguments_are_no_object_is_an_error_of_the_server(arguments):
+    with pytest.raises(ApiError) as refused:
+        encode_call_of(arguments, "stop")
+    assert (refused.value.status, refused.value.code) == (502, "engine_error")
 
 
 def test_anthropics_client_gets_messages_whole_and_streamed(run):

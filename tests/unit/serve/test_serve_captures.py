@@ -277,6 +277,7 @@ def test_a_killed_endpoint_loses_only_what_was_not_written_yet_and_says_how_many
         early = [post(port) for _ in range(20)]
         with use_project(open_project(tmp_path), NullReporter()) as work:
             wait_until(lambda: work.captures.count() == 20)
+            wait_until(lambda: read_totals(work.project.serving).kept == 20)  # counted later
             late = [post(port) for _ in range(30)]
             os.kill(child.pid, signal.SIGKILL)
             child.wait()

@@ -44,7 +44,7 @@ def test_requests_wait_for_room_in_the_order_in_which_they_came():
         assert order == ["first", "large", "small"]
         assert (room.running, room.waiting, room.answered) == (0, 0, 3)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def test_a_request_that_is_given_up_while_it_waits_frees_its_place():
@@ -65,4 +65,30 @@ def test_a_request_that_is_given_up_while_it_waits_frees_its_place():
         await behind
         assert room.running == 0
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 300))
+
+
+def test_one_that_leaves_the_queue_makes_way_for_those_behind_it():
+    async def main():
+        room = RequestRoom(requests=8, tokens=10, queue_limit=2)
+        begun, may_end = [], asyncio.Event()
+
+        async def ask(name, tokens):
+            async with room.take(tokens):
+                begun.append(name)
+                await may_end.wait()
+
+        tasks = [asyncio.create_task(ask("first", 8))]
+        while not begun:
+            await asyncio.sleep(0)
+        tasks += [asyncio.create_task(ask("large", 9)), asyncio.create_task(ask("small", 1))]
+        while room.waiting < 2:
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        while "small" not in begun:
+            await asyncio.sleep(0)
+        assert begun == ["first", "small"]
+        may_end.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 300))

@@ -7,15 +7,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
+from graftwork.serve.engine_protocol import ReplyPiece
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
+from graftwork.serve.stub_engine import StubEngine
 
 GOOD, BAD = "answer as JSON", "say anything"
 
@@ -26,8 +29,8 @@ class LargeEngine:
     state = "ready"
     models = ("large-1",)
 
-    def __init__(self, *, fails=False, hangs=False):
-        self.asked, self.fails, self.hangs = [], fails, hangs
+    def __init__(self, *, fails=False, hangs=False, text="from the large model"):
+        self.asked, self.fails, self.hangs, self.text = [], fails, hangs, text
 
     async def complete(self, call, *, model):
         self.asked.append(model)
@@ -36,7 +39,7 @@ class LargeEngine:
         if self.hangs:
             await asyncio.Event().wait()
         return {
-            "text": "from the large model",
+            "text": self.text,
             "finish_reason": "stop",
             "prompt_tokens": 3,
             "reply_tokens": 4,
@@ -147,11 +150,29 @@ def test_over_the_budget_the_small_models_answer_is_sent(run):
     run(main)
 
 
-def test_a_large_model_that_fails_costs_no_answer(run):
+def test_a_large_model_that_is_not_ready_uses_up_no_budget(run):
+    async def main():
+        large = LargeEngine()
+        async with open_pair(large=large, per_minute=1, per_day=1) as (_, client):
+            large.state = "unreachable"
+            for _ in range(2):
+                text, headers = await ask(client, BAD)
+                assert text == f"[{RELEASE}] {BAD}"
+                assert headers["x-graft-escalation"] == "json_valid failed, large is not ready"
+            large.state = "ready"
+            assert (await ask(client, BAD))[0] == "from the large model"
+            _, headers = await ask(client, BAD)
+            assert headers["x-graft-escalation"] == "json_valid failed, large is over budget"
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", [{"fails": True}, {"text": ""}])
+def test_a_large_model_that_fails_or_says_nothing_costs_no_answer(run, how):
     sink = ListSink()
 
     async def main():
-        async with open_pair(sink, large=LargeEngine(fails=True)) as (house, client):
+        async with open_pair(sink, large=LargeEngine(**how)) as (house, client):
             text, headers = await ask(client, BAD)
             assert text == f"[{RELEASE}] {BAD}"
             assert headers["x-graft-release"] == RELEASE
@@ -163,16 +184,16 @@ def test_a_large_model_that_fails_costs_no_answer(run):
     assert sink.captures[0].release == RELEASE
 
 
-def test_a_large_model_that_never_answers_costs_no_answer(run):
-    async def main():
-        large, serving = LargeEngine(hangs=True), ServeSettings(request_timeout_seconds=1.0)
+def test_a_large_model_that_never_answers_costs_no_answer(run_with_limit):
+    async def main(limit):
+        large, serving = LargeEngine(hangs=True), ServeSettings(request_timeout_seconds=limit)
         async with open_pair(large=large, serving=serving) as (_, client):
             text, headers = await ask(client, BAD)
             assert text == f"[{RELEASE}] {BAD}"
             assert headers["x-graft-release"] == RELEASE
             assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
 
-    run(main)
+    run_with_limit(main)
 
 
 @pytest.mark.parametrize("named", ["auto", "champion"])
@@ -196,5 +217,63 @@ def test_a_model_asked_for_by_its_own_id_is_not_escalated(run, model):
             assert text.endswith(BAD)
             assert "x-graft-escalation" not in headers
             assert not large.asked
+
+    run(main)
+
+
+class UnsureEngine(StubEngine):
+    """States log-probabilities: low where the question is hard."""
+
+    async def generate(self, request):
+        assert request.logprobs == 0
+        logprob = -2.0 if "hard" in request.messages[-1].content else -0.1
+        token = {"token": "x", "logprob": logprob, "bytes": [120], "top_logprobs": []}
+        yield ReplyPiece(
+            text="small JSON", finish_reason="stop", prompt_tokens=1, reply_tokens=1, logprobs=(token,)
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unlikely_answer_escalates_and_clients_do_not_see_log_probabilities(run, stream):
+    async def main():
+        async with open_house(backend=UnsureEngine([RELEASE])) as house:
+            client = AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE)
+            large = LargeEngine()
+            house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"large": large})
+            asked = EscalateSettings(to="large", min_logprob=-1.0)
+            house.gateway.escalator = Escalator(asked, checks=AsksForJson(), clock=time.monotonic)
+            messages = [{"role": "user", "content": "easy"}]
+            answer = await client.chat.completions.create(model="champion", messages=messages, stream=stream)
+            if stream:
+                chunks = [chunk async for chunk in answer]
+                assert not any(choice.logprobs for chunk in chunks for choice in chunk.choices)
+            else:
+                assert answer.choices[0].logprobs is None
+            text, headers = await ask(client, "hard")
+            assert text == "from the large model"
+            assert headers["x-graft-escalation"] == "min_logprob failed, large answered"
+            await client.close()
+
+    run(main)
+
+
+def test_escalation_without_anything_that_decides_is_refused():
+    with pytest.raises(ValidationError, match="nothing decides"):
+        EscalateSettings(to="large")
+    with pytest.raises(ValidationError):
+        EscalateSettings(to="large", min_logprob=0.5)
+    with pytest.raises(ValidationError, match="a budget of 0 never escalates"):
+        EscalateSettings(to="large", checks=("json_valid",), per_minute=0)
+    with pytest.raises(ValidationError, match="champion cannot be asked when its own answer fails"):
+        EscalateSettings(to="champion", checks=("json_valid",), models=("champion",))
+
+
+def test_the_large_models_own_answers_are_not_escalated_to_itself(run):
+    async def main():
+        routes = Routes(releases=frozenset({RELEASE}), aliases={"champion": RELEASE, "large": RELEASE})
+        async with open_pair(routes=routes) as (_, client):
+            text, headers = await ask(client, BAD, model="large")
+            assert text.endswith(BAD)
+            assert "x-graft-escalation" not in headers
 
     run(main)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.serve.failover.balance import choose_replica, make_seed, prefer, prefix_key
+from graftwork.serve.failover.balance import RetryBudget, choose_replica, make_seed, prefer, prefix_key
 from graftwork.serve.failover.breaker import BreakerLimits, CircuitBreaker
-from graftwork.serve.failover.budget import RetryBudget
 from graftwork.serve.failover.chain import NoReplica, failure_code, find_chain, is_replica_fault
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.http_messages import ApiError

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.project.settings import ProjectSettings
+from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
+from graftwork.serve.family_settings import FamilySettings, RouteRule
 from graftwork.serve.routing import Routes
-from graftwork.serve.settings import FamilySettings, RouteRule
+from graftwork.serve.settings import ServeSettings
 from graftwork.text.classifier import set_threshold, train_classifier
 
 ALIASES = {"main": "champion", "storage": "storage/champion", "people": "people/champion"}
@@ -145,3 +147,80 @@ def test_a_decision_of_the_router_reads_a_long_prompt_only_at_both_ends():
     long = "Which archive is the file in? " + "word " * 200_000
     assert router.predict(long).likeliest == "storage"
     assert np.isfinite(router.predict(long).probability)
+
+
+class RemoteSpecialist:
+    """A specialist at another server, which is killed while it answers if `dies`."""
+
+    models = ("people",)
+
+    def __init__(self, *, dies=False, state="ready"):
+        self.dies, self.state = dies, state
+
+    async def complete(self, call, *, model):
+        if self.dies:
+            raise ConnectionResetError("killed")
+        return {"text": "from people", "finish_reason": "stop", "prompt_tokens": 1, "reply_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("remote", "release", "route", "fallback"),
+    [
+        (RemoteSpecialist(), "people-server", "people (rule 1)", None),
+        (RemoteSpecialist(dies=True), RELEASE, "people (rule 1)", "from=people/champion; why=engine_down"),
+        (RemoteSpecialist(state="unreachable"), RELEASE, "main (rule 1, people is not ready)", None),
+    ],
+)
+def test_the_main_model_answers_for_a_specialist_whose_server_is_killed(
+    run, remote, release, route, fallback
+):
+    settings = FamilySettings(
+        rules=(RouteRule(to="people", role=("support",)),), remote={"people": "people-server"}
+    )
+    family = Family(settings, main="main", aliases=ALIASES)
+
+    async def main():
+        async with (
+            open_house(routes=replace(ROUTES, family=family)) as house,
+            AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
+        ):
+            house.gateway.fallbacks = Fallbacks({}, engine=house.engine, endpoints={"people-server": remote})
+            answer = await client.chat.completions.with_raw_response.create(
+                model="auto",
+                messages=[{"role": "user", "content": "hello"}],
+                extra_headers={"x-graft-role": "support"},
+            )
+            assert answer.headers["x-graft-release"] == release
+            assert answer.headers["x-graft-route"] == route
+            assert answer.headers.get("x-graft-fallback") == fallback
+
+    run(main)
+
+
+def test_a_remote_member_without_an_endpoint_or_a_model_is_refused_by_name():
+    with pytest.raises(ValidationError, match="no endpoint of failover"):
+        ServeSettings.model_validate({"family": {"remote": {"people": "nowhere"}}})
+    serve = {
+        "family": {"remote": {"main": "there"}},
+        "failover": {"endpoints": {"there": {"url": "http://127.0.0.1:9/v1", "model": "m"}}},
+    }
+    with pytest.raises(ValidationError, match="main is no specialist"):
+        ProjectSettings.model_validate(
+            {"project": "p", "data": {"logs": ["x"]}, "models": {"main": {}, "people": {}}, "serve": serve}
+        )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [{"to": "a", "role": ["x"]}, {"to": "b", "role": ["x"]}],
+        [{"to": "a", "keywords": ["disk", "quota"]}, {"to": "b", "keywords": ["Quota"], "role": ["x"]}],
+        [{"to": "a", "headers": {"x-a": "1"}}, {"to": "b", "headers": {"x-a": "1", "x-b": "2"}}],
+    ],
+)
+def test_a_rule_that_can_never_match_is_refused_with_the_rule_before_it(rules):
+    with pytest.raises(ValidationError, match=r"rule 2 \(to b\) never matches: rule 1"):
+        FamilySettings.model_validate({"rules": rules})
+    reversed_rules = list(reversed(rules))
+    if rules[0].get("role") != rules[1].get("role"):
+        FamilySettings.model_validate({"rules": reversed_rules})

@@ -64,6 +64,30 @@ def test_a_correction_is_redacted_and_says_by_itself_that_the_answer_was_wrong()
         parse_feedback(json.dumps({"capture": ID, "correction": "x" * 40_000}).encode(), at=0)
 
 
+def parse(**body):
+    return parse_feedback(json.dumps({"capture": ID, **body}).encode(), at=0)
+
+
+def test_a_score_of_null_next_to_a_correction_counts_as_none():
+    assert parse(score=None, corrected="We open at nine.").score == 0.0
+
+
+@pytest.mark.parametrize("body", [{}, {"corrected": ""}, {"score": None}, {"comment": "Hm."}])
+def test_feedback_without_score_and_correction_names_both(body):
+    with pytest.raises(ApiError) as refused:
+        parse(**body)
+    assert "score" in refused.value.message
+    assert "corrected" in refused.value.message
+
+
+@pytest.mark.parametrize("key", ["corrected", "correction", "reviewer", "user"])
+def test_a_wrong_type_is_reported_under_the_key_that_the_client_sent(key):
+    with pytest.raises(ApiError) as refused:
+        parse(score=True, **{key: 5})
+    assert refused.value.param == key
+    assert refused.value.message.startswith(f"{key} must be")
+
+
 def test_feedback_is_kept_for_the_answer_that_it_names_in_either_way(run):
     async def main():
         book = Book()
@@ -77,9 +101,13 @@ def test_feedback_is_kept_for_the_answer_that_it_names_in_either_way(run):
             )
             assert (status, reported) == (200, {"object": "feedback", "capture": plain, "score": 1.0})
             assert (await post(house, {"capture": answer.id, "score": 0.25}))[0] == 200
+            # The other APIs write the same id behind other prefixes.
+            for prefix in ("msg_", "resp_"):
+                assert (await post(house, {"capture": f"{prefix}{plain}", "score": True}))[0] == 200
             health = json.loads((await Client(port=house.port).fetch("GET", "/health"))[1])
-            assert health["captures"]["feedback"] == 2
-        first, second = book.feedback
+            assert health["captures"]["feedback"] == 4
+        first, second, *others = book.feedback
+        assert [feedback.capture for feedback in others] == [plain, plain]
         assert (first.capture, first.score, second.score) == (plain, 1.0, 0.25)
         assert secret not in first.comment
         assert first.who.startswith("user-")

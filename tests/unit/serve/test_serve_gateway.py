@@ -214,17 +214,18 @@ def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error_in_the_stream
     run(main)
 
 
-def test_an_engine_that_takes_too_long_is_answered_with_504(run):
-    async def main():
-        settings = ServeSettings(request_timeout_seconds=0.05)
+def test_an_engine_that_takes_too_long_is_answered_with_504(run_with_limit):
+    async def main(limit):
+        settings = ServeSettings(request_timeout_seconds=limit)
         async with open_house(settings=settings) as house, client_of(house) as client:
             house.stub.gate.clear()
             with pytest.raises(APIStatusError) as refused:
                 await client.chat.completions.create(model="champion", messages=HELLO)
             assert refused.value.status_code == 504
+            assert house.stub.waiting.is_set()
             await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
 
-    run(main)
+    run_with_limit(main)
 
 
 def test_beyond_the_queue_limit_requests_are_refused_with_429(run):
@@ -283,6 +284,27 @@ def test_other_web_pages_cannot_use_a_server_without_a_key(run):
                 b"connection: close\r\ncontent-length: 2\r\n\r\n{}"
             )
             assert (await raw(house.port, simple)).startswith(b"HTTP/1.1 415 ")
+
+    run(main)
+
+
+def test_the_type_of_a_body_counts_in_any_case(run):
+    async def main():
+        async with open_house() as house:
+            body = json.dumps({"model": "base", "messages": HELLO}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: Application/JSON; charset=UTF-8\r\n"
+            framing = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            assert (await raw(house.port, head + framing + body)).startswith(b"HTTP/1.1 200 ")
+
+    run(main)
+
+
+def test_a_probe_may_ask_for_the_head_of_health_without_a_key(run):
+    async def main():
+        async with open_house(api_key="right") as house:
+            answer = await raw(house.port, b"HEAD /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"\r\n\r\n")
 
     run(main)
 

@@ -2,12 +2,13 @@
 
 import asyncio
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from serve_harness import DEADLINE, raw
 
 from graftwork.serve.http_client import Client
-from graftwork.serve.http_messages import Request, Response, StreamResponse
+from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
 from graftwork.serve.http_server import HttpLimits, Server
 
 
@@ -221,6 +222,67 @@ def test_an_upgrade_is_not_followed(run):
     run(main)
 
 
+OFFER = (
+    b"POST /u?q=1 HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAEAAEAA\r\n"
+)
+"""The head that Java's HttpClient sends with every request over plain HTTP."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"content-length: 4\r\n\r\nbody",
+        b"transfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n",
+    ],
+)
+def test_the_body_of_a_request_that_offers_an_upgrade_is_read_wherever_it_is_cut(run, body):
+    async def main():
+        server = Server(echo)
+        port = await server.listen()
+        data = OFFER + body
+        for size in (len(data), len(OFFER), 20, 1):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for start in range(0, len(data), size):
+                writer.write(data[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(0)
+            answer = await asyncio.wait_for(reader.read(-1), DEADLINE)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"POST /u body")
+            writer.close()
+        await server.close()
+
+    run(main)
+
+
+def test_a_body_behind_an_offered_upgrade_has_the_same_limits(run):
+    async def main():
+        refused = []
+
+        def admit(head):
+            refused.append(head.headers.get("authorization"))
+            if "authorization" not in head.headers:
+                raise ApiError(401, "no key")
+
+        server = Server(echo, admit=admit, limits=HttpLimits(max_body_bytes=8))
+        port = await server.listen()
+        key = b"authorization: Bearer x\r\n"
+        large = OFFER + key + b"transfer-encoding: chunked\r\n\r\n9\r\n123456789\r\n0\r\n\r\n"
+        assert (await raw(port, large)).startswith(b"HTTP/1.1 413 ")
+        assert (await raw(port, OFFER + b"content-length: 4\r\n\r\nbody")).startswith(b"HTTP/1.1 401 ")
+        tunnel = b"CONNECT x:1 HTTP/1.1\r\n" + key + b"content-length: 4\r\n\r\nbody"
+        assert (await raw(port, tunnel)).startswith(b"HTTP/1.1 ")
+        behind = OFFER + key + b"content-length: 4\r\n\r\nbodyGET /second HTTP/1.1\r\n\r\n"
+        answer = await raw(port, behind)
+        assert answer.count(b"HTTP/1.1 200 ") == 1
+        assert b"second" not in answer
+        assert server.buffered == 0
+        await server.close()
+
+    run(main)
+
+
 def test_a_client_that_expects_100_continue_gets_it(run):
     async def main():
         server = Server(echo)
@@ -278,6 +340,31 @@ def test_the_client_keeps_its_connection_and_asks_again_when_the_server_closed_i
     run(main)
 
 
+def test_a_reply_without_a_length_ends_with_its_connection(run):
+    async def main():
+        sent = b""
+
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(sent)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        client = Client(port=server.sockets[0].getsockname()[1])
+        for version in (b"1.0", b"1.1"):
+            sent = b"HTTP/%b 200 OK\r\ncontent-type: text/plain\r\n\r\nall of it" % version
+            assert await client.fetch("GET", "/") == (200, b"all of it")
+        chunk = b"transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+        for rest in (b"content-length: 20\r\n\r\nhalf of it", chunk, b""):
+            sent = b"HTTP/1.1 200 OK\r\n" + rest
+            with pytest.raises(OSError, match="before its answer was whole"):
+                await client.fetch("GET", "/")
+        client.close()
+        server.close()
+
+    run(main)
+
+
 REQUEST = b"POST /v1 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
 
 
@@ -295,6 +382,7 @@ def broken_requests(draw):
 @given(st.lists(broken_requests(), min_size=1, max_size=6))
 @example([b"GET / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
 @example([b"CONNECT x:1 HTTP/1.1\r\n\r\n"])
+@example([b"CONNECT x:1 HTTP/1.1\r\ncontent-length: 2\r\n\r\nab"])
 @example([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 def test_no_bytes_break_the_server(inputs):
     async def main():

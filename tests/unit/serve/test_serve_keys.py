@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
+from graftwork.serve.key_usage import USAGE_FILE, UsageFile
 from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
 from graftwork.serve.settings import ServeSettings
 
@@ -100,6 +102,12 @@ def test_a_key_for_some_models_is_refused_for_others_and_lists_only_its_own(run)
                 assert body["error"]["param"] == "model"
             _, listed = await ask(house, "s", "/v1/models")
             assert [model["id"] for model in listed["data"]] == ["champion"]
+            found = [
+                await ask(house, "s", f"/v1/models/{name}", method="GET") for name in ("champion", OTHER)
+            ]
+            assert [reply.status for reply, _ in found] == [200, 404]
+            assert found[0][1] == listed["data"][0]
+            assert found[1][1]["error"]["code"] == "model_not_found"
 
     run(main)
 
@@ -286,3 +294,82 @@ def test_no_answer_repeats_the_key(run):
             assert b"sk-graft-wrong" not in answer
 
     run(main)
+
+
+def test_budgets_of_a_day_and_a_minute_survive_a_restart(tmp_path):
+    async def main():
+        at = time.time()
+        stored = key("first", budget={"requests_per_day": 3, "tokens_per_minute": 100})
+        before = ring_of(stored, key("second", "idle"))
+        holder = next(h for h in before.holders if h.name == "ci")
+        holder.usage._clock = lambda: at
+        for _ in range(2):
+            holder.usage.take_request()
+        holder.usage.add_tokens(99)
+        await UsageFile(tmp_path, before).save()
+
+        after = ring_of(stored, key("second", "idle"))
+        UsageFile(tmp_path, after).restore()
+        again = next(h for h in after.holders if h.name == "ci")
+        again.usage._clock = lambda: at
+        assert again.usage.describe() == holder.usage.describe()
+        again.usage.take_request()
+        with pytest.raises(ApiError, match="3 requests a day"):
+            again.usage.take_request()
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_read_after_the_start_goes_on_with_its_counts(tmp_path):
+    async def main():
+        stored = key("first", budget={"requests_per_day": 1})
+        before = ring_of(stored)
+        before.holders[0].usage.take_request()
+        await UsageFile(tmp_path, before).save()
+        after = KeyRing()
+        file = UsageFile(tmp_path, after)
+        file.restore()
+        await file.save()  # a save before the store could be read must not forget the key
+        after.replace([stored])
+        with pytest.raises(ApiError, match="1 requests a day"):
+            after.holders[0].usage.take_request()
+
+    asyncio.run(main())
+
+
+def test_counts_are_written_only_if_they_changed_and_a_late_write_is_dropped(tmp_path):
+    async def main():
+        ring = ring_of(key("first"))
+        file = UsageFile(tmp_path, ring)
+        await file.save()
+        assert not (tmp_path / USAGE_FILE).exists()
+        ring.holders[0].usage.take_request()
+        await file.save()
+        written = (tmp_path / USAGE_FILE).stat().st_ino
+        await file.save()
+        assert (tmp_path / USAGE_FILE).stat().st_ino == written
+        file._write({}, 0)
+        assert "id-ci" in (tmp_path / USAGE_FILE).read_text()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"keys": {"id-ci": [1, 2]}}', '{"keys": {"id-ci": [-1,0,0,0,0,0]}}']
+)
+def test_a_damaged_file_of_counts_starts_at_zero(tmp_path, content, caplog):
+    (tmp_path / USAGE_FILE).write_text(content)
+    ring = ring_of(key("first"))
+    UsageFile(tmp_path, ring).restore()
+    assert ring.holders[0].usage.describe()["requests_today"] == 0
+    assert "starts at zero" in caplog.text
+
+
+def test_counts_of_an_earlier_day_are_forgotten(tmp_path):
+    (tmp_path / USAGE_FILE).write_text(
+        '{"keys": {"id-ci": [1, 5, 5, 1, 5, 5], "id-gone": [1, 5, 5, 1, 5, 5]}}'
+    )
+    ring = ring_of(key("first"))
+    UsageFile(tmp_path, ring).restore()
+    assert ring.count_usage() == {}
+    assert set(ring.holders[0].usage.describe().values()) == {0}

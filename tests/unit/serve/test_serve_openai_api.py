@@ -28,6 +28,18 @@ def test_a_plain_request_is_greedy_and_bounded():
     assert not call.stream
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-8])
+def test_a_temperature_of_almost_zero_is_greedy(temperature):
+    assert parse(temperature=temperature).temperature == 0.0
+
+
+def test_an_earlier_call_without_arguments_may_have_none():
+    function = {"name": "now", "arguments": ""}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    call = parse(messages=[*ASK["messages"], {"role": "assistant", "content": None, "tool_calls": calls}])
+    assert '"arguments": {}' in call.messages[-1]["content"]
+
+
 def test_without_a_model_the_default_answers():
     assert parse_chat(json.dumps({"messages": ASK["messages"]}).encode(), LIMITS).model == "champion"
 

@@ -5,7 +5,6 @@ import datetime
 import io
 import json
 import logging
-import socket
 import ssl
 import threading
 import time
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
 
+from free_ports import free_port
 from graftwork.pipeline.status import ask_endpoint
 from graftwork.records.errors import UserMistake
 from graftwork.serve.background import BackgroundBatches
@@ -475,8 +475,7 @@ def test_headers_for_the_collector_have_the_form_of_opentelemetry(monkeypatch):
 def test_a_whole_endpoint_has_keys_tls_and_an_admin_listener(run, tmp_path, capfd):
     async def main():
         files = write_certificate(tmp_path)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            admin_port = free.getsockname()[1]
+        admin_port = free_port()
         settings = ServeSettings(
             port=0,
             admin_port=admin_port,

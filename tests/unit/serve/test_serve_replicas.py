@@ -4,7 +4,7 @@ import asyncio
 import json
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +12,12 @@ import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, FixedEngine, ListSink
 
 from graftwork.records.errors import WorkerFailed
+from graftwork.serve.api.call import ChatLimits
+from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import EngineJob, make_handler
 from graftwork.serve.engines import EngineSet
+from graftwork.serve.failover.breaker import BreakerLimits
 from graftwork.serve.failover.settings import FailoverSettings
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
@@ -37,6 +40,8 @@ class FailingEngine(StubEngine):
     def __init__(self, models):
         super().__init__(models)
         self.error = None
+        self.late_error = None
+        """Comes after the first piece of a streamed answer."""
         self.open = asyncio.Event()
         self.open.set()
 
@@ -52,6 +57,8 @@ class FailingEngine(StubEngine):
             raise self.error
         async for piece in super().generate(request):
             yield piece
+            if self.late_error is not None:
+                raise self.late_error
         self.asked.pop()
 
 
@@ -252,12 +259,15 @@ def test_an_answer_that_has_begun_is_never_begun_again(run):
 def test_a_replica_that_keeps_failing_gets_no_requests_and_is_tried_again_later(run):
     async def main():
         async with open_fleet(2, breaker_failures=3, breaker_seconds=0.2, prefix_affinity=False) as fleet:
+            now = 0.0
+            fleet.pool.replicas[0].breaker._clock = lambda: now
             fleet.stubs[0].error = ApiError(502, "broken")
             statuses = [(await fleet.ask())[0] for _ in range(12)]
             assert statuses == [200] * 12
             assert fleet.pool.replicas[0].breaker.state != "closed"
             assert fleet.pool.replicas[0].failures == 3
             fleet.stubs[0].error = None
+            now += 1.0
             async with asyncio.timeout(DEADLINE):
                 while served_by((await fleet.ask())[1]) != "1":
                     await asyncio.sleep(0.01)
@@ -289,6 +299,21 @@ def test_a_refused_request_is_refused_once(run):
             assert (await fleet.ask())[0] == 400
             assert sum(replica.assigned for replica in fleet.pool.replicas) == 1
             assert all(replica.failures == 0 for replica in fleet.pool.replicas)
+
+    run(main)
+
+
+@pytest.mark.parametrize(("status", "failures"), [(400, 0), (502, 1)])
+def test_an_error_behind_the_first_piece_says_what_it_is_and_whose_fault(run, status, failures):
+    async def main():
+        async with open_fleet(1, fallback={"champion": ["base"]}) as fleet:
+            fleet.stubs[0].late_error = ApiError(status, "too much work", param="tools", code="work")
+            answered, _, data = await fleet.ask("one two three", stream=True)
+            assert answered == 200
+            last = json.loads(data.strip().rpartition(b"data: ")[2])["error"]
+            assert (last["message"], last["param"], last["code"]) == ("too much work", "tools", "work")
+            assert fleet.pool.replicas[0].failures == failures
+            assert fleet.pool.replicas[0].outstanding == 0
 
     run(main)
 
@@ -351,34 +376,33 @@ def test_a_hedged_request_takes_the_first_answer_and_cancels_the_other(run, stre
     run(main)
 
 
-def test_a_slow_attempt_is_given_up_for_another_replica(run):
-    async def main():
-        async with open_fleet(2, attempt_timeout_seconds=0.05) as fleet:
+def test_a_slow_attempt_is_given_up_for_another_replica(run_with_limit):
+    async def main(limit):
+        async with open_fleet(2, attempt_timeout_seconds=limit) as fleet:
             fleet.stubs[0].open.clear()
             answers = [await fleet.ask() for _ in range(4)]
-            assert {(status, served_by(headers)) for status, headers, _ in answers} == {(200, "2")}
+            assert {(status, headers.get("x-graft-replica")) for status, headers, _ in answers} == {
+                (200, "2")
+            }
 
-    run(main)
+    run_with_limit(main)
 
 
-def test_the_time_that_a_client_allows_reaches_the_engine_and_ends_the_request(run):
-    async def main():
+def test_the_time_that_a_client_allows_reaches_the_engine_and_ends_the_request(run_with_limit):
+    async def main(limit):
         async with open_fleet(2) as fleet:
             for stub in fleet.stubs:
                 stub.open.clear()
-            asking = asyncio.create_task(fleet.ask(headers=(("x-request-timeout-ms", "80"),)))
-            while not any(stub.asked for stub in fleet.stubs):
-                await asyncio.sleep(0)
-            asked = next(stub.asked[0] for stub in fleet.stubs if stub.asked)
-            assert 0 < asked.timeout_seconds <= 0.08
-            status, _, answer = await asking
+            status, _, answer = await fleet.ask(headers=(("x-request-timeout-ms", str(1000 * limit)),))
+            asked = [request for stub in fleet.stubs for request in stub.asked]
+            assert [0 < request.timeout_seconds <= limit for request in asked] == [True]
             assert (status, answer["error"]["code"]) == (504, "timeout")
             assert sum(replica.assigned for replica in fleet.pool.replicas) == 1
             for wrong in ("soon", "-1", "nan", "inf"):
                 status, _, answer = await fleet.ask(headers=(("x-request-timeout-ms", wrong),))
                 assert (status, answer["error"]["param"]) == (400, "x-request-timeout-ms")
 
-    run(main)
+    run_with_limit(main)
 
 
 # -- fallback chains -----------------------------------------------------------------------------
@@ -687,3 +711,25 @@ def test_a_client_with_a_tiny_deadline_cannot_open_a_circuit(run):
             assert (await fleet.ask())[1]["x-graft-release"] == RELEASE
 
     run(main)
+
+
+def test_copies_that_fail_feed_neither_the_circuit_breaker_nor_the_retry_budget():
+    class Broken:
+        state, models = "ready", ("m",)
+
+        async def complete(self, call, *, model):
+            raise ConnectionError("gone")
+
+    replica = Replica("1", Broken(), weight=1.0, limits=BreakerLimits(failures=2))
+    pool = ReplicaPool([replica], FailoverSettings(retries=2))
+    call = parse_chat_body({"messages": [{"role": "user", "content": "hi"}]}, ChatLimits())
+    copy = replace(call, is_copy=True)
+
+    async def main():
+        for _ in range(5):
+            with pytest.raises(ConnectionError):
+                await pool.complete(copy, model="m")
+
+    asyncio.run(main())
+    assert (replica.breaker.state, replica.failures, replica.outstanding) == ("closed", 0, 0)
+    assert (pool.budget.spent, pool.budget.refused) == (0, 0)

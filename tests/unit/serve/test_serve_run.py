@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink
 
+from free_ports import free_port
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed
 from graftwork.serve.engine_protocol import EngineJob
@@ -147,9 +147,7 @@ def test_until_the_aliases_are_loaded_their_names_are_answered_with_a_status_tha
     run, tmp_path
 ):
     async def main():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         asked, may_answer = threading.Event(), threading.Event()
 
         def resolve():

@@ -301,3 +301,22 @@ def test_an_alias_that_moves_ends_one_experiment_and_begins_the_next_and_both_ar
     run(main)
     reported = [record for record in caplog.records if record.getMessage().startswith("split:")]
     assert [record.levelname for record in reported] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_a_canary_comes_before_the_experiment_of_the_settings_and_ends_with_its_lease(run):
+    canary = [SplitSettings(challenger="canary", share=0.05, experiment="canary")]
+    book = AliasWatcher(
+        QuietEngine(RELEASE, OTHER),
+        resolve_aliases=lambda: {"champion": RELEASE, "canary": OTHER},
+        find_adapter=lambda _release: None,
+        find_canary=lambda: canary[0],
+    )
+
+    async def main():
+        await book.refresh()
+        assert (book.routes.experiment.challenger, book.routes.experiment.share) == (OTHER, 0.05)
+        canary[0] = None
+        await book.refresh()
+        assert book.routes.experiment is None
+
+    run(main)

@@ -11,15 +11,13 @@ from graftwork.text.similarity import (
     Ragged,
     as_sets,
     distinct,
-    last_lines,
     measure_pairs,
-    normalise,
     number_text,
     number_words,
     run_words,
     weigh,
-    words,
 )
+from graftwork.text.words import last_lines, normalise, words
 
 
 def test_scripts_without_spaces_are_taken_by_character():

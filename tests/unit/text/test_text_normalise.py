@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.similarity import last_lines, normalise, words
+from graftwork.text.words import last_lines, normalise, words
 
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graftwork.text.patterns import PATTERNS, find_likely
-from graftwork.text.redact import SECRET_KINDS, Redactor, hold_private, redact
+from graftwork.text.redact import SECRET_KINDS, CleanTexts, Redactor, hold_private, redact
 
 MIXED = string.ascii_letters + string.digits
 
@@ -319,7 +319,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("part", HOSTILE)
 def test_time_grows_with_hostile_text_and_not_faster(part):
     short, long = (part * (size // len(part)) for size in (125_000, 1_000_000))
@@ -330,9 +329,9 @@ def test_time_grows_with_hostile_text_and_not_faster(part):
 
 def _seconds(text):
     def measure():
-        began = time.process_time()
+        began = time.thread_time()
         redact(text)
-        return time.process_time() - began
+        return time.thread_time() - began
 
     return min(measure() for _ in range(2))
 
@@ -383,3 +382,33 @@ def test_a_secret_key_is_redacted_when_its_id_is_in_another_text_of_the_conversa
 def test_a_secret_key_is_redacted_far_from_its_id_and_without_digits():
     key = "wJalrXUtnFEMIxKbMDENGhbPxRfiCYzQskLwTRtO"
     assert key not in redact(f"{KEY_ID} {'is used by the nightly job, ' * 20} {key}").text
+
+
+@given(st.lists(st.lists(NEARLY, max_size=4), max_size=4))
+@example([["the key of AKIAQWERTYUIOPASDFGH", "plain text"], ["plain text", "another text"]])
+@example([["<REDACTED:email:3> wrote"], ["<REDACTED:email:3> wrote", "to ann.lee@firm-example.org"]])
+def test_remembering_clean_texts_changes_no_redaction(conversations):
+    clean = CleanTexts(most=3)
+    for texts in [*conversations, *conversations]:
+        plain, remembering = Redactor(), Redactor(clean)
+        assert [plain.redact(text) for text in texts] == [remembering.redact(text) for text in texts]
+
+
+def test_a_text_that_was_clean_is_searched_again_next_to_the_id_of_an_access_key():
+    secret = "wJalrXUtnFEMIaK7MDENGbPxRfiCYzT4kQ9sLp2v"
+    clean = CleanTexts()
+    assert Redactor(clean).redact(f"take {secret}").text == f"take {secret}"
+    redactor = Redactor(clean)
+    redactor.redact("the id is AKIAIOSFODNN7QWERTYU")
+    assert secret not in redactor.redact(f"take {secret}").text
+
+
+def test_what_is_remembered_of_clean_texts_is_bounded_and_keeps_what_comes_again():
+    clean = CleanTexts(most=6)
+    digests = [bytes([number]) * 32 for number in range(20)]
+    clean.add(digests[0])
+    for digest in digests[1:]:
+        clean.add(digest)
+        assert clean.has(digests[0])
+        assert len(clean) <= 6
+    assert not clean.has(digests[1])

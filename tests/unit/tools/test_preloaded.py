@@ -94,7 +94,7 @@ def both(starter, package, monkeypatch, plain_environment):
                 if stop_when:
                     assert process.stdout.readline() == stop_when
                     process.terminate()
-                output, errors = process.communicate("a line\n", timeout=60)
+                output, errors = process.communicate("a line\n", timeout=300)
             results.append((process.returncode, output, errors))
         return results
 
@@ -145,4 +145,4 @@ def test_control_c_is_heard_where_that_is_asked_for(starter, package, monkeypatc
     with subprocess.Popen(command, cwd=package, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == -signal.SIGINT
+        assert process.wait(timeout=300) == -signal.SIGINT

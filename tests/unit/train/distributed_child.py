@@ -15,6 +15,7 @@ from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
+from graftwork.train.distributed.launch import leave
 from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.settings import TrainSettings
@@ -136,3 +137,4 @@ def main_alone(base, folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     (main if os.environ["WORLD_SIZE"] != "1" else main_alone)(sys.argv[1], Path(sys.argv[2]))
+    leave(0)

@@ -79,8 +79,23 @@ class Trap(TrainingCallback):
         self._armed = step.step >= self._after
 
 
+class LastStep(TrainingCallback):
+    """An attempt that is to be killed does not end: it dies here, or waits for its parent's late signal."""
+
+    def __init__(self, order):
+        self._is_waiting = "pause" in order
+
+    def on_step_begin(self, number, steps):
+        if number == steps and self._is_waiting:
+            signal.pause()
+        elif number == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def attempt(engine, folder, order):
     callbacks = [DivergenceCallback(LONG.watch), Order(folder)]
+    if "after_step" in order:
+        callbacks.append(LastStep(order))
     if "point" in order:
         callbacks.insert(0, Trap(order["after_step"], order["point"]))
     loop = TrainingLoop(

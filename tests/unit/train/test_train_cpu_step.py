@@ -172,4 +172,4 @@ def test_the_choice_says_where_the_trunk_is_kept_and_why(tmp_path):
     assert load.visited_tokens == 3 * load.distinct_tokens
     assert load.bytes == load.distinct_tokens * 32 * 4
     _, word = make_cpu_step(model, rows, settings=TrainSettings(epochs=1), folder=tmp_path)
-    assert "nowhere: no row is seen twice" in word
+    assert "not cached: no row is seen twice" in word

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+
+from free_ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 from distributed_child import FULL, FULL_RATE, SAVED_AFTER, STEPS, STRATEGIES, make_engine, make_rows, train
@@ -53,9 +54,6 @@ def together(tiny_base, folder, alone):
 @pytest.fixture(scope="module")
 def group_of_one(tiny_base, folder):
     """The strategies that shard, with one process: what `processes: 1` starts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     child = Path(__file__).with_name("distributed_child.py")
     done = subprocess.run(
@@ -64,7 +62,7 @@ def group_of_one(tiny_base, folder):
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, **alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        env={**os.environ, **alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "found_alone.json").read_text())

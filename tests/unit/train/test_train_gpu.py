@@ -370,3 +370,57 @@ def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
 def test_layers_that_are_adapted_behind_attention_alone_are_counted():
     engine = card_engine(make_model(), make_tuning(), layers=(1, 2), targets=("o_proj",))
     assert len(engine._decoder.blocks) - engine._decoder.first == 2
+
+
+def write_answers(model, token_pass, prompts):
+    from graftwork.model.adapters.rows import active_adapter
+    from graftwork.model.generate.constraint import TokenOptions
+    from graftwork.model.generate.generator import Sampling, open_decoder
+    from graftwork.model.generate.requests import GenerationRequest
+
+    decoder = open_decoder(model, stop_tokens=[-1], slots=8, recorded=True, token_pass=token_pass)
+    decoder.update_adapters()
+    requests = [
+        GenerationRequest(
+            prompt,
+            Sampling(20, temperature=1.0, seed=at),
+            adapter=active_adapter(model),
+            options=TokenOptions(logprobs=0),
+        )
+        for at, prompt in enumerate(prompts)
+    ]
+    for request in requests:
+        decoder.submit(request)
+    decoder.finish()
+    return [request.result.tokens for request in requests], [
+        [token.logprob for token in request.options.noted] for request in requests
+    ]
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, MistralConfig, Olmo2Config, Qwen2Config, Qwen3Config])
+def test_tokens_are_written_by_the_training_step_as_by_the_model_itself(config):
+    model = make_model(config)
+    engine = card_engine(model, make_tuning())
+    token_pass = engine.token_pass()
+    prompts = [list(row.tokens) for row in make_rows((30, 11, 19, 7))]
+    for _ in range(2):
+        tokens, logprobs = write_answers(model, token_pass, prompts)
+        expected, theirs = write_answers(model, None, prompts)
+        assert tokens == expected
+        for ours, other in zip(logprobs, theirs, strict=True):
+            assert ours == pytest.approx(other, abs=1e-4)
+        rows = make_rows((20, 9))
+        engine.backward(rows)
+        engine.apply(0.05)
+
+
+def test_log_probabilities_of_written_tokens_are_those_that_training_computes_in_eight_bits():
+    model = make_model()
+    engine = card_engine(model, make_tuning(form="eight", head="eight"))
+    (prompt,) = ([*row.tokens] for row in make_rows((16,)))
+    (tokens,), (logprobs,) = write_answers(model, engine.token_pass(), [prompt])
+    (row,) = make_rows((16,))
+    whole = row.model_copy(update={"tokens": (*prompt, *tokens), "trained_from": len(prompt)})
+    (expected,) = engine.log_probabilities([whole])
+    # The prompt was read by the model itself, whose activations are not in 8 bits here.
+    assert logprobs == pytest.approx(expected.tolist(), abs=0.05)

@@ -34,7 +34,7 @@ class Server:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=300)
 
     def _answer(self):
         line = self._process.stdout.readline()

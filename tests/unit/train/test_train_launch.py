@@ -1,5 +1,8 @@
 """How rows are assigned, how several processes are started, how their end is understood."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -134,7 +137,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
     two = TrainSettings(checkpoint_every=3, keep_checkpoints=7, compile="off", packing="off")
     assert one.what_is_learned() == two.what_is_learned()
     plan = SimpleNamespace(train={"settings": two.what_is_learned()})
-    job = SimpleNamespace(plan=plan, run={}, crew=two.distribution(), keeping=two.keeping())
+    job = SimpleNamespace(plan=plan, run={}, crew=two.distribution(), keeping=two.keeping(), endpoint={})
     assert job_settings(job) == two
 
 
@@ -151,5 +154,30 @@ def test_every_setting_reaches_the_worker_by_one_way():
     names = [name for way in ways for name in way]
     assert len(names) == len(set(names))
     used = {name for objective in USED_BY.values() for name in objective}
-    # Named only where experts are adapted: other runs keep their names.
-    assert {*names, *used, "experts"} == set(TrainSettings.model_fields)
+    # Named only where they have an effect: other runs keep their names.
+    assert {*names, *used, "experts", "proximal"} == set(TrainSettings.model_fields)
+
+
+LEAVES = """
+import atexit, os
+from graftwork.train.distributed.launch import leave
+
+class LikeAGroupsThread:
+    def __del__(self, abort=os.abort):
+        abort()
+
+held = LikeAGroupsThread()
+atexit.register(print, "handlers ran")
+leave(3)
+"""
+
+
+def test_a_process_of_a_group_leaves_with_its_code_whatever_the_interpreters_shutdown_would_do():
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES],
+        env={**os.environ, "RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "handlers ran\n"), done.stderr

@@ -80,6 +80,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         base_folder=str(base),
         dataset_folder="rows",
         plan=plan,
+        endpoint=settings.endpoint_access(),
         run=settings.run.model_dump(mode="json"),
         keeping=settings.keeping(),
         crew=settings.distribution(),

@@ -44,6 +44,7 @@ def make_job(folder, *, max_restarts=1):
         run={"max_restarts": max_restarts},
         crew={},
         keeping={},
+        endpoint={},
     )
 
 

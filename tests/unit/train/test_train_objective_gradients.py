@@ -12,6 +12,7 @@ import torch
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.objective_settings import MixSettings, PolicySettings, PreferenceSettings
+from graftwork.train.objectives.kto import JudgedOrder, KahnemanTversky
 from graftwork.train.objectives.policy import PolicyGradient, kl_to_reference
 from graftwork.train.objectives.preference import DirectPreference, OddsRatioPreference
 from graftwork.train.objectives.samples import (
@@ -27,6 +28,8 @@ from trl_batch import (
     ADVANTAGES,
     ANSWERS,
     GRADIENT_OF,
+    JUDGED,
+    KTO_CASES,
     MAX_TOKENS,
     PAIRS,
     POLICY_CASES,
@@ -133,6 +136,38 @@ def test_preference_gradients_equal_those_of_trl(name, micro_rows):
     assert_equal_to_trl(gradient_of(engine), REFERENCE["preference"][name])
     if name == "dpo":
         assert result.loss == pytest.approx(REFERENCE["preference"]["dpo"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", KTO_CASES)
+@pytest.mark.parametrize("micro_rows", [None, 1])
+def test_kto_gradients_equal_those_of_trl(name, micro_rows):
+    case = KTO_CASES[name]
+    settings = PreferenceSettings(
+        beta=case["beta"], desirable=case["desirable"], undesirable=case["undesirable"]
+    )
+    engine = make_engine(KahnemanTversky(settings), micro_rows=micro_rows)
+    samples = []
+    for number, (prompt, answer, is_good) in enumerate(JUDGED):
+        row = make_sample(prompt, answer, unit=str(number), part="chosen" if is_good else "rejected")
+        now = engine.log_probabilities([row])[0]
+        by = shift(number, size=1, by=0.7)[0]
+        start = (float(now[0] + by), *now[1:].tolist())
+        samples.append(row.model_copy(update={"reference": start}))
+
+    def sums(rows):
+        return [float(values.sum()) for values in engine.log_probabilities(rows)]
+
+    order = JudgedOrder(
+        samples,
+        settings=TrainSettings(objective="kto", batch_rows=len(JUDGED), epochs=1),
+        now=sums,
+        start=lambda rows: [value + case["start"] for value in sums(rows)],
+    )
+    order._steps = (tuple(range(len(JUDGED))),)
+    result = engine.backward(order.batch(1))
+    assert order.measures(1)["baseline"] == pytest.approx(max(-case["start"], 0.0), abs=1e-5)
+    assert_equal_to_trl(gradient_of(engine), REFERENCE["kto"][name])
+    assert result.loss == pytest.approx(REFERENCE["kto"][name]["loss"], rel=1e-5)
 
 
 def test_odds_ratio_weights_equal_those_of_trl():

@@ -1,5 +1,7 @@
 """Objectives: every engine applies the weights that an objective gives to tokens."""
 
+import math
+
 import pytest
 import torch
 from test_train_gpu import make_model, make_tuning
@@ -12,8 +14,11 @@ from graftwork.train.cpu.step import CpuStep
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
-from graftwork.train.loss import loss_and_gradient, weighted_loss
+from graftwork.train.loss import TokenBatch, loss_and_gradient, token_losses, weighted_loss
+from graftwork.train.objective_settings import PolicySettings
 from graftwork.train.objectives.epochs import EpochOrder
+from graftwork.train.objectives.policy import PolicyGradient
+from graftwork.train.objectives.samples import make_sample
 from graftwork.train.objectives.sft import SupervisedFineTuning, count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -108,6 +113,43 @@ def test_every_engine_applies_the_weights_of_the_objective(kind, objective):
     assert result.trained_tokens == count_trained(make_rows(4))
     for ours, theirs in zip(engine.parameters, gradients, strict=True):
         torch.testing.assert_close(ours.grad, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_log_probabilities_on_a_card_come_from_packed_passes_in_chunks(monkeypatch):
+    rows = make_rows(5)
+    card, plain = make_engine("gpu", Likely()), make_engine("eager", Likely())
+    monkeypatch.setattr(card, "_logits", lambda _batch: pytest.fail("the whole logits are never built"))
+    for ours, theirs in zip(card.log_probabilities(rows), plain.log_probabilities(rows), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_who_only_reads_sees_each_update(kind):
+    """Rollouts, references, evaluations: lengths of DoRA that were kept for reading belong to old weights."""
+    model = make_model()
+    parameters = attach(model, SHAPE.model_copy(update={"kind": kind}), seed=3)
+    engine = TrainingEngine(model, parameters, settings=SETTINGS)
+    rows = make_rows(4)
+    for _ in range(3):
+        read = engine.log_probabilities(rows)
+        with torch.enable_grad():
+            fresh = engine._logits(batch := TokenBatch(rows, device="cpu"))
+        expected = batch.by_row(-token_losses(fresh.detach(), batch.targets))
+        for ours, theirs in zip(read, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        engine.backward(rows)
+        engine.apply(0.05)
+
+
+@pytest.mark.parametrize("kind", ["eager", "gpu"])
+def test_kl_to_the_start_is_measured_without_being_in_the_loss(kind):
+    objective = PolicyGradient(PolicySettings(kl=0.0))
+    engine = make_engine(kind, objective)
+    rows = [make_sample(row, unit="0", part="rl", advantage=1.0, scale=0.1) for row in make_rows(4)]
+    start = tuple((engine.log_probabilities(rows[:1])[0] - 0.5).tolist())
+    rows[0] = rows[0].model_copy(update={"reference": start})
+    result = engine.backward(rows)
+    assert result.measures["kl"] == pytest.approx(math.exp(-0.5) + 0.5 - 1, rel=1e-3)
 
 
 def test_weights_of_one_give_the_loss_without_weights():

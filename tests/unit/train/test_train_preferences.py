@@ -16,7 +16,7 @@ from graftwork.train.objective_settings import PreferenceSettings
 from graftwork.train.objectives.pairs import PairOrder, make_pairs
 from graftwork.train.objectives.preference import OddsRatioPreference
 from graftwork.train.objectives.samples import LOSS_MEASURE, scale_pairs
-from graftwork.train.reference import REFERENCE
+from graftwork.train.reference import REFERENCE, add_reference
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
@@ -92,6 +92,25 @@ def test_reference_is_computed_once(tiny_base, tmp_path):
     assert len(lines) == len({line["row"] for line in lines}) == 16
 
 
+class NoisyEngine:
+    """Its last bits depend on how many rows share a pass, as those of kernels may."""
+
+    def log_probabilities(self, rows):
+        return [torch.full((2,), -1.0 - len(rows) / 1e3) for _ in rows]
+
+
+def test_a_reference_that_is_known_is_not_computed_differently_later(tmp_path):
+    pairs, _ = make_pairs(make_pair_rows(3), render)
+    samples = [row for pair in pairs for row in pair]
+    first = add_reference(samples[:2], NoisyEngine(), folder=tmp_path)
+    both = add_reference(samples, NoisyEngine(), folder=tmp_path)
+    assert both[:2] == first
+    again = add_reference(samples[:2], NoisyEngine(), folder=tmp_path)
+    assert again == first
+    lines = Journal(tmp_path / REFERENCE).read()
+    assert len(lines) == len({line["row"] for line in lines})
+
+
 def test_pairs_that_say_nothing_are_left_out_and_counted():
     rows = make_pair_rows(6)
     rows[1] = rows[1].model_copy(update={"rejected": None})
@@ -126,6 +145,21 @@ def test_the_loss_of_orpo_contains_its_supervised_term():
     measured = OddsRatioPreference(PreferenceSettings(beta=0.5)).measure(rows, logps)
     # Equal log-probabilities: the odds ratio adds β log 2 to the mean loss of the chosen replies.
     assert measured[LOSS_MEASURE].mean() == pytest.approx(2.0 + 0.5 * math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("certain", [("chosen",), ("rejected",), ("chosen", "rejected")])
+def test_replies_that_are_certain_do_not_end_orpo(certain):
+    """Short replies that are learned by heart have a probability of 1 in 32 bits, and so infinite odds."""
+    pairs, _ = make_pairs(make_pair_rows(2), render)
+    rows = scale_pairs(pairs)
+    logps = [
+        torch.full((len(row.tokens) - row.trained_from,), 0.0 if row.part in certain else -2.0)
+        for row in rows
+    ]
+    objective = OddsRatioPreference(PreferenceSettings(beta=0.5))
+    assert all(bool(weights.isfinite().all()) for weights in objective.weights(rows, lambda: logps))
+    measured = objective.measure(rows, logps)
+    assert all(bool(values.isfinite().all()) for values in measured.values())
 
 
 def test_a_dataset_without_pairs_is_refused(tiny_base, tmp_path, monkeypatch):

@@ -3,20 +3,27 @@
 import pytest
 from pydantic import ValidationError
 
+from graftwork.grading.interface import GradeContext
 from graftwork.grading.reward_runner import GradedParts
-from graftwork.records.errors import AnswerIsNo
+from graftwork.grading.rewards import grade_part
+from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer
+from graftwork.train.rollouts.episodes import EpisodeJournal, EpisodeTurn, SampledAnswer
 from graftwork.train.rollouts.preflight import (
     are_apart,
+    describe_too_long,
+    find_too_long,
     make_canaries,
     read_preflight,
     split_checks,
 )
 from graftwork.train.rollouts.source import RolloutParts, RolloutSource
 from graftwork.train.settings import TrainSettings
+from graftwork.train.unused_settings import describe_idle
 
+GRPO = {"objective": "grpo", "rewards": [{"metric": "task_success"}]}
+NO_STOP = {"preflight": False}
 CALLS = [{"call": "f", "args": [number], "gives": number + 1} for number in range(6)]
 
 
@@ -53,6 +60,8 @@ class FixedSampler:
 
 
 class FixedGrader:
+    """`reward` gives a number, None, or the reason for which it failed."""
+
     def __init__(self, reward):
         self.reward = reward
         self.graded = []
@@ -61,10 +70,12 @@ class FixedGrader:
         for question in questions:
             self.graded.append(question.key)
             value = self.reward(question)
-            yield GradedParts(question.key, value, {"m": value}, {}, 0.01)
+            failed = {"judge": value} if isinstance(value, str) else {}
+            value = None if failed else value
+            yield GradedParts(question.key, value, {"m": value}, failed, 0.01)
 
 
-def make_source(folder, reward, *, canaries=0, audit=None, **changes):
+def make_source(folder, reward, *, canaries=0, audit=None, report=lambda _message: None, **changes):
     settings = TrainSettings.model_validate(
         {
             "objective": "grpo",
@@ -82,6 +93,7 @@ def make_source(folder, reward, *, canaries=0, audit=None, **changes):
         grader=FixedGrader(reward),
         journal=EpisodeJournal(folder),
         audit=audit or {},
+        report=report,
     )
     return RolloutSource(parts), parts
 
@@ -150,6 +162,57 @@ def test_a_batch_that_no_reward_could_grade_stops_the_run(tmp_path):
         source.batch(1)
 
 
+def test_rewards_that_return_nothing_are_named_with_their_prompts(tmp_path):
+    source, _ = make_source(tmp_path, lambda _q: None)
+    with pytest.raises(AnswerIsNo) as stopped:
+        source.batch(1)
+    assert "task_success gave no grade to any answer to case" in stopped.value.why
+
+
+def test_a_judge_that_was_down_is_asked_again_when_the_run_is_resumed(tmp_path):
+    down, before = make_source(tmp_path, lambda _q: "connection refused")
+    with pytest.raises(AnswerIsNo) as stopped:
+        down.batch(1)
+    assert "the reward judge failed on the answer case" in stopped.value.why
+    assert "connection refused" in stopped.value.why
+    resumed, parts = make_source(tmp_path, by_number)
+    assert len(resumed.batch(1)) == 8
+    assert parts.sampler.asked == []
+    assert parts.grader.graded == before.grader.graded
+
+
+def test_answers_that_one_failing_reward_cost_are_not_asked_about_again(tmp_path):
+    source, _ = make_source(tmp_path, lambda q: "lost" if q.text == "3" else by_number(q))
+    rows = source.batch(1)
+    again, parts = make_source(tmp_path, by_number)
+    assert again.batch(1) == rows
+    assert parts.grader.graded == []
+
+
+def test_a_reward_that_fails_on_many_answers_is_named_three_times_and_counted(tmp_path):
+    messages = []
+    source, _ = make_source(
+        tmp_path, lambda q: "nan" if q.text != "1" else 1.0, report=messages.append, reward_checks=NO_STOP
+    )
+    source.batch(1)
+    failed = [message for message in messages if "failed on" in message]
+    assert len(failed) == 4
+    assert "failed on 3 more answers of batch 1: nan" in failed[-1]
+
+
+def test_prompts_without_room_for_an_answer_are_found_and_named():
+    lengths = {"short": 90, "long": 95, "longer": 4000}
+    found = find_too_long(lengths, longest_answer=8, positions=100)
+    assert found == ["long", "longer"]
+    assert "long (95 tokens), longer (4,000 tokens)" in describe_too_long(found, lengths, positions=100)
+
+
+def test_a_run_whose_prompts_are_all_too_long_is_refused():
+    with pytest.raises(UserMistake, match=r"the shortest, b, has 99 tokens") as refused:
+        find_too_long({"a": 200, "b": 99}, longest_answer=8, positions=100)
+    assert "100 positions" in refused.value.why
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -191,6 +254,45 @@ def test_reward_and_audit_that_part_ways_stop_the_run(tmp_path):
         source.batch(3)
 
 
+def test_answers_without_an_audit_do_not_part_from_it(tmp_path):
+    """Cases with a single check have no audit half: easy ones would look like a reward that is cheated."""
+    source, _ = make_source(
+        tmp_path,
+        lambda q: by_number(q) if q.case.id in ("case0", "audited") else float(q.text != "0"),
+        audit={"case0": make_case("audited")},
+        rollouts={"steps": 6, "prompts": 5, "answers": 4, "max_tokens": 4},
+    )
+    for step in range(1, 5):
+        source.batch(step)
+    assert source.measures(4)["audit"] == 0.25
+
+
+def test_the_audit_sees_the_episode_that_the_reward_sees(tmp_path):
+    seen = {}
+
+    def grade(question):
+        seen.setdefault(question.case.id, []).append(question.evidence)
+        return float(question.text == "1")
+
+    audit = {f"case{number}": make_case("audited") for number in range(5)}
+    source, parts = make_source(tmp_path, grade, audit=audit)
+    sample = parts.sampler.sample
+    turns = (EpisodeTurn(by="model", text="1"),)
+    parts.sampler.sample = lambda *given, **named: [
+        answer.model_copy(update={"turns": turns, "environment_reward": 0.5})
+        for answer in sample(*given, **named)
+    ]
+    source.batch(1)
+    audited = seen.pop("audited")
+    assert audited[0]["environment"]["reward"] == 0.5
+    assert audited == [evidence for given in seen.values() for evidence in given]
+
+
+def test_kto_needs_two_rows_in_a_step():
+    with pytest.raises(ValidationError, match="batch_rows"):
+        TrainSettings(objective="kto", batch_rows=1)
+
+
 def test_canaries_cannot_be_solved():
     case = make_case(
         checks=({"python_calls": CALLS}, {"python_tests": "assert f(1) == 2"}, {"contains": "x"})
@@ -200,7 +302,26 @@ def test_canaries_cannot_be_solved():
     assert canary.reference.startswith("secret-")
     assert all(call["gives"] == canary.reference for call in canary.checks[0]["python_calls"])
     assert "assert False" in canary.checks[1]["python_tests"]
-    assert canary.checks[2]["contains"] == canary.reference
+    assert canary.checks[2] == {"exact": canary.reference}
+
+
+@pytest.mark.parametrize(
+    ("check", "right"),
+    [
+        ({"numeric": 3}, "3"),
+        ({"metric": "numeric", "value": 3, "tolerance": 0.1}, "3"),
+        ({"set": ["a", "b"]}, "b, a"),
+        ({"metric": "regex", "pattern": "a+"}, "aa"),
+        ({"contains": "sorry", "need": "none"}, "a"),
+        ({"exact": "a", "field": "x"}, '{"x": "a"}'),
+    ],
+)
+def test_the_right_answer_to_a_prompt_is_no_alarm_on_its_canary(check, right):
+    case = make_case(checks=(check,))
+    (canary,) = make_canaries([case], count=1, seed=1)
+    context = GradeContext()
+    assert grade_part("task_success", case, right, context=context, evidence={}) == 1.0
+    assert grade_part("task_success", canary, right, context=context, evidence={}) == 0.0
 
 
 def test_audit_and_reward_share_no_call():
@@ -219,8 +340,47 @@ def test_parting_needs_three_batches_in_a_row():
     assert not are_apart([(0.9, 0.1), (0.5, 0.4), (0.9, 0.1)], limit=0.3)
 
 
+def test_the_preflight_is_reported_once_and_expects_nothing_of_a_batch_that_was_read(tmp_path):
+    """Reading a batch from the journal takes no time, and would promise millions of prompts in a night."""
+    first, again = [], []
+    rollouts = {"steps": 6, "prompts": 2, "answers": 4, "max_tokens": 4, "updates": 2}
+    source, _ = make_source(tmp_path, by_number, report=first.append, rollouts=rollouts)
+    source.batch(1)
+    source.batch(2)
+    (message,) = [word for word in first if word.startswith("preflight")]
+    assert "prompts in 8 hours" in message
+    resumed, _ = make_source(tmp_path, by_number, report=again.append, rollouts=rollouts)
+    resumed.batch(2)
+    (message,) = [word for word in again if word.startswith("preflight")]
+    assert "prompts in 8 hours" not in message
+
+
 def test_preflight_counts_prompts_in_a_night():
     found = read_preflight({"dead_groups": 0.5, "pass@1": 0.2}, prompts=8, seconds=16)
     assert found.prompts_a_night == 14_400
     assert found.advice() is None
     assert "50%" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"objective": "orpo", "preferences": {"sft": 0.2}}, "preferences.sft"),
+        ({"objective": "kto", "preferences": {"sft": 0.2}}, "preferences.sft"),
+        ({"objective": "dpo", "preferences": {"least_score": 0.5}}, "preferences.least_score"),
+        (
+            {"objective": "orpo", "preferences": {"desirable": 2, "undesirable": 3}},
+            "preferences.desirable, undesirable",
+        ),
+        ({**GRPO, "policy": {"loss": "gspo"}}, "policy.loss: gspo"),
+        ({**GRPO, "epochs": 3, "batch_rows": 4}, "epochs, batch_rows"),
+    ],
+)
+def test_settings_that_change_nothing_are_named_when_the_run_starts(settings, named):
+    (note,) = describe_idle(TrainSettings.model_validate(settings))
+    assert named in note
+
+
+def test_a_mix_uses_the_settings_of_supervised_rows():
+    mixed = {**GRPO, "epochs": 3, "mix": {"rl": 0.7, "sft": 0.3}}
+    assert not describe_idle(TrainSettings.model_validate(mixed))

@@ -9,7 +9,8 @@ from graftwork.records.base import Record
 MODULES = {
     "data": ("Audit", "PreparedData"),
     "repair": ("RepairPlan", "RepairOutcome"),
-    "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter"),
+    "training": ("Plan", "RunPlan", "TrainOutcome", "TrainedAll", "ExportedAdapter", "MergedAdapter"),
+    "search": ("SweepResult", "Federation", "FederationPlan"),
     "evaluation": ("Report", "Evaluated", "Verdict", "WrittenReport"),
     "releases": ("Release", "TryOut"),
     "router": ("TrainedRouter",),
@@ -22,8 +23,11 @@ MODULES = {
         "CostSummary",
         "DrillReport",
         "ExportedBundle",
+        "ImageFiles",
     ),
-    "escalation": ("EscalationForecast",),
+    "cycle": ("CycleState", "CycleStatus", "CyclePlan", "SimulatedMonth"),
+    "week": ("WeekTick", "WeekStatus"),
+    "escalation": ("EscalationForecast", "EscalationLive"),
     "models": ("PulledModel", "LocalModels", "RemovedModels"),
 }
 

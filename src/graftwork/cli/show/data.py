@@ -18,7 +18,8 @@ from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow,
 from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
 
 if TYPE_CHECKING:
-    from graftwork.data.split.model_subsets import SubsetSummary, UnmatchedValue
+    from graftwork.data.split.model_subsets import UnmatchedValue
+    from graftwork.records.dataset import SubsetSummary
 
 if TYPE_CHECKING:
     from graftwork.records.dataset import Dataset, Drop

@@ -4,7 +4,12 @@ from rich.console import Console
 from rich.table import Table
 
 from graftwork.cli.show.tables import print_line, quote
-from graftwork.records.escalation import EscalationForecast, EscalationOption
+from graftwork.records.escalation import (
+    EscalationCurve,
+    EscalationForecast,
+    EscalationLive,
+    EscalationOption,
+)
 from graftwork.records.measured import MeasuredShare
 
 
@@ -17,8 +22,8 @@ def show_forecast(console: Console, found: EscalationForecast) -> None:
     large = found.large_alone
     table.add_row(quote(f"{found.large} alone"), "", _share(large.quality), _cost(large))
     console.print(table)
-    gain = f"{100 * found.gain_over_small:+.1f} points ({_range(found.gain_low, found.gain_high)})"
-    loss = f"{-100 * found.loss_to_large:+.1f} points ({_range(-found.loss_high, -found.loss_low)})"
+    gain = f"{_points(found.gain_over_small)} points ({_range(found.gain_low, found.gain_high)})"
+    loss = f"{_points(-found.loss_to_large)} points ({_range(-found.loss_high, -found.loss_low)})"
     print_line(
         console,
         f"on {found.cases} held-out cases the pair is {gain} against {quote(found.small)} alone and {loss} "
@@ -27,6 +32,44 @@ def show_forecast(console: Console, found: EscalationForecast) -> None:
     )
     for remark in found.remarks:
         print_line(console, f"[dim]·[/] {quote(remark)}", soft_wrap=True)
+    if found.curve is not None:
+        _show_curve(console, found.curve, found)
+
+
+def _show_curve(console: Console, curve: EscalationCurve, found: EscalationForecast) -> None:
+    table = Table("log-probability below", "escalated", found.metric, "$ for 1,000", box=None)
+    for point in curve.points:
+        mark = " [bold]chosen[/]" if point.threshold == curve.chosen.threshold else ""
+        cost = "?" if point.cost_per_1000 is None else f"{point.cost_per_1000:.2f}"
+        table.add_row(f"{point.threshold:.3f}{mark}", _share(point.escalated), _share(point.quality), cost)
+    console.print(table)
+    auc = "" if curve.auc is None else f"; it ranks a right answer above a wrong one in {curve.auc:.0%}"
+    print_line(
+        console,
+        f"chosen on {curve.validation_cases} validation cases ({curve.validation_escalated:.1%} escalated, "
+        f"at most {curve.max_rate:.0%}; {quote(found.metric)} {curve.validation_quality:.1%}), shown on "
+        f"{curve.chosen.quality.n} test cases{auc}",
+        soft_wrap=True,
+    )
+
+
+def show_live(console: Console, found: EscalationLive) -> None:
+    table = Table("", "predicted", "live", "n", "", box=None)
+    for figure in found.figures:
+        predicted = _measured(figure.predicted, figure.predicted_low, figure.predicted_high)
+        live = _measured(figure.live, figure.live_low, figure.live_high)
+        mark = {True: "[green]as predicted[/]", False: "[red]not as predicted[/]", None: "[dim]not known[/]"}
+        table.add_row(figure.name, predicted, live, f"{figure.n:,}", mark[figure.agrees])
+    console.print(table)
+    print_line(console, f"{found.requests:,} requests since the forecast of {quote(found.predicted_at)}")
+    for remark in found.remarks:
+        print_line(console, f"[dim]·[/] {quote(remark)}", soft_wrap=True)
+
+
+def _measured(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.3g}" if low is None or high is None else f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def _share(share: MeasuredShare) -> str:
@@ -34,11 +77,15 @@ def _share(share: MeasuredShare) -> str:
 
 
 def _range(low: float, high: float) -> str:
-    return f"{100 * low:+.1f} to {100 * high:+.1f}"
+    return f"{_points(low)} to {_points(high)}"
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f}"  # + 0.0: never "-0.0"
 
 
 def _cost(option: EscalationOption) -> str:
     return "?" if option.cost_per_1000 is None else f"{option.cost_per_1000:.2f}"
 
 
-PRINTERS = {"EscalationForecast": show_forecast}
+PRINTERS = {"EscalationForecast": show_forecast, "EscalationLive": show_live}

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table
 from graftwork.cli.show.training import duration
+from graftwork.fleet.image import ImageFiles
 from graftwork.pipeline.fleet_jobs import FleetJobs, RunQuote
 from graftwork.pipeline.fleet_places import FleetPlaces, PlaceFacts
 from graftwork.pipeline.fleet_reports import CostSummary, DrillReport, ExportedBundle, RunOffers
@@ -18,11 +20,25 @@ COLOURS = {"done": "green", "submitted": "cyan", "failed": "red", "lost": "red",
 
 
 def show_places(console: Console, found: FleetPlaces) -> None:
-    made = table("place", "answers", "machines", "price now", "open jobs", right=("open jobs",))
+    made = table("place", "answers", "machines", "quota left", "price now", "open jobs", right=("open jobs",))
     for place in found.places:
         answers = "[green]yes[/]" if place.reachable else "[red]no[/]"
-        made.add_row(place.name, answers, _machines(place), _prices(place), str(place.open_jobs))
+        quota = _quota(place)
+        made.add_row(place.name, answers, _machines(place), quota, _prices(place), str(place.open_jobs))
     console.print(fit_words(console, made))
+    for place in found.places:
+        if place.fix:
+            print_line(console, f"{place.name}: {quote(place.fix)}")
+    if found.unconfigured:
+        print_line(console, f"not configured: {', '.join(found.unconfigured)}")
+
+
+def _quota(place: PlaceFacts) -> str:
+    for offer in place.offers:
+        if offer.quota_hours is not None:
+            until = f", until {offer.quota_until}" if offer.quota_until else ""
+            return f"{offer.quota_hours:.1f} h{quote(until)}"
+    return ""
 
 
 def _machines(place: PlaceFacts) -> str:
@@ -39,30 +55,57 @@ def _machine(offer: Offer) -> str:
 
 
 def _prices(place: PlaceFacts) -> str:
-    prices = sorted(offer.usd_per_hour for offer in place.offers if offer.usd_per_hour)
-    if not prices:
+    priced = [offer for offer in place.offers if offer.usd_per_hour]
+    if not priced:
         return "" if not place.reachable else "free"
-    dated = max(offer.dated for offer in place.offers)
-    return f"from ${prices[0]:.3f} an hour ({dated})"
+    cheapest = min(priced, key=lambda offer: offer.usd_per_hour or 0.0)
+    return f"from ${cheapest.usd_per_hour:.3f} an hour ({quote(cheapest.source)}, {_age(cheapest.dated)})"
+
+
+def _age(dated: str) -> str:
+    """How old a price is."""
+    try:
+        days = (date.today() - date.fromisoformat(dated)).days
+    except ValueError:
+        return quote(dated)
+    return "today" if days <= 0 else f"{days} days old"
 
 
 def show_offers(console: Console, found: RunOffers) -> None:
-    made = table("place", "card", "USD/h", "planned", "at most", "time limit", "price from")
+    made = table("place", "card", "hours", "USD/h", "planned", "at most", "time limit", "price from")
     for offered in found.quotes:
         made.add_row(offered.place, quote(offered.gpu) or "as it is", *_figures(offered))
     console.print(fit_words(console, made))
-    print_line(console, f"planned time on this machine: {found.planned_hours:.2f} h at most")
+    print_line(
+        console, f"hours are planned for each place's machine; here: {found.planned_hours:.2f} h at most"
+    )
+    for offered in found.quotes:
+        for line in _terms(offered):
+            print_line(console, f"{quote(f'{offered.place}, {offered.gpu}')}: {quote(line)}")
     for note in found.notes:
         print_line(console, f"[yellow]![/] {quote(note)}")
 
 
+def _terms(offered: RunQuote) -> list[str]:
+    """What else the offer says about money."""
+    lines = []
+    if offered.spot_usd_per_hour:
+        lines.append(f"spot about ${offered.spot_usd_per_hour:.3f} an hour")
+    if offered.reserved_usd_per_hour:
+        lines.append(f"reserved for {offered.reserved_term}: ${offered.reserved_usd_per_hour:.3f} an hour")
+    if offered.storage_usd_gib_month:
+        lines.append(f"a volume that stays: ${offered.storage_usd_gib_month:.3f} a GiB and month")
+    return lines
+
+
 def _figures(offered: RunQuote) -> tuple[str, ...]:
-    limit = duration(offered.seconds)
+    limit, hours = duration(offered.seconds), f"{offered.planned_hours:.2f}"
     if not offered.usd_per_hour:
-        return ("free", "", "", limit, quote(offered.price_source))
+        quota = f" ({offered.quota_hours:.1f} h of quota)" if offered.quota_hours is not None else ""
+        return (hours, f"free{quota}", "", "", limit, quote(offered.price_source))
     source = quote(f"{offered.price_source}, {offered.price_dated}")
     planned, most = f"${offered.planned_usd:.2f}", f"${offered.largest_usd:.2f}"
-    return (f"{offered.usd_per_hour:.3f}", planned, most, limit, source)
+    return (hours, f"{offered.usd_per_hour:.3f}", planned, most, limit, source)
 
 
 def show_jobs(console: Console, found: FleetJobs) -> None:
@@ -125,6 +168,15 @@ def show_costs(console: Console, found: CostSummary) -> None:
     console.print(made)
 
 
+DRILL_CHECKS = {
+    "leaked": "machines left behind",
+    "paid_twice": "runs paid twice",
+    "over_cap": "over a cap",
+    "unfinished": "jobs without an end or reason",
+    "silent": "runs without an end or reason",
+}
+
+
 def show_drill(console: Console, found: DrillReport) -> None:
     print_line(
         console,
@@ -132,10 +184,15 @@ def show_drill(console: Console, found: DrillReport) -> None:
         f"{found.crashes} crashes of the controller",
     )
     print_line(console, f"largest spend ${found.largest_spend_usd:.2f} of ${found.cap_usd:.2f}")
-    for title in ("leaked", "paid_twice", "over_cap", "unfinished"):
-        lines = getattr(found, title)
+    done = found.runs.get("done", 0)
+    print_line(console, f"{sum(found.runs.values())} runs, {done} of them done")
+    others = sorted((-count, reason) for reason, count in found.runs.items() if reason not in ("done", ""))
+    for count, reason in others[:5]:
+        print_line(console, f"  {-count} not done: {quote(reason)}")
+    for name, title in DRILL_CHECKS.items():
+        lines = getattr(found, name)
         colour = "red" if lines else "green"
-        print_line(console, f"[{colour}]{title.replace('_', ' '):<12}[/] {len(lines)}")
+        print_line(console, f"[{colour}]{title:<29}[/] {len(lines)}")
         for line in lines[:10]:
             print_line(console, f"  {quote(line)}")
 
@@ -147,6 +204,11 @@ def show_bundle(console: Console, found: ExportedBundle) -> None:
     print_line(console, "run it there:  python bootstrap.py --work FOLDER")
 
 
+def show_image(console: Console, found: ImageFiles) -> None:
+    print_line(console, f"{found.packages} pinned packages on {quote(found.image)} in {quote(found.folder)}")
+    print_line(console, f"build it:  {quote(found.command)}")
+
+
 PRINTERS: dict[str, Callable[[Console, Any], None]] = {
     "FleetPlaces": show_places,
     "RunOffers": show_offers,
@@ -156,4 +218,5 @@ PRINTERS: dict[str, Callable[[Console, Any], None]] = {
     "CostSummary": show_costs,
     "DrillReport": show_drill,
     "ExportedBundle": show_bundle,
+    "ImageFiles": show_image,
 }

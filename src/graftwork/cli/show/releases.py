@@ -8,6 +8,8 @@ from rich.console import Console
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.evaluate.ab import ABResult, ArmFacts
 from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
+from graftwork.process.health import format_seconds
+from graftwork.records.canary import CanaryReport
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.prompt_release import PROMPT_RUN
 
@@ -172,6 +174,8 @@ def show_ab(console: Console, found: ABResult) -> None:
     if found.experiment is not None:
         print_line(console, f"  randomized in experiment {quote(found.experiment)}", soft_wrap=True)
     asked = f"; cases answered {found.asked}" if found.traffic == "cases" else ""
+    if found.traffic == "shadow":
+        asked = f"; requests copied {found.asked}"
     print_line(console, f"  {_say_counts(found)}; ungraded {found.ungraded}{asked}", soft_wrap=True)
     print_line(
         console,
@@ -185,9 +189,43 @@ def show_ab(console: Console, found: ABResult) -> None:
         print_line(console, f"[yellow]![/] {quote(remark)}", soft_wrap=True)
 
 
+CANARY_TITLES = {
+    "promoted": "[bold green]PROMOTED[/]",
+    "rolled_back": "[bold red]ROLLED BACK[/]",
+    "undecided": "[bold yellow]NOT DECIDED[/]",
+}
+
+
+def show_canary(console: Console, found: CanaryReport) -> None:
+    print_line(console, f"{CANARY_TITLES[found.decision]}  {quote(found.reason)}", soft_wrap=True)
+    heads = (f"champion {found.champion.release[:12]}", f"canary {found.canary.release[:12]}")
+    rows = table("", *heads, right=heads)
+    arms = (found.champion, found.canary)
+    rows.add_row("sessions", *(f"{arm.sessions:,}" for arm in arms))
+    shown = (f"{arm.successes / arm.graded:.1%} of {arm.graded:g}" if arm.graded else "-" for arm in arms)
+    rows.add_row(quote(found.metric), *shown)
+    rows.add_row("without an answer", *(f"{arm.failures:,}" for arm in arms))
+    console.print(rows)
+    print_line(
+        console,
+        f"  canary less champion: {found.low:+.1%} to {found.high:+.1%} (valid at any time); e-value "
+        f"{found.e_value:.3g} by {quote(found.metric)}, {found.failures_e_value:.3g} by failures; decided at "
+        f"{2 / (1 - found.confidence):.3g}",
+        soft_wrap=True,
+    )
+    print_line(
+        console,
+        f"  the canary got {found.share:.1%} of the sessions of {quote(found.alias)}, for "
+        f"{format_seconds(found.seconds)}",
+    )
+    for remark in found.remarks:
+        print_line(console, f"[yellow]![/] {quote(remark)}", soft_wrap=True)
+    print_line(console, f"  report: {quote(found.file)}", soft_wrap=True)
+
+
 def _say_counts(found: ABResult) -> str:
     """Successes and failures of each arm on live traffic; wins, losses and ties on cases."""
-    if found.traffic == "cases":
+    if found.traffic in ("cases", "shadow"):
         names = {"wins": "B better", "losses": "A better", "ties": "tied"}
         return ", ".join(f"{names.get(name, name)} {count:.10g}" for name, count in found.counts.items())
     return "; ".join(

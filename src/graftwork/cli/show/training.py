@@ -16,6 +16,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.merge_adapters import MergedAdapter
     from graftwork.pipeline.runs import Event
     from graftwork.pipeline.train_all import ModelResult, TrainedAll
     from graftwork.records.release import ExportedAdapter
@@ -83,6 +84,9 @@ def describe_detail(detail: dict[str, float | str], losses: LossTrend, *, total:
 
 
 def duration(seconds: float) -> str:
+    if 10 <= seconds < 3600:
+        # Rounded first: no minute has 60 seconds.
+        seconds = round(seconds)
     if seconds < 60:
         return (
             f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -216,13 +220,16 @@ def number(value: float) -> str:
 
 
 EVENT_COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
+EVENT_NAMES = {"word": "message", "look": "evaluation", "vital": "machine"}
+"""What people read; in files and `--json` events keep the names that they always had."""
 
 
 def to_markup(event: "Event") -> str:
     """The time, the kind and the text of an event."""
     when = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     colour = EVENT_COLOURS.get(event.kind, "dim")
-    return f"[dim]{when}[/] [{colour}]{event.kind:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
+    name = EVENT_NAMES.get(event.kind, event.kind)
+    return f"[dim]{when}[/] [{colour}]{name:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
 
 
 def _step(body: dict[str, Any]) -> str:
@@ -346,10 +353,27 @@ def show_exported(console: Console, exported: "ExportedAdapter") -> None:
         print_line(console, f"[dim]{digest[:12]}  {quote(name)}[/]")
 
 
+def show_merged(console: Console, merged: "MergedAdapter") -> None:
+    print_line(
+        console,
+        f"[bold]{merged.method}[/] of {len(merged.parents)} adapters, rank {merged.rank}, "
+        f"{merged.layers} layers, in {quote(merged.folder)}",
+    )
+    rows = table("adapter", "weight", "trained tokens", right=("weight", "trained tokens"))
+    for parent in merged.parents:
+        learned = "" if parent.trained_tokens is None else f"{parent.trained_tokens:,}"
+        rows.add_row(quote(parent.name), f"{parent.weight:.3f}", learned)
+    console.print(rows)
+    if merged.method == "average":
+        print_line(console, f"the rank holds at least {merged.kept:.1%} of the mean change of every layer")
+    print_line(console, f"compare it: {quote(merged.evaluate)}")
+
+
 PRINTERS = {
     "Plan": show_plan,
     "RunPlan": show_run_plan,
     "TrainOutcome": show_outcome,
     "TrainedAll": show_trained_all,
     "ExportedAdapter": show_exported,
+    "MergedAdapter": show_merged,
 }

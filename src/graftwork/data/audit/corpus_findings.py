@@ -155,7 +155,7 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             show=lambda row, place: f"the same as {_kept(facts, place)}: {row.question}",
             wording=Wording(
                 title=count_rows(len(same), "repeat an earlier row"),
-                effect="repeated rows are learned by heart, and one that is held out is no test",
+                effect="repeated rows are memorized, and a held-out copy tests nothing",
                 fix=kept,
             ),
         )
@@ -205,7 +205,7 @@ def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         return
     title = count_rows(len(places), "share a prompt with a row that has another reply")
     if len(logged) > len(places):
-        title += f" ({len(logged):,} in the log as it is, before unfit rows are dropped)"
+        title += f" ({len(logged):,} in the whole log, before unusable rows are dropped)"
     yield finding_from_rows(
         facts,
         "conflicting_answers",
@@ -434,13 +434,13 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     sides = find_sides(facts)
     title = (
         count_rows(len(places), say_like_another(settings.split_by, "another row"))
-        + f": a random split would put about {expected:,.0f} of them into the test next to a trained twin"
+        + f": a random split would test about {expected:,.0f} of them and train on a similar row"
     )
     fingerprints = facts.fingerprints(PROMPT_FINGERPRINT)
     _, logged = np.unique(fingerprints[fingerprints != 0], return_counts=True)
     before = expect_leaks(logged[logged > 1], held_out=settings.test)
     if before > expected + 1:
-        title += f" (about {before:,.0f} from the log as it is, before unfit rows are dropped)"
+        title += f" (about {before:,.0f} of the whole log, before unusable rows are dropped)"
     if sides.trained.any() or sides.held_out.any():
         title += f"; not looked for: {say_missing_side(sides)}"
     yield finding_from_rows(

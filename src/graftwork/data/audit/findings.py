@@ -305,12 +305,19 @@ def finding_from_rows(
     )
 
 
+_SINGULAR = {"are": "is", "have": "has", "do": "does", "were": "was"}
+
+
 def count_rows(count: int, what: str) -> str:
-    """`1 row is cut off`, `2 rows are cut off`: `what` begins with the plural verb."""
-    if count == 1:
-        verb, _, rest = what.partition(" ")
-        return f"1 row {({'are': 'is', 'have': 'has', 'do': 'does'}).get(verb, verb + 's')} {rest}"
-    return f"{count:,} rows {what}"
+    """`1 row is cut off`, `2 rows nearly repeat`: `what` begins with the plural verb, or an adverb and it."""
+    if count != 1:
+        return f"{count:,} rows {what}"
+    verb, _, rest = what.partition(" ")
+    if verb.endswith("ly"):
+        adverb, (verb, _, rest) = f"{verb} ", rest.partition(" ")
+    else:
+        adverb = ""
+    return f"1 row {adverb}{_SINGULAR.get(verb, verb + 's')} {rest}"
 
 
 def say_fix(setting: str, *, on: bool, done: str) -> str:

@@ -22,7 +22,7 @@ from graftwork.data.audit.findings import DUPLICATE, AuditFacts, shorten
 from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.base import Figure
 from graftwork.records.interaction import Interaction
-from graftwork.text.similarity import words
+from graftwork.text.words import words
 
 if TYPE_CHECKING:
     import numpy as np

@@ -80,14 +80,14 @@ def _fix_failed(settings: DataSettings) -> str:
 _WORDINGS = {
     NEGATIVE_FEEDBACK: _Wording(
         "are captured replies that users said are bad",
-        "trained on, they teach the model to repeat its mistakes",
+        "such rows teach the model to repeat its mistakes",
         lambda settings: (
             "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
         ),
     ),
     TRIED_OUT: _Wording(
         "are held-out questions that `graft run` asked to try a release out",
-        "trained on, they would make the evaluation measure memory",
+        "trained on, they would make the evaluation measure memorization",
         lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
         "warning",
     ),
@@ -105,7 +105,7 @@ _WORDINGS = {
     ),
     "failed_status": _Wording(
         "state a status that does not count as success",
-        "trained on, they teach the model to answer with failures",
+        "such rows teach the model to answer with failures",
         lambda settings: (
             f"{_fix_failed(settings)}; data.keep_status names what counts as success "
             f"({', '.join(settings.keep_status)})"
@@ -113,17 +113,17 @@ _WORDINGS = {
     ),
     "claims_success_but_fails": _Wording(
         "are not marked as failed, and the reply reports a failure",
-        "trained on, they teach the model to answer with error messages",
+        "such rows teach the model to answer with error messages",
         lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
     ),
     "empty": _Wording(
         "have no question or no reply",
-        "trained on, they teach the model to say nothing",
+        "such rows teach the model to say nothing",
         lambda settings: "`graft data prepare` drops these always",
     ),
     "placeholder": _Wording(
         "have a placeholder instead of an answer",
-        "trained on, they teach the model to answer with placeholders",
+        "such rows teach the model to answer with placeholders",
         lambda settings: (
             say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these")
             + "; a teacher can answer them (`graft data repair --dry-run`)"
@@ -131,7 +131,7 @@ _WORDINGS = {
     ),
     "truncated": _Wording(
         "are cut off before the end of the reply",
-        "trained on, they teach the model to stop in the middle",
+        "such rows teach the model to stop in the middle",
         lambda settings: (
             say_fix("drop_truncated", on=settings.drop_truncated, done="drops these")
             + "; raise the token limit where they were logged, or let a teacher answer them again "

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 from graftwork.data.audit.findings import MOST_ROWS, AuditFacts, count_rows
 from graftwork.data.audit.row_checks import RETRIED
+from graftwork.data.ingest.blocks import IN_OTHER_FILE
 from graftwork.records.audit import Finding
 from graftwork.records.interaction import Origin
 
 _RULES = {
     "no_content": "calls of models without recorded messages",
+    IN_OTHER_FILE: "spans of calls whose messages are in log records",
     "no_reply": "calls of models without a recorded reply",
     "other_span": "spans of agents, tools and other work",
     "repeats_other_span": "spans of agents that repeat the calls below them",
@@ -40,7 +42,8 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
             severity="warning",
             count=missing,
             rows=tuple(rows[True]),
-            title=f"{missing:,} calls of models in the traces have no content",
+            title=f"{_count(missing, 'calls')} of models in the traces "
+            f"{'has' if missing == 1 else 'have'} no content",
             effect="they cannot be learned from: the trace has times and tokens, and no messages",
             fix="let the instrumentation record messages; for OpenTelemetry, "
             "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only",
@@ -48,17 +51,26 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
     if counts:
         total = sum(counts.values())
         reasons = {_RULES.get(rule, rule): count for rule, count in counts.most_common()}
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in list(reasons.items())[:_MOST_NAMED])
+        listed = ", ".join(_count(count, reason) for reason, count in list(reasons.items())[:_MOST_NAMED])
         yield Finding(
             code="left_out",
             severity="info",
             count=total,
             rows=tuple(rows[False]),
             reasons=reasons,
-            title=f"{total:,} parts of the traces are no rows: {listed}",
+            title=f"{_count(total, 'parts')} of the traces "
+            f"{'is no row' if total == 1 else 'are no rows'}: {listed}",
             effect="only calls of models with a reply become rows: one for each reply",
             fix="nothing needs to be done",
         )
+
+
+def _count(count: int, what: str) -> str:
+    """`1 span of agents`, `2 replies after pictures`: `what` begins with the plural noun."""
+    noun, space, rest = what.partition(" ")
+    if count == 1:
+        noun = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+    return f"{count:,} {noun}{space}{rest}"
 
 
 def find_retried(facts: AuditFacts) -> Iterator[Finding]:
@@ -69,7 +81,7 @@ def find_retried(facts: AuditFacts) -> Iterator[Finding]:
             severity="info",
             count=len(retried),
             rows=facts.origins(retried[:MOST_ROWS]),
-            title=count_rows(len(retried), "are calls that their agent made again in the same trace"),
+            title=count_rows(len(retried), "were asked again by their agent in the same trace"),
             effect="the agent did not use these answers; they look like contradictions",
             fix="`graft data prepare` keeps the last answer",
         )

@@ -22,7 +22,7 @@ from graftwork.data.audit.row_checks import (
     redact_row,
 )
 from graftwork.data.audit.usage import UNKNOWN, day_of
-from graftwork.data.corpus.store import encode_row
+from graftwork.data.corpus.store import encode_row, read_all, read_head
 from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.blocks import LogBlock, ReadFault, SkippedPart
 from graftwork.data.ingest.read import ReadRow, read_block
@@ -34,7 +34,7 @@ from graftwork.text.shape import main_script
 from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
-FEATURES_FORM = 8
+FEATURES_FORM = 9
 """Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
@@ -62,9 +62,13 @@ LATER_SETTINGS = frozenset(
 
 
 class FeatureTask(NamedTuple):
+    """`known` are the features of the first `known_bytes` of the block, which are whole lines."""
+
     block: LogBlock
     out: Path
     context: AuditContext
+    known: Path | None = None
+    known_bytes: int = 0
 
 
 class RowFeatures(NamedTuple):
@@ -80,12 +84,16 @@ class RowFeatures(NamedTuple):
     call: int
 
 
-def name_features(block: LogBlock, *, context: AuditContext) -> str:
-    """Return the name of the feature file of this block."""
+def list_feature_inputs(context: AuditContext) -> list[Any]:
+    """Return everything besides the block that row features depend on."""
     settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
     known = [context.base, context.control_tokens, context.base_reasons]
-    seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
-    return f"{seen[:40]}.arrow"
+    return [settings, known, __version__, FEATURES_FORM]
+
+
+def name_features(block: LogBlock, *, inputs: list[Any]) -> str:
+    """Return the name of the feature file of this block."""
+    return f"{fingerprint([block.key, *inputs])[:40]}.arrow"
 
 
 def digest_file(features: Path) -> Path:
@@ -103,31 +111,62 @@ def has_features(features: Path) -> bool:
 
 def extract_features(task: FeatureTask) -> int:
     """Write the feature file. Returns the size of the block, for progress."""
-    settings = task.context.settings
+    encoded = _encode(_extend(task) or _extract(task.block, task.block.first_line, task.context))
+    write_atomic(task.out, encoded)
+    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
+    return len(task.block.data)
+
+
+class BlockFeatures(NamedTuple):
+    table: "pa.Table"
+    apart: "BlockRemarks"
+    records: int
+
+
+def _extract(block: LogBlock, first_line: int, context: AuditContext) -> BlockFeatures:
+    """The features of a block, with lines counted from `first_line`."""
     rows: list[RowFeatures] = []
     apart = BlockRemarks()
-    for read in read_block(task.block, settings=settings):
+    for read in read_block(block, settings=context.settings):
         result = read.result
-        place = read.line - task.block.first_line
+        place = read.line - first_line
         if isinstance(result, Interaction):
-            rows.append(_extract_row(read, result, context=task.context))
+            rows.append(_extract_row(read, result, context=context))
         elif isinstance(result, ReadFault):
             apart.faults.append((place, read.input_hash, result.code, result.message))
         elif isinstance(result, SkippedPart):
-            apart.left_out.append((place, result.rule, result.count))
+            trace = 0 if result.trace is None else hash_name(result.trace)
+            call = 0 if result.call is None else hash_name(result.call)
+            apart.left_out.append((place, result.rule, result.count, trace, call))
         else:
             call = 0 if result.call is None else hash_name(result.call)
             apart.scores.append((hash_name(result.trace), call, result.value))
     # Including rows that are filtered out: the audit reports what they would have done.
-    fingerprints = compute_fingerprints([row.kept for row in rows], settings=settings)
-    table = _to_table(rows, fingerprints, first_line=task.block.first_line)
+    fingerprints = compute_fingerprints([row.kept for row in rows], settings=context.settings)
     # A line may contain several rows, and an array has all of its records on one line.
-    lines = {(row.read.line - task.block.first_line, row.read.input_hash) for row in rows}
+    lines = {(row.read.line - first_line, row.read.input_hash) for row in rows}
     records = len(lines) + sum((place, key) not in lines for place, key, *_ in apart.faults)
-    encoded = _encode(table, apart, records=records)
-    write_atomic(task.out, encoded)
-    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
-    return len(task.block.data)
+    return BlockFeatures(_to_table(rows, fingerprints, first_line=first_line), apart, records)
+
+
+def _extend(task: FeatureTask) -> BlockFeatures | None:
+    """The known features with those of the lines after them; None if they cannot be used."""
+    if task.known is None or not has_features(task.known):
+        return None
+    block = task.block
+    begins = block.first_line + block.data.count(b"\n", 0, task.known_bytes)
+    rest = block._replace(data=block.data[task.known_bytes :], first_line=begins)
+    new = _extract(rest, block.first_line, task.context)
+    old, head = read_all(task.known), read_head(task.known)
+    if not old.schema.equals(new.table.schema):
+        return None
+    apart = BlockRemarks(
+        [*map(tuple, head.faults), *new.apart.faults],
+        [*map(tuple, head.left_out), *new.apart.left_out],
+        [*map(tuple, head.scores), *new.apart.scores],
+    )
+    table = pa.concat_tables([old, new.table]).combine_chunks()
+    return BlockFeatures(table, apart, head.records + new.records)
 
 
 @dataclass
@@ -135,7 +174,7 @@ class BlockRemarks:
     """What a block holds besides rows: unreadable lines, what is left out by rule, scores of traces."""
 
     faults: list[tuple[int, str, str, str]] = field(default_factory=list)
-    left_out: list[tuple[int, str, int]] = field(default_factory=list)
+    left_out: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     scores: list[tuple[int, int, float]] = field(default_factory=list)
 
 
@@ -207,7 +246,8 @@ def _calls_tools(row: Interaction) -> bool:
     return OPEN in row.reply or any(OPEN in content for content in earlier)
 
 
-def _encode(table: "pa.Table", apart: BlockRemarks, *, records: int) -> bytes:
+def _encode(features: BlockFeatures) -> bytes:
+    table, apart, records = features
     head = {
         "faults": orjson.dumps(apart.faults),
         "left_out": orjson.dumps(apart.left_out),

@@ -5,8 +5,9 @@ Memory does not grow with the text of the logs: a column of ten million numbers 
 block by block.
 """
 
+import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +19,9 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.audit.row_checks import Note
-from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.corpus.columns import ColumnCache, PartKey
+from graftwork.data.corpus.prefix_cache import Arrays, PrefixCache
+from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault
 from graftwork.data.ingest.read import SkippedPart
 from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
@@ -33,6 +36,8 @@ from graftwork.records.interaction import (
 )
 
 CACHE_BYTES = 160 << 20
+LIST_BYTES = 96 << 20
+COLUMNS, LEARNED = "columns", "learned"
 
 
 class Segment(NamedTuple):
@@ -66,8 +71,16 @@ def apply_reward(row: Interaction, joined: JoinedReward) -> Interaction:
 
 
 class Corpus:
-    def __init__(self, folder: Path, *, segments: Sequence[Segment], inputs: Sequence[InputFile]) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segments: Sequence[Segment],
+        inputs: Sequence[InputFile],
+        features_key: str = "",
+    ) -> None:
+        """`features_key` identifies the settings that row features depend on."""
+        self._folder, self._features_key = folder, features_key
         self.segments = tuple(segments)
         self.inputs = tuple(inputs)
         self._firsts = [0]
@@ -80,13 +93,16 @@ class Corpus:
         """The rewards of rows whose scores stand apart from them."""
         self._fields: dict[str, int] = {}
         self._held: dict[str, np.ndarray[Any, Any]] = {}
+        self._lists: dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+        self._list_bytes = 0
+        self._columns = ColumnCache(folder / COLUMNS)
+        self._learned = PrefixCache(folder / LEARNED, self.identify)
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
         """Return one value per row, in row order. Read-only: the array is cached."""
         held = self._held.pop(name, None)
         if held is None:
-            parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
-            held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            held = self._load(name) if self.segments else np.zeros(0, dtype=np.uint64)
             if name == "passed" and self.withdrawn:
                 held = held.copy()
                 held[list(self.withdrawn)] = False
@@ -94,14 +110,48 @@ class Corpus:
         self._hold(name, held)
         return held
 
+    def _load(self, name: str) -> "np.ndarray[Any, Any]":
+        def read(number: int) -> "np.ndarray[Any, Any]":
+            values: np.ndarray[Any, Any] = self._read(self.segments[number], name).to_numpy(
+                zero_copy_only=False
+            )
+            return values
+
+        return self._columns.get(name, self._parts(), read).values
+
+    def _parts(self) -> list[PartKey]:
+        return [(segment.features, segment.start, segment.stop) for segment in self.segments]
+
     def withdraw(self, rows: dict[int, str]) -> None:
         """Mark these rows as not passed, with their reasons."""
         self.withdrawn |= rows
         self._held.pop("passed", None)
+        self._learned.forget()
+
+    def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays:
+        """Return arrays that the first `rows` rows determine: of the last run, if these are the same."""
+        return self._learned.remember(name, rows, make, store=store)
+
+    def grow(self, name: str, make: Callable[[int, Arrays | None], Arrays]) -> Arrays:
+        """Return arrays of all rows; `make` gets those of the first rows, and how many these are."""
+        return self._learned.grow(name, self.rows, make)
+
+    def identify(self, rows: int) -> str:
+        """Return a digest of the first rows, and of the settings that their features depend on."""
+        digest = hashlib.sha256(self._features_key.encode())
+        # Not the feature files: the last block of a log that has grown is another one.
+        for name in ("line_key", "prompt", "reply", "passed"):
+            digest.update(self.column(name)[:rows].tobytes())
+        return digest.hexdigest()
 
     def forget(self) -> None:
-        """Free the cached columns."""
+        """Free the cached columns and arrays, and keep them on disk for the next run."""
         self._held.clear()
+        self._lists.clear()
+        self._list_bytes = 0
+        self._columns.save()
+        self._learned.save()
+        self._learned.forget()
 
     def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
         """Grouping and the leakage check read the same columns: reading every block again would cost more."""
@@ -113,23 +163,37 @@ class Corpus:
         self, name: str
     ) -> Iterator[tuple[int, "np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]]:
         """Yield, block by block: the first position, all values, and the offset of each row's values."""
-        for first, segment in zip(self._firsts, self.segments, strict=False):
-            lists = self._read(segment, name)
-            offsets = lists.offsets.to_numpy().astype(np.int64)
-            yield first, lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+        for number, (first, segment) in enumerate(self.by_segment()):
+            held = self._lists.get((name, number))
+            yield first, *(self._read_lists(name, number, segment) if held is None else held)
+
+    def _read_lists(
+        self, name: str, number: int, segment: Segment
+    ) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]:
+        lists = self._read(segment, name)
+        offsets = lists.offsets.to_numpy().astype(np.int64)
+        found = lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+        # Grouping and the leak check read them a dozen times, in order: those that come first stay.
+        if self._list_bytes < LIST_BYTES:
+            self._lists[name, number] = found
+            self._list_bytes += found[0].nbytes + found[1].nbytes
+        return found
 
     def labels(self, name: str) -> LabelColumn:
         """Return a column of texts as numbers and the distinct texts."""
         if name == "file":
             return self._file_labels()
-        known: dict[str, int] = {}
-        parts = []
-        for segment in self.segments:
-            coded = self._read(segment, name).dictionary_encode()
-            here = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
-            lookup = np.array([*here, -1], dtype=np.int32)
-            parts.append(lookup[coded.indices.fill_null(len(here)).to_numpy(zero_copy_only=False)])
-        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
+        if not self.segments:
+            return LabelColumn(np.zeros(0, dtype=np.int32), [])
+        return LabelColumn(
+            *self._columns.labels(name, self._parts(), lambda number: self._encode(number, name))
+        )
+
+    def _encode(self, number: int, name: str) -> tuple["np.ndarray[Any, np.dtype[np.int64]]", list[str]]:
+        """The labels of a segment as numbers, -1 for none, and their names."""
+        coded = self._read(self.segments[number], name).dictionary_encode()
+        numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return numbers, coded.dictionary.to_pylist()
 
     def notes(self) -> Iterator[tuple[int, Note]]:
         """Yield the notes on rows, in order."""
@@ -148,9 +212,17 @@ class Corpus:
     def left_out(self) -> Iterator[SkippedPart]:
         """Yield what is no exchange in the lines of the logs, by rule."""
         for segment, head in self._heads():
-            for line, rule, count in head.left_out:
+            for line, rule, count, trace, call in head.left_out:
                 origin = Origin(file=segment.file, line=segment.first_line + line)
-                yield SkippedPart(origin=origin, rule=rule, count=count)
+                is_row = call != 0 and (trace, call) in self._calls
+                yield SkippedPart(origin=origin, rule=IN_OTHER_FILE if is_row else rule, count=count)
+
+    @cached_property
+    def _calls(self) -> set[tuple[int, int]]:
+        """The hashes of trace and call of every row of a trace."""
+        traces, calls = self.column("trace"), self.column("call")
+        places = np.flatnonzero(traces != 0)
+        return set(zip(traces[places].tolist(), calls[places].tolist(), strict=True))
 
     def scores(self) -> Iterator[tuple[int, int, float]]:
         """Yield the scores that stand apart: the hashes of their trace and call (0 for none), the value."""
@@ -199,10 +271,14 @@ class Corpus:
     def path_of(self, segment: Segment) -> Path:
         return self._folder / segment.features
 
-    def read_columns(self, segment: Segment, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Read several columns of one segment as lists."""
+    def read_columns(
+        self, segment: Segment, names: Sequence[str], numbers: Sequence[int] | None = None
+    ) -> dict[str, list[Any]]:
+        """Read several columns of one segment as lists: of all of its rows, or of these."""
         table = read_table(self._folder / segment.features, names)
-        values: dict[str, list[Any]] = table.slice(segment.start, segment.stop - segment.start).to_pydict()
+        table = table.slice(segment.start, segment.stop - segment.start)
+        chosen = table if numbers is None else table.take(pa.array(numbers, pa.int64()))
+        values: dict[str, list[Any]] = chosen.to_pydict()
         return values
 
     def _read(self, segment: Segment, name: str) -> "pa.Array":
@@ -253,6 +329,12 @@ def read_table(path: Path, names: Sequence[str]) -> "pa.Table":
         wanted = [reader.schema.get_field_index(name) for name in names]
     with _opened(path, wanted) as reader:
         return reader.read_all()
+
+
+def read_all(path: Path) -> "pa.Table":
+    """Read a feature file without its head."""
+    with _opened(path) as reader:
+        return reader.read_all().replace_schema_metadata(None)
 
 
 @contextmanager

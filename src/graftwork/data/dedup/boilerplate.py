@@ -6,7 +6,7 @@ appended; large samples are thinned out evenly. The first rows have no sample. `
 finds, row by row, what a new log says in every row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +75,13 @@ def learn_weights(sets: Ragged, keys: Array) -> RunWeights:
         return NO_WEIGHTS
     _, once = np.unique(keys, return_index=True)
     return weigh(sets.take(np.sort(once)))
+
+
+def remember_weights(
+    corpus: CorpusColumns, name: str, window: Window, learn: Callable[[], RunWeights]
+) -> RunWeights:
+    """The weights that a window is judged by, which its first rows determine."""
+    return RunWeights.from_arrays(*corpus.remember(name, window.known, lambda: learn().to_arrays()))
 
 
 LINES_AT_ONCE = 4_000_000

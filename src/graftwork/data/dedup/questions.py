@@ -19,6 +19,7 @@ from graftwork.data.dedup.boilerplate import (
     learn_weights,
     mark_boilerplate,
     open_windows,
+    remember_weights,
     sample_before,
 )
 from graftwork.data.dedup.lsh import (
@@ -296,24 +297,48 @@ def find_questions(
         if window.high <= since:
             continue
         if marked is None:
-            marked = mark_boilerplate(corpus, passed=passed, turns=turns)
-        sample = sample_before(window, passed=passed, turns=turns)
-        boilerplate = learn_boilerplate(corpus, sample)
+            (marked,) = corpus.remember(
+                "marked",
+                corpus.rows,
+                lambda: (mark_boilerplate(corpus, passed=passed, turns=turns),),
+                store=False,
+            )
+        yield _find_in(corpus, window, marked, passed=passed, turns=turns)
+
+
+def _find_in(
+    corpus: CorpusColumns, window: Window, marked: Array, *, passed: Array, turns: Array
+) -> Questions:
+    inside = passed[: window.high]
+
+    def sample() -> Array:
+        return sample_before(window, passed=passed, turns=turns)
+
+    def choose() -> tuple[Array, Array, Array]:
         key, numbers = _choose_lines(corpus, window.high, boilerplate, marked)
-        weights = NO_WEIGHTS
-        if len(sample):
-            weights = learn_weights(_read_runs(corpus, sample, numbers), key[sample])
-        inside = passed[: window.high]
-        yield Questions(
-            window=window,
-            key=key,
-            first=find_first(key, among=inside),
-            weights=weights,
-            boilerplate=boilerplate,
-            number=numbers,
-            _corpus=corpus,
-            _passed=inside,
-        )
+        return key, numbers, find_first(key, among=inside)
+
+    (boilerplate,) = corpus.remember(
+        "boilerplate", window.known, lambda: (learn_boilerplate(corpus, sample()),)
+    )
+    key, numbers, first = corpus.remember("question_lines", window.high, choose, store=False)
+
+    def learn() -> RunWeights:
+        places = sample()
+        if not len(places):
+            return NO_WEIGHTS
+        return learn_weights(_read_runs(corpus, places, numbers), key[places])
+
+    return Questions(
+        window=window,
+        key=key,
+        first=first,
+        weights=remember_weights(corpus, "line_weights", window, learn),
+        boilerplate=boilerplate,
+        number=numbers,
+        _corpus=corpus,
+        _passed=inside,
+    )
 
 
 def _are_alike(pairs: Array, places: Array, sets: Ragged, *, weighed: Array, threshold: float) -> Array:

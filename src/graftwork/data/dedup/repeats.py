@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import Window, sample_before
+from graftwork.data.dedup.boilerplate import Window, remember_weights, sample_before
 from graftwork.data.dedup.fingerprints import NEAR
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
+    Arrays,
     CorpusColumns,
     find_first,
     join_ragged,
@@ -38,8 +39,8 @@ from graftwork.text.similarity import (
     run_words,
     spread,
     weigh,
-    words,
 )
+from graftwork.text.words import words
 
 # Whole texts are large: their weights are learned from fewer rows than those of lines.
 TEXT_SAMPLE_ROWS = 4096
@@ -72,7 +73,7 @@ class TextComparer:
 
     def choose(self, pairs: Array, *, window: Window, threshold: float) -> Array:
         """Return the pairs that are similar. All have their later row in the window."""
-        weights = self._learn(window)
+        weights = remember_weights(self._corpus, "text_weights", window, lambda: self._learn(window))
         later, earlier = unpack(pairs)
         sizes = np.cumsum(self._lengths[later] + self._lengths[earlier]) // _CHARACTERS_AT_ONCE
         chosen = []
@@ -178,28 +179,50 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
 def find_near_pairs(
     corpus: CorpusColumns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
 ) -> Array:
-    """Find rows whose whole text, question and reply are all similar.
+    """Find rows whose whole text, question and reply are all similar, among those that stand.
 
     Long sources that two questions share would make the whole text similar, and a refusal is the same reply
     to everything. Paraphrased questions are kept; they are grouped later, so that they stay in one split.
     """
     own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
-    pairs = NO_PAIRS
+    (proposed,) = corpus.grow("near_proposed", lambda since, known: (_propose(corpus, own, since, known),))
+    later, earlier = unpack(proposed)
+    wanted = proposed[standing[later] & standing[earlier]]
+
+    def judge(_since: int, known: Arrays | None) -> Arrays:
+        # A pair is judged by rows before it: what was judged once stays so.
+        judged, alike = known if known is not None else (NO_PAIRS, NO_PAIRS)
+        new = wanted[~np.isin(wanted, judged)]
+        found = _compare(corpus, new, passed=passed, threshold=settings.near_duplicate)
+        return merge_pairs([judged, new]), merge_pairs([alike, *found])
+
+    _, alike = corpus.grow(f"near_judged_{settings.near_duplicate:g}", judge)
+    found: Array = wanted[np.isin(wanted, alike)]
+    return found
+
+
+def _propose(corpus: CorpusColumns, own: Array, since: int, known: Arrays | None) -> Array:
+    """Pairs of rows that share a band, whatever comes later; `known` are those of the rows before `since`."""
+    if known is not None and since == corpus.rows:
+        return known[0]
+    fresh = np.arange(corpus.rows) >= since if known is not None else None
+    pairs = known[0] if known is not None else NO_PAIRS
     for name in NEAR:
-        proposed = pair_neighbours(corpus.column(name)[own], own)
-        later, earlier = unpack(proposed)
-        pairs = merge_pairs([pairs, proposed[standing[later] & standing[earlier]]])
+        pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[own], own, fresh=fresh)])
+    return pairs
+
+
+def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: float) -> Iterator[Array]:
+    """Yield those of the pairs that are similar."""
     if not len(pairs):
-        return pairs
-    turns = corpus.column("turn")
-    judge = TextComparer(corpus, passed=passed, turns=turns)
-    found = []
-    for asked in find_questions(corpus, passed=passed, turns=turns):
-        here = pairs[slice(*np.searchsorted(unpack(pairs).later, asked.window[:2]))]
-        here = here[_ask_alike(asked, here, threshold=settings.near_duplicate)]
+        return
+    turns, rows = corpus.column("turn"), unpack(pairs).later
+    comparer = TextComparer(corpus, passed=passed, turns=turns)
+    for asked in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
+        here = pairs[slice(*np.searchsorted(rows, asked.window[:2]))]
+        here = here[_ask_alike(asked, here, threshold=threshold)]
         if len(here):
-            found.append(judge.choose(here, window=asked.window, threshold=settings.near_duplicate))
-    return merge_pairs(found)
+            yield comparer.choose(here, window=asked.window, threshold=threshold)
 
 
 def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:

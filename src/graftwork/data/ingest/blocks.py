@@ -27,11 +27,20 @@ class ReadFault(Record):
 
 
 class SkippedPart(Record):
-    """Parts of a line that are no exchange, such as the spans of tools: the rule, and how many."""
+    """Parts of a line that are no exchange, such as the spans of tools: the rule, and how many.
+
+    A call without content has its ids: its messages may be in another file.
+    """
 
     origin: Origin
     rule: str
     count: int
+    trace: str | None = None
+    call: str | None = None
+
+
+IN_OTHER_FILE = "content_in_other_file"
+"""The rule of a span without messages whose call is a row: log records in another file have them."""
 
 
 class TraceScore(Record):
@@ -60,9 +69,10 @@ def name_size(size: int) -> str:
 
 
 def too_long(line: int, size: int, *, longest: int) -> Flaw:
-    return Flaw(
-        line, "parse_error", f"the row has {name_size(size)}, and one row may have {name_size(longest)}"
-    )
+    limit = name_size(longest)
+    # Just over the limit, both sizes would be written alike.
+    found = f"more than {limit}" if name_size(size) == limit else name_size(size)
+    return Flaw(line, "parse_error", f"the row has {found}, and one row may have {limit}")
 
 
 BLOCK_SIZE = 4 << 20
@@ -219,6 +229,18 @@ class ByteStream:
             self.damage = str(damage)
 
 
+class PlainStream:
+    """The bytes of a handle as they are, from its position up to `size`."""
+
+    damage: str | None = None
+
+    def __init__(self, handle: IO[bytes], *, size: int) -> None:
+        self._chunks = _read(handle, size - handle.tell())
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+
 def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
     left = size
     while left is None or left > 0:
@@ -336,14 +358,15 @@ def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
 _FEW_LINES = 64
 
 
-def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iterator[LogBlock]:
+def cut_lines(
+    stream: ByteStream | PlainStream, *, file: str, size: int, longest: int, line: int = 1
+) -> Iterator[LogBlock]:
     """Yield blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
 
     A block of very short lines ends after MOST_LINES. So a block depends on nothing after it. A line longer
     than `longest` is a block by itself, with a fault in place of data.
     """
     size = min(size, longest)
-    line = 1
     held, start = b"", 0
     chunks = iter(stream)
     for chunk in chunks:

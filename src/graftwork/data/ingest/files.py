@@ -11,10 +11,19 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from graftwork.data.ingest.blocks import BLOCK_SIZE, MAX_LINE, ByteStream, LogBlock, cut_lines, gather_blocks
+from graftwork.data.ingest.blocks import (
+    BLOCK_SIZE,
+    MAX_LINE,
+    ByteStream,
+    LogBlock,
+    PlainStream,
+    cut_lines,
+    gather_blocks,
+)
 from graftwork.data.ingest.containers import (
     MAGIC,
     guess_delimiter,
@@ -32,6 +41,7 @@ STANDARD_INPUT = "-"
 # Where the shell puts the output of a command given as a file: `<(zcat old.gz)`.
 _SHELL_PIPES = ("/dev/", "/proc/")
 _CONTAINERS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_LISTED = f"{', '.join(_CONTAINERS)}, packed with gzip or zstd or not"
 ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", ".gz", ".zst"))
 
 
@@ -98,6 +108,7 @@ def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
 def _walk(folder: str, *, root: Path) -> list[str]:
     """Return the logs below a folder. Links to folders are not followed, so there are no loops."""
     names: list[str] = []
+    others: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise _explain(error, Path(error.filename or root / folder)) from error
@@ -105,14 +116,27 @@ def _walk(folder: str, *, root: Path) -> list[str]:
     for parent, folders, files in os.walk(root / folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [str(Path(parent, name)) for name in files if _is_log(name) and _is_file(Path(parent, name))]
+        others += [name for name in files if _is_other(Path(parent, name))]
+    if names and others:
+        _name_unread(root / folder, tuple(sorted(others)))
     if not names:
         raise UserMistake(
             "the folder holds no log",
-            why=f"no file in it ends in {', '.join(_CONTAINERS)}, packed with gzip or zstd or not",
+            why=f"no file in it ends in {_LISTED}",
             fix="name another folder, or its files one by one",
             where=folder,
         )
     return sorted(_name_as_user(name, folder=folder, root=root) for name in names)
+
+
+_MOST_NAMED = 3
+
+
+@cache  # once a process: a command looks for its logs several times
+def _name_unread(folder: Path, names: tuple[str, ...]) -> None:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    listed = ", ".join(names[:_MOST_NAMED])
+    log.warning("%s: not read, by their names: %s%s; logs end in %s", folder, listed, more, _LISTED)
 
 
 def _is_file(path: Path) -> bool:
@@ -124,6 +148,10 @@ def _is_file(path: Path) -> bool:
             raise _explain(error, path) from error
         log.warning("%s is passed over: the link leads to no file", path)
         return False
+
+
+def _is_other(path: Path) -> bool:
+    return not path.name.startswith(".") and not _is_log(path.name) and os.access(path, os.F_OK)
 
 
 def _is_log(name: str) -> bool:
@@ -147,6 +175,36 @@ def _explain(error: OSError, path: Path) -> Exception:
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+class BlockStart(NamedTuple):
+    """Where a block of plain lines begins."""
+
+    number: int
+    first_line: int
+    byte: int
+
+
+def is_plain_lines(name: str, *, root: Path) -> bool:
+    """Whether the bytes of the file are its lines: UTF-8, not compressed, in no other container."""
+    with (root / name).open("rb") as handle:
+        stream = ByteStream(handle, size=_size_now(handle))
+        begins = os.pread(handle.fileno(), len(stream.head), 0) if stream.head else b""
+    return begins == stream.head and _has_lines(stream.head, delimiter=_find_delimiter(name, stream.head))
+
+
+def cut_grown(name: str, *, root: Path, since: BlockStart, size: int = BLOCK_SIZE) -> Iterator[LogBlock]:
+    """Yield the blocks of a file of plain lines from this one on."""
+    path = root / name
+    try:
+        with path.open("rb") as handle:
+            handle.seek(since.byte)
+            stream = PlainStream(handle, size=os.fstat(handle.fileno()).st_size)
+            blocks = cut_lines(stream, file=name, size=size, longest=MAX_LINE, line=since.first_line)
+            for index, block in enumerate(blocks, start=since.number):
+                yield block._replace(index=index)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
 
 
 def cut_blocks(
@@ -181,9 +239,13 @@ def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock
         if stream.head.startswith(MAGIC) and _is_plain(handle):
             yield from gather_blocks(split_parquet(path, longest=longest), file=name, size=size)
         else:
-            ending = inner_ending(name)
-            delimiter = None if ending in _JSON else _DELIMITERS.get(ending) or guess_delimiter(stream.head)
+            delimiter = _find_delimiter(name, stream.head)
             yield from _cut_stream(stream, file=name, delimiter=delimiter, size=size, longest=longest)
+
+
+def _find_delimiter(name: str, head: bytes) -> str | None:
+    ending = inner_ending(name)
+    return None if ending in _JSON else _DELIMITERS.get(ending) or guess_delimiter(head)
 
 
 def inner_ending(name: str) -> str:
@@ -214,6 +276,17 @@ def _cut_stream(
         yield from gather_blocks(rows, file=file, size=size)
     else:
         yield from cut_lines(stream, file=file, size=size, longest=longest)
+
+
+def _has_lines(head: bytes, *, delimiter: str | None) -> bool:
+    """Whether each line is a record: none of the other containers."""
+    return not (
+        delimiter
+        or head.startswith(MAGIC)
+        or find_transcript(head)
+        or _looks_like_array(head)
+        or _looks_like_objects(head)
+    )
 
 
 def _looks_like_array(head: bytes) -> bool:

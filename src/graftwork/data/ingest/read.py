@@ -241,7 +241,7 @@ def _refuse_pairs(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise BadRow(f"the key `{redact(key).text[:60]}` stands twice in one object")
+            raise BadRow(f"the key `{redact(key).text[:60]}` occurs twice in one object")
         seen.add(key)
 
 

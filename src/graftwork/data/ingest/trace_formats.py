@@ -91,6 +91,7 @@ def _read_spans(
 ) -> list[RowResult]:
     found: list[RowResult] = []
     left_out: Counter[str] = Counter()
+    empty: list[RowResult] = []
     agents: list[PlacedSpan] = []
     traces: set[str] = set()
     for path, span in placed:
@@ -102,7 +103,11 @@ def _read_spans(
             left_out[OTHER_SPAN] += 1
         else:
             row = _try_call(span, origin, path, session)
-            if isinstance(row, str):
+            if row == NO_CONTENT and span.trace and span.id:
+                empty.append(
+                    SkippedPart(origin=origin, rule=NO_CONTENT, count=1, trace=span.trace, call=span.id)
+                )
+            elif isinstance(row, str):
                 left_out[row] += 1
             else:
                 traces.add(span.trace)
@@ -115,6 +120,7 @@ def _read_spans(
             left_out[OTHER_SPAN if row == NO_CONTENT else row] += 1
         else:
             found.append(row)
+    found += empty
     found += [SkippedPart(origin=origin, rule=rule, count=count) for rule, count in sorted(left_out.items())]
     return found
 

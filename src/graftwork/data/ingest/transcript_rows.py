@@ -13,7 +13,15 @@ from graftwork.data.ingest.api_bodies import FINISH_REASONS
 from graftwork.data.ingest.blocks import RowResult, SkippedPart, Transcript
 from graftwork.data.ingest.fields import BadRow, take_usage, write_json
 from graftwork.data.ingest.transcripts import CONTINUES, content_parts
-from graftwork.data.ingest.turns import ROLES, LogTurn, drop_reasoning, take_message, to_messages, write_reply
+from graftwork.data.ingest.turns import (
+    ROLES,
+    LogTurn,
+    drop_reasoning,
+    take_message,
+    to_messages,
+    write_call,
+    write_reply,
+)
 from graftwork.records.interaction import Interaction, Message, Origin
 
 NOT_TEXT = "not_text"
@@ -129,6 +137,10 @@ class TranscriptReader:
 
     def _take_answer(self, parts: list[Any]) -> LogTurn:
         if self.kind == "codex":
+            if len(parts) == 1 and parts[0].get("type") == "function_call":  # spares the search for text
+                [call] = parts
+                written = write_call(call.get("name"), call.get("arguments"), "reply.content[0]")
+                return LogTurn("assistant", written)
             listed = [_to_parts(item, f"reply.items[{place}]") for place, item in enumerate(parts)]
             parts = list(chain.from_iterable(listed))
         [answer] = take_message({"role": "assistant", "content": parts}, "reply")

@@ -7,14 +7,13 @@ separate branches; Codex replaces its history when it compacts. What is no excha
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from graftwork.data.ingest.blocks import (
     ByteStream,
-    Entry,
     Flaw,
     LogBlock,
     Transcript,
@@ -71,9 +70,10 @@ class _Step:
     def __init__(self, before: "_Step | None", data: bytes) -> None:
         self.before = before
         self.data = data
-        self.depth: int = 1 if before is None else before.depth + 1
-        self.size: int = len(data) + 1 + (0 if before is None else before.size)
-        self.digest: bytes = hashlib.sha256((b"" if before is None else before.digest) + data).digest()
+        depth, size, digest = (0, 0, b"") if before is None else (before.depth, before.size, before.digest)
+        self.depth: int = depth + 1
+        self.size: int = size + len(data) + 1
+        self.digest: bytes = hashlib.sha256(digest + data).digest()
 
 
 class _Reply(NamedTuple):
@@ -195,29 +195,28 @@ def _parse_lines(stream: ByteStream, *, longest: int) -> Iterator[tuple[int, dic
         if isinstance(record, Flaw):
             yield record
             continue
-        size += len(record.data)
+        data = record.data
+        size += len(data)
         if size > MOST_BYTES:
             yield Flaw(line, "parse_error", f"the transcript has more than {name_size(MOST_BYTES)}")
             return
-        if not record.data.strip():
+        if data.isspace() or (stream.damage and not data.endswith(b"\n")):
             continue
-        if stream.damage and not record.data.endswith(b"\n"):
-            continue
-        row = _parse(record)
+        row = _parse(data)
         if row is not None:
             yield line, row
         else:
-            open_end = "" if record.data.endswith(b"\n") else "; the file may still be being written"
+            open_end = "" if data.endswith(b"\n") else "; the file may still be being written"
             yield Flaw(line, "parse_error", f"the row is not a JSON object{open_end}")
     if stream.damage:
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
 
 
-def _parse(record: Entry) -> dict[str, Any] | None:
-    if has_too_many_values(record.data):
+def _parse(data: bytes) -> dict[str, Any] | None:
+    if has_too_many_values(data):
         return None
     try:
-        row = orjson.loads(record.data)
+        row = orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
     return row if isinstance(row, dict) else None
@@ -269,29 +268,30 @@ def _split_claude_code(lines: Iterator[tuple[int, dict[str, Any]] | Flaw]) -> It
 
 
 def _to_event(line: int, row: dict[str, Any]) -> _Event:
-    found = row.get("message")
+    found, uuid = row.get("message"), row.get("uuid")
     message = found if isinstance(found, dict) else {}
     is_reply = row.get("type") == "assistant" and isinstance(found, dict)
-    about = {}
+    about, usage = b"", None
     if is_reply:
-        about = {
+        stated = {
             "session": _text(row.get("sessionId")),
             "side": bool(row.get("isSidechain")),
             "agent": take_fact(row.get("agentId")),
             "at": _text(row.get("timestamp")),
             "model": take_fact(message.get("model")),
         }
-    usage = message.get("usage") if is_reply else None
+        about = orjson.dumps(stated)[1:-1]
+        usage = message.get("usage")
     return _Event(
         line,
-        row["uuid"] if isinstance(row.get("uuid"), str) else "",
+        uuid if isinstance(uuid, str) else "",
         _text(row.get("parentUuid")),
         orjson.dumps(message.get("role")),
         orjson.dumps(content_parts(message))[1:-1] if isinstance(found, dict) else None,
         _text(message.get("id")),
         is_reply,
         bool(row.get("isApiErrorMessage")),
-        orjson.dumps(about)[1:-1],
+        about,
         take_fact(message.get("stop_reason")),
         orjson.dumps(usage) if usage else None,
     )
@@ -330,12 +330,11 @@ class _Tree:
 
     def continues_reply(self, place: int) -> bool:
         """Whether this is a later part of a reply that began before."""
-        parent = self._parents[place]
-        return parent is not None and self._events[parent].is_reply and self._is_same(parent, place)
-
-    def _is_same(self, one: int, other: int) -> bool:
-        name = self._events[one].message
-        return bool(name) and name == self._events[other].message
+        parent, name = self._parents[place], self._events[place].message
+        if parent is None or not name:
+            return False
+        before = self._events[parent]
+        return before.is_reply and before.message == name
 
     def _before(self, place: int) -> _Step | None:
         """Return the conversation before a reply."""
@@ -350,23 +349,28 @@ class _Tree:
 
     def _make_step(self, place: int) -> _Step:
         """Make the last step of a conversation that ends with this line."""
-        places = [place]
-        above = self._above[place]
-        while above is not None and self._is_same(above, place):
-            places.append(above)  # the parts of one reply are on several lines
-            above = self._above[above]
-        parts = b",".join(data for number in reversed(places) if (data := self._events[number].parts))
-        data = _write_message(self._events[places[-1]].role, parts)
-        return _Step(None if above is None else self._steps[above], data)
+        first = self._events[place]
+        above, name, parts = self._above[place], first.message, first.parts or b""
+        if name and above is not None and self._events[above].message == name:
+            listed = [parts]
+            while above is not None and self._events[above].message == name:
+                first = self._events[above]  # the parts of one reply are on several lines
+                listed.append(first.parts or b"")
+                above = self._above[above]
+            parts = b",".join(filter(None, reversed(listed)))
+        return _Step(None if above is None else self._steps[above], _write_message(first.role, parts))
 
     def join_parts(self, place: int) -> _Reply:
         """Return a reply whose parts are on several lines as one."""
         first = self._events[place]
-        listed = [self._events[number] for number in self._parts.get(first.message, [place])]
-        reason = next((event.reason for event in reversed(listed) if event.reason), None)
-        usage = next((event.usage for event in reversed(listed) if event.usage), b"null")
-        parts = b",".join(event.parts for event in listed if event.parts)
-        about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage)
+        places = self._parts.get(first.message, ())
+        parts, reason, usage = first.parts or b"", first.reason, first.usage
+        if len(places) > 1:
+            listed = [self._events[number] for number in places]
+            reason = next((event.reason for event in reversed(listed) if event.reason), None)
+            usage = next((event.usage for event in reversed(listed) if event.usage), None)
+            parts = b",".join(event.parts for event in listed if event.parts)
+        about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage or b"null")
         return _Reply(first.line, self._before(place), parts, about, _write_message(ASSISTANT, parts))
 
 
@@ -402,40 +406,49 @@ class _CodexSession:
         self._usage: Any = None
         self._began = 0
 
-    def read(self, line: int, row: dict[str, Any], payload: dict[str, Any]) -> Iterator[_Item]:
+    def read(self, line: int, row: dict[str, Any], payload: dict[str, Any]) -> Sequence[_Item]:
         kind = row.get("type")
-        if kind == "session_meta":
+        if kind == "response_item":
+            return self._read_item(line, row, payload)
+        if kind == "event_msg" and payload.get("type") == "token_count":
+            info = payload.get("info")
+            self._usage = info.get("last_token_usage") if isinstance(info, dict) else self._usage
+        elif kind == "turn_context":
+            self._model = take_fact(payload.get("model")) or self._model
+        elif kind == "session_meta":
             self._session = _text(first_of(payload, "id", "session_id")) or self._session
             given = first_of(payload, "base_instructions", "instructions")
             self._set_system(_text(given.get("text") if isinstance(given, dict) else given))
-        elif kind == "turn_context":
-            self._model = take_fact(payload.get("model")) or self._model
         elif kind == "compacted":
-            yield from self.end_reply()
-            yield from self._compact(line, payload)
-        elif kind == "event_msg" and payload.get("type") == "token_count":
-            info = payload.get("info")
-            self._usage = info.get("last_token_usage") if isinstance(info, dict) else self._usage
-        elif kind != "response_item":
-            yield OTHER_LINE
-        elif (data := _write(payload)) is None:
-            yield _too_deep(line)
-        elif _is_from_model(payload):
+            return [*self.end_reply(), *self._compact(line, payload)]
+        else:
+            return (OTHER_LINE,)
+        return ()
+
+    def _read_item(self, line: int, row: dict[str, Any], item: dict[str, Any]) -> Sequence[_Item]:
+        data = _write(item)
+        if data is None:
+            return (_too_deep(line),)
+        if _is_from_model(item):
             if not self._reply:
                 self._began, self._at = line, _text(row.get("timestamp"))
             self._reply.append(data)
-        else:
-            yield from self.end_reply()
-            self._add([data])
+            return ()
+        ended = self.end_reply()
+        self._history = _Step(self._history, b"[%b]" % data)
+        return ended
 
-    def end_reply(self) -> Iterator[_Item]:
-        if self._reply:
-            about = {"session": self._session, "at": self._at, "model": self._model, "usage": self._usage}
-            data = _write(about) or _write({**about, "usage": None}) or b"{}"
-            parts = b",".join(self._reply)
-            yield _Reply(self._began, self._history, parts, data, b"[%b]" % parts)
-            self._add(self._reply)
+    def end_reply(self) -> Sequence[_Item]:
+        parts, usage = self._reply, self._usage
         self._reply, self._usage = [], None
+        if not parts:
+            return ()
+        about = {"session": self._session, "at": self._at, "model": self._model, "usage": usage}
+        data = _write(about) or _write({**about, "usage": None}) or b"{}"
+        written = parts[0] if len(parts) == 1 else b",".join(parts)
+        before, step = self._history, b"[%b]" % written
+        self._history = _Step(before, step)
+        return (_Reply(self._began, before, written, data, step),)
 
     def _add(self, items: list[bytes]) -> None:
         self._history = _Step(self._history, b"[%b]" % b",".join(items))

@@ -137,7 +137,7 @@ def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
     if end:
         return turns[:end]
     if any(turn.role == "assistant" for turn in turns):
-        raise BadRow(f"every reply in `{key}` has the weight 0: nothing is left to train on")
+        raise BadRow(f"every reply in `{key}` has weight zero: nothing is left to train on")
     raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
 
 

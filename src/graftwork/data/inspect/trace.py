@@ -48,6 +48,18 @@ def check_line(origin: Origin, *, expected: str, root: Path) -> LogCheck:
     return LogCheck(state="changed", words="the log has changed")
 
 
+def read_log_line(origin: Origin, *, root: Path) -> str | None:
+    """The line as the log has it now; None where the log is gone or has no lines of its own."""
+    suffix = Path(origin.file).suffix.lower()
+    if origin.file == "-" or suffix in COMPRESSED or suffix in WITHOUT_LINES:
+        return None
+    try:
+        line = _read_line(root / origin.file, origin.line)
+    except OSError:
+        return None
+    return None if line is None else line.decode(errors="replace").removeprefix("\ufeff").rstrip("\r\n")
+
+
 def _find_hindrance(origin: Origin, *, expected: str) -> str | None:
     suffix = Path(origin.file).suffix.lower()
     if not expected:

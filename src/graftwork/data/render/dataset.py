@@ -20,13 +20,12 @@ import numpy as np
 from graftwork.data.corpus.build import Progress
 from graftwork.data.corpus.store import Corpus, Segment
 from graftwork.data.dedup.repeats import Repeats
+from graftwork.data.render.remote import remote_rendering
+from graftwork.data.render.rendered import RenderedBlock, RenderedShard, find_rendered
 from graftwork.data.render.rows import (
-    RenderedBlock,
-    RenderedShard,
     Renderer,
     RenderTask,
     SubsetRows,
-    find_rendered,
     init_worker,
     render_block,
 )
@@ -50,7 +49,7 @@ from graftwork.files.disk import (
     require_digest,
     write_atomic,
 )
-from graftwork.process.pool import work_in_order
+from graftwork.process.cluster.engine import MapEngine, MapWork
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError
@@ -284,27 +283,43 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
         for line_hash, fault in corpus.faults()
     ]
     yield drops_table(unread)
+    concerned = _find_concerned(corpus, decided)
     for first, segment in corpus.by_segment():
-        yield drops_table(_of_segment(corpus, first, segment, decided))
+        behind = first + segment.stop - segment.start
+        numbers = np.flatnonzero(concerned[first:behind]).tolist()
+        yield drops_table(_of_segment(corpus, first, segment, numbers, decided) if numbers else ())
 
 
-def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: RowOutcomes) -> Iterator[Drop]:
-    columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
-    for number in range(segment.stop - segment.start):
-        place = first + number
-        drop = _judge(corpus, place, number, columns, decided)
+def _find_concerned(corpus: Corpus, decided: RowOutcomes) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Mark the rows that some step decided on: few, of which each is looked at."""
+    marked: np.ndarray[Any, np.dtype[np.bool_]] = ~corpus.column("passed") | (decided.repeats.instead >= 0)
+    named = (
+        *(corpus.withdrawn, decided.assignment.excluded, decided.unfit_references),
+        *(decided.unwanted, decided.refused, decided.shortened),
+    )
+    for places in named:
+        marked[list(places)] = True
+    return marked
+
+
+def _of_segment(
+    corpus: Corpus, first: int, segment: Segment, numbers: Sequence[int], decided: RowOutcomes
+) -> Iterator[Drop]:
+    columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"], numbers)
+    for at, number in enumerate(numbers):
+        drop = _judge(corpus, first + number, at, columns, decided)
         if drop is not None:
             step, reason = drop
-            origin = Origin(file=segment.file, line=segment.first_line + columns["line"][number])
-            yield Drop(origin=origin, step=step, reason=reason, input_hash=columns["input_hash"][number])
+            origin = Origin(file=segment.file, line=segment.first_line + columns["line"][at])
+            yield Drop(origin=origin, step=step, reason=reason, input_hash=columns["input_hash"][at])
 
 
 def _judge(
-    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
+    corpus: Corpus, place: int, at: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
 ) -> tuple[str, str] | None:
     repeats, assignment = decided.repeats, decided.assignment
-    if place in corpus.withdrawn or not columns["passed"][number]:
-        fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
+    if place in corpus.withdrawn or not columns["passed"][at]:
+        fault = f"{columns['fault'][at]}: {columns['reason'][at]}"
         return "filter", corpus.withdrawn.get(place, fault)
     if repeats.instead[place] >= 0:
         step = REPEAT_STEPS[repeats.step[place]]
@@ -357,6 +372,9 @@ def count_kept(
 SHARDS_FORM = 3
 """Incremented when the format of shards changes: older shards are then rendered again."""
 
+BLOCK_DIGITS = 16
+"""The names of shards of one block begin with the same digits."""
+
 RENDER_SETTINGS = (
     *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
 )
@@ -405,7 +423,7 @@ def render_corpus(
     *,
     options: RenderOptions,
     report: Progress,
-    processes: int | None,
+    engine: MapEngine,
 ) -> list[RenderedSegment]:
     """Render every segment in order."""
     renderer, settings, folder, staged = options
@@ -421,9 +439,14 @@ def render_corpus(
     known = {task.render.out: find_rendered(task.render.out) for task in tasks}
     done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
     new = [task.render for task in tasks if known[task.render.out] is None]
-    blocks = work_in_order(
-        new, render_block, prepare=init_worker, with_arguments=(renderer, settings), processes=processes
+    new = _add_earlier(new, folder, current=set(known))
+    work = MapWork(
+        render_block,
+        prepare=init_worker,
+        with_arguments=(renderer, settings),
+        remote=lambda: remote_rendering(renderer, settings),
     )
+    blocks = engine.map(new, work)
     report("render", done, len(places))
     for render, rendered in zip(new, blocks, strict=True):
         known[render.out] = rendered
@@ -467,16 +490,26 @@ def _list_tasks(
         }
         joined = [[at, *reward] for at, reward in rewards.items()]
         place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *joined]
+        block = fingerprint([render_key, segment.file, segment.first_line])[:BLOCK_DIGITS]
         task = RenderTask(
             features=corpus.path_of(segment),
             numbers=numbers,
             file=segment.file,
             first_line=segment.first_line,
             subsets=rows,
-            out=folder / fingerprint([render_key, place, decided])[:40],
+            out=folder / f"{block}-{fingerprint([render_key, place, decided])[:40]}",
             rewards=rewards,
         )
         yield _Task(task, offset)
+
+
+def _add_earlier(tasks: Sequence[RenderTask], folder: Path, *, current: Collection[Path]) -> list[RenderTask]:
+    """Give each task the shards of its block from the last run: most of its rows were rendered then."""
+    earlier: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if tasks and folder.exists() else ():
+        if path not in current:
+            earlier.setdefault(path.name[:BLOCK_DIGITS], []).append(path)
+    return [task._replace(earlier=tuple(earlier.get(task.out.name[:BLOCK_DIGITS], ()))) for task in tasks]
 
 
 def _remove_stale_shards(folder: Path, *, keep: set[Path]) -> None:

@@ -16,12 +16,18 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.corpus.store import JoinedReward, apply_reward, read_interactions, read_table
+from graftwork.data.render.rendered import (
+    SUMMARY,
+    KnownTokens,
+    RenderedBlock,
+    RenderedShard,
+)
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset import encode_optional, row_schema, write_table
-from graftwork.files.disk import file_digest, require_digest, write_atomic
+from graftwork.files.dataset import encode_messages, encode_optional, row_schema, write_table
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.costs import CallUsage
 from graftwork.records.dataset import Split
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Interaction, Message
 from graftwork.text.redact import publish_text
 
@@ -177,7 +183,6 @@ def apply_system_prompt(
     return (Message(role="system", content=text), *rest) if text else rest
 
 
-SUMMARY = "summary.json"
 MOST_CHARACTERS_PER_TOKEN = 100
 """A row with more characters per allowed token is overlong without being tokenized."""
 SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
@@ -249,26 +254,8 @@ class RenderTask(NamedTuple):
     out: Path
     rewards: Mapping[int, JoinedReward] = {}
     """By the position among `numbers`: the scores that stand apart from their rows."""
-
-
-class RenderedShard(NamedTuple):
-    """A shard, with the length and the number in the block of each of its rows."""
-
-    model: str
-    split: Split
-    file: str
-    sha256: str
-    trained_tokens: int
-    lengths: "np.ndarray[Any, np.dtype[np.int32]]"
-    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
-
-
-class RenderedBlock(NamedTuple):
-    """The shards of a block, the rows that are in none, and the rows that are there only in part."""
-
-    shards: list[RenderedShard]
-    refused: dict[int, str]
-    shortened: dict[int, str]
+    earlier: tuple[Path, ...] = ()
+    """Folders with shards of the same block by the same renderer, whose tokens are taken."""
 
 
 class _RenderedPart(NamedTuple):
@@ -301,7 +288,8 @@ def render_block(task: RenderTask) -> RenderedBlock:
     )
     for position, joined in task.rewards.items():
         rows[position] = apply_reward(rows[position], joined)
-    ready, refused = _render(rows, renderer=renderer, settings=settings)
+    known = KnownTokens(task.earlier) if task.earlier else None
+    ready, refused = _render(rows, renderer=renderer, settings=settings, known=known)
     placed = {entry.position for entry in ready}
     keys = _read_keys(task)
     shards = []
@@ -327,30 +315,6 @@ def _to_json(value: Any) -> Any:
     return value._asdict()
 
 
-def find_rendered(folder: Path) -> RenderedBlock | None:
-    """Return what an earlier run rendered into this folder, if it is complete and intact."""
-    try:
-        summary = orjson.loads((folder / SUMMARY).read_bytes())
-        for shard in summary["shards"]:
-            require_digest(folder / shard["file"], shard["sha256"])
-    except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
-        return None
-    shards = [
-        RenderedShard(
-            **{
-                **shard,
-                "lengths": np.array(shard["lengths"], dtype=np.int32),
-                "numbers": np.array(shard["numbers"], dtype=np.int64),
-            }
-        )
-        for shard in summary["shards"]
-    ]
-    refused, shortened = (
-        {int(number): reason for number, reason in summary[name].items()} for name in ("refused", "shortened")
-    )
-    return RenderedBlock(shards, refused, shortened)
-
-
 NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data.train_on is `marked`"
 
 
@@ -364,7 +328,7 @@ class _RenderRequest(NamedTuple):
 
 
 def _render(
-    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
+    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings, known: KnownTokens | None
 ) -> tuple[list[_RenderedPart], dict[int, str]]:
     requests = [
         request
@@ -374,7 +338,7 @@ def _render(
     most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
     sizes = [_count_characters(request.messages, request.reply) for request in requests]
     batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
-    results = iter(renderer.render_batch(batch))
+    results = _render_batch(batch, renderer=renderer, known=known)
     ready: list[_RenderedPart] = []
     asked = {request.position for request in requests}
     refused = {position: NOT_MARKED for position in range(len(rows)) if position not in asked}
@@ -406,6 +370,19 @@ def _render(
                     f"overlong: {answer}{length}, data.max_tokens is {settings.max_tokens}"
                 )
     return ready, refused
+
+
+def _render_batch(
+    conversations: Sequence[tuple[tuple[Message, ...], str]], *, renderer: Renderer, known: KnownTokens | None
+) -> Iterator[TokenizedRow | UserMistake]:
+    if known is None:
+        yield from renderer.render_batch(conversations)
+        return
+    found = [known.get(*conversation) for conversation in conversations]
+    new = [one for one, tokens in zip(conversations, found, strict=True) if tokens is None]
+    rendered = iter(renderer.render_batch(new))
+    for tokens in found:
+        yield next(rendered) if tokens is None else tokens
 
 
 def _count_characters(messages: Sequence[Message], reply: str) -> int:
@@ -502,10 +479,7 @@ def _to_table(
         "file": [entry.row.origin.file for entry in chosen],
         "line": [entry.row.origin.line for entry in chosen],
         "input_hash": [keys["input_hash"][entry.position] for entry in chosen],
-        "messages": [
-            orjson.dumps([{"role": turn.role, "content": turn.content} for turn in entry.messages]).decode()
-            for entry in chosen
-        ],
+        "messages": [encode_messages(entry.messages) for entry in chosen],
         "reply": [entry.reply for entry in chosen],
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
         "trained_from": [entry.rendered.trained_from for entry in chosen],

@@ -15,9 +15,10 @@ from graftwork.data.repair.teacher import TeacherReply
 from graftwork.data.settings import DataSettings
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.interface import CannotGrade, GradeContext, Rater
+from graftwork.records.repair import CUT_OFF
 from graftwork.records.report import Case
 from graftwork.text.shape import find_garble
-from graftwork.text.similarity import words
+from graftwork.text.words import words
 
 
 class AcceptedReply(NamedTuple):
@@ -53,7 +54,7 @@ class AcceptanceRules:
 
     def _find_reason(self, question: RepairQuestion, reply: TeacherReply) -> str | None:
         if reply.finish_reason == "length":
-            return f"the answer was cut off after {reply.tokens_out:,} tokens"
+            return f"{CUT_OFF} after {reply.tokens_out:,} tokens"
         row = question.row.model_copy(
             update={
                 "reply": reply.text,

@@ -15,7 +15,7 @@ import orjson
 
 from graftwork.data.audit.row_checks import CHARACTERS_PER_TOKEN
 from graftwork.data.repair.acceptance import AcceptanceRules, RefusedReply
-from graftwork.data.repair.targets import AUGMENT, RepairQuestion, RepairTargets, to_row
+from graftwork.data.repair.targets import RepairQuestion, RepairTargets, to_row
 from graftwork.data.repair.teacher import (
     AnswerJournal,
     Teacher,
@@ -27,10 +27,10 @@ from graftwork.data.repair.teacher import (
     key_of,
     price,
 )
-from graftwork.data.settings import RepairSettings, TeacherSettings
+from graftwork.data.settings import DataSettings, RepairSettings, TeacherSettings
 from graftwork.files.disk import write_atomic
 from graftwork.records.interaction import AnswerOrigin
-from graftwork.records.repair import RepairOutcome, RepairPlan, RepairRow, RepairState
+from graftwork.records.repair import AUGMENT, RepairOutcome, RepairPlan, RepairRow, RepairState
 
 GROWTH = 1.5
 """How much longer than the cut-off reply a whole one is expected to be."""
@@ -44,19 +44,22 @@ class RepairDecision(NamedTuple):
     reply: TeacherReply | None = None
 
 
-def plan_repair(targets: RepairTargets, settings: RepairSettings, journal: AnswerJournal) -> RepairPlan:
-    """Estimate requests, tokens and cost. Nothing is asked."""
+def plan_repair(
+    targets: RepairTargets, settings: RepairSettings, journal: AnswerJournal, *, longest: int | None = None
+) -> RepairPlan:
+    """Estimate requests, tokens and cost. Nothing is asked. Rows beyond `longest` tokens are dropped."""
     teacher = settings.teacher
     rows: list[RepairRow] = []
-    total_in = total_out = requests = cached = prompts = 0
+    total_in = total_out = requests = cached = prompts = overlong = 0
     for question in targets.questions:
         known = sum(
             teacher is not None and journal.get(key_of(teacher, question.prompt_hash, sample)) is not None
             for sample in range(settings.samples)
         )
         new = settings.samples - known
-        tokens_in = new * estimate_tokens(question.row.messages)
-        tokens_out = new * _expect_tokens(question, targets.typical_reply, teacher)
+        asked, answered = _estimate_row(question, targets.typical_reply, teacher)
+        tokens_in, tokens_out = new * asked, new * answered
+        overlong += bool(new) and longest is not None and asked + answered > longest
         total_in, total_out = total_in + tokens_in, total_out + tokens_out
         requests, cached, prompts = requests + new, cached + known, prompts + (new > 0)
         first, *others = question.rows
@@ -87,13 +90,15 @@ def plan_repair(targets: RepairTargets, settings: RepairSettings, journal: Answe
         small_groups=targets.small_groups,
         spent=count_spending(journal, teacher),
         limits=_find_short_budgets(teacher, journal, total_in, total_out),
+        overlong=overlong,
     )
 
 
-def _expect_tokens(question: RepairQuestion, typical: int, teacher: TeacherSettings | None) -> int:
+def _estimate_row(question: RepairQuestion, typical: int, teacher: TeacherSettings | None) -> tuple[int, int]:
+    """The tokens of the prompt, and those of an answer to it."""
     logged = 0 if question.rows[0].fault == AUGMENT else len(question.row.reply)
     tokens = round(max(GROWTH * logged, typical) / CHARACTERS_PER_TOKEN)
-    return tokens if teacher is None else min(tokens, teacher.max_tokens)
+    return estimate_tokens(question.row.messages), min(tokens, teacher.max_tokens) if teacher else tokens
 
 
 def _find_short_budgets(
@@ -144,7 +149,26 @@ def run_repair(
         states=dict(Counter(row.state for row in listed).most_common()),
         spent=teacher.spent(),
         usable_before=targets.usable,
+        overlong=_count_overlong(targets.questions, decisions, rules.settings),
         in_logs=False,
+    )
+
+
+def longest_row(settings: DataSettings) -> int | None:
+    """The tokens beyond which `graft data prepare` drops a row; None where it shortens rows instead."""
+    return settings.max_tokens if settings.overlong == "drop" else None
+
+
+def _count_overlong(
+    questions: Sequence[RepairQuestion], decisions: Sequence[RepairDecision], settings: DataSettings
+) -> int:
+    longest = longest_row(settings)
+    return sum(
+        longest is not None
+        and decision.state == "accepted"
+        and decision.reply is not None
+        and estimate_tokens(question.row.messages) + decision.reply.tokens_out > longest
+        for question, decision in zip(questions, decisions, strict=True)
     )
 
 
@@ -176,6 +200,7 @@ def _decide_all(
             # Also on Ctrl-C: what waits between two attempts ends now, what was asked is still journaled.
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
+            teacher.give_up()
             raise
     return [future.result() for future in asked]
 

@@ -19,9 +19,8 @@ from graftwork.data.split.assignment import TRAIN, UNASSIGNED, SplitAssignment, 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Interaction, Message, Origin
-from graftwork.records.repair import RepairRow
+from graftwork.records.repair import AUGMENT, RepairRow
 
-AUGMENT = "augment"
 ANSWERED = "a usable row of the log answers the same prompt"
 HELD_OUT = "it asks what a held-out row asks: the answer could be neither trained on nor tested against"
 

@@ -224,6 +224,12 @@ class Teacher:
         self._journal.put(key, found)
         return found
 
+    def give_up(self) -> None:
+        """End requests that cost nothing but time: those to an engine on this machine."""
+        stop = getattr(self._client, "stop", None)
+        if stop is not None:
+            stop()
+
     def is_known(self, prompt_hash: str, sample: int) -> bool:
         return self._journal.get(key_of(self.settings, prompt_hash, sample)) is not None
 

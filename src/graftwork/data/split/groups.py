@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import IS_QUESTION, learn_weights, open_windows, sample_before
+from graftwork.data.dedup.boilerplate import (
+    IS_QUESTION,
+    Window,
+    learn_weights,
+    open_windows,
+    remember_weights,
+    sample_before,
+)
 from graftwork.data.dedup.fingerprints import TURN, TURN_RUNS
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
@@ -27,7 +34,7 @@ from graftwork.data.dedup.lsh import (
     unpack,
 )
 from graftwork.data.dedup.questions import PairFilter, Questions
-from graftwork.text.similarity import TOLERANCE, Array, distinct, measure_pairs
+from graftwork.text.similarity import TOLERANCE, Array, RunWeights, distinct, measure_pairs
 
 # A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.
 RARE_ROWS = 5
@@ -81,8 +88,7 @@ def pair_turns(
         low, high = np.searchsorted(unpack(pairs).later, [window.low, window.high])
         if low == high:
             continue
-        sample = sample_before(window, passed=passed, turns=turns.key)
-        weights = learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
+        weights = _remember_weights(corpus, window, turns, passed)
         for start in range(low, high, _PAIRS_AT_ONCE):
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
             later, earlier = unpack(part)
@@ -97,6 +103,14 @@ def pair_turns(
             )
             found.append(part[measures.likeness >= threshold - TOLERANCE])
     return merge_pairs(found)
+
+
+def _remember_weights(corpus: CorpusColumns, window: Window, turns: UserTurns, passed: Array) -> RunWeights:
+    def learn() -> RunWeights:
+        sample = sample_before(window, passed=passed, turns=turns.key)
+        return learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
+
+    return remember_weights(corpus, "turn_weights", window, learn)
 
 
 def pair_rare_questions(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.fingerprints import SPLIT_FIELDS
 from graftwork.data.settings import DataSettings, Keep, ModelSettings
-from graftwork.records.base import Record
+from graftwork.records.dataset import SubsetSummary
 from graftwork.records.errors import UserMistake
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -56,21 +56,6 @@ class ModelSubset(NamedTuple):
     split: npt.NDArray[np.uint8]
     own: Mask
     weight: npt.NDArray[np.float64]
-
-
-class SubsetSummary(Record):
-    """Row counts of one model. `stages` counts training rows, replayed ones included."""
-
-    model: str
-    own: int
-    replayed: int
-    rl: int
-    validation: int
-    test: int
-    stages: dict[int, int]
-    without_stage: int
-    rows_an_epoch: float
-    """Training rows, each counted by its weight."""
 
 
 class UnmatchedValue(NamedTuple):

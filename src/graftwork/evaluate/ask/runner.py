@@ -74,10 +74,12 @@ class Pace:
         elapsed = self._clock() - self._began if self._rows else 0.0
         # A torn batch is asked whole: it may have more rows than there are answers to come.
         behind = max(self._left - self._rows, 0)
+        whole = self._whole_batch()
         if self._done:
             each = self._spent / self._done
-            return max(each * self._rows - elapsed, 0.0) + each * behind
-        whole = self._whole_batch()
+            # A batch with longer prompts or answers takes longer than those before, up to the limit.
+            expected = each * self._rows if each * self._rows > elapsed else whole or 0.0
+            return max(expected - elapsed, 0.0) + each * behind
         if whole is None:
             return None
         return max(whole - elapsed, 0.0) + whole / self._rows * behind
@@ -260,7 +262,7 @@ class CaseRunner:
 def stopped(job: EvalJob, reached: str) -> StoppedInOrder:
     return StoppedInOrder(
         f"the evaluation of {job.subject} was stopped: {reached}",
-        fix="run `graft eval` again: it goes on from there",
+        fix="run `graft eval` again: it resumes from there",
         where=job.folder,
     )
 

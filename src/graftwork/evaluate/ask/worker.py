@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, CaseBatch
+from graftwork.evaluate.ask.cluster_shards import ask_on_cluster, find_runner
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import asked_messages, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
@@ -27,6 +28,7 @@ from graftwork.process.worker import (
     lock_holder,
     run_worker,
     stop_asked,
+    stop_at_once,
 )
 from graftwork.records import errors
 from graftwork.records.base import fingerprint
@@ -39,12 +41,17 @@ PATIENCE_SECONDS = 60.0
 LOG_FILE = "worker.log"
 
 
-def share_out(job: EvalJob, batches: Sequence[CaseBatch], *, cards: int = 0) -> list[EvalJob]:
-    """One job a process, each with every n-th batch; no more of them than there are batches."""
+def share_out(
+    job: EvalJob, batches: Sequence[CaseBatch], *, cards: int = 0, alone: bool = False
+) -> list[EvalJob]:
+    """One job a process, each with every n-th batch; no more of them than there are batches.
+
+    `alone`: each has a machine of its own, with all of its threads.
+    """
     # vLLM reserves a card for itself: a second one finds no room on it.
     most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
     count = min(most, len(batches))
-    threads = max((job.threads or _processors()) // max(count, 1), 1)
+    threads = job.threads if alone else max((job.threads or _processors()) // max(count, 1), 1)
     return [
         job.model_copy(
             update={
@@ -70,9 +77,26 @@ def ask_in_shards(
     cards: int = 0,
 ) -> int:
     """Let the processes answer what is missing; how many they were."""
-    shards = share_out(job, book.open_batches(book.plan(lengths)), cards=cards)
+    runner = find_runner()
+    shards = share_out(
+        job,
+        book.open_batches(book.plan(lengths)),
+        cards=cards if runner is None else 0,
+        alone=runner is not None,
+    )
     before = book.answered
     _wait_for_orphans(shards, stop_asked)
+    if runner is not None and len(shards) > 1:
+        ask_on_cluster(
+            shards,
+            runner,
+            book,
+            on_poll=lambda: _report_beats(job, shards, book, before, progress, running=len(shards)),
+            stop_asked=stop_asked,
+        )
+        if stop_asked():
+            raise stopped(job, f"{book.answered} of {book.total} cases are answered")
+        return len(shards)
     children = [(shard, _start(shard)) for shard in shards]
     try:
         _watch(job, children, book, before, progress, stop_asked)
@@ -125,18 +149,8 @@ def _watch(
 ) -> None:
     pause = threading.Event()
     while running := [child for _, child in children if child.poll() is None]:
-        beats = [beat for shard, _ in children if (beat := read_beat(Path(shard.folder))) is not None]
-        answering = [beat for beat in beats if beat.phase == "answering"]
-        done = sum(int(beat.done) for beat in answering)
-        left = [beat.seconds_left for beat in answering if beat.seconds_left is not None]
-        progress.beat(
-            "answering" if answering else "loading the model",
-            min(before + done, book.total),
-            book.total,
-            seconds_left=max(left) if len(left) == len(running) else None,
-            subject=job.subject,
-            processes=len(running),
-        )
+        shards = [shard for shard, _ in children]
+        _report_beats(job, shards, book, before, progress, running=len(running))
         if stop_asked():
             _stop(running)
             book.copy_from(Path(shard.folder) for shard, _ in children)
@@ -144,6 +158,29 @@ def _watch(
         _raise_first_failure(children)
         pause.wait(POLL_SECONDS)
     _raise_first_failure(children)
+
+
+def _report_beats(
+    job: EvalJob,
+    shards: Sequence[EvalJob],
+    book: AnswerBook,
+    before: int,
+    progress: Progress,
+    *,
+    running: int,
+) -> None:
+    beats = [beat for shard in shards if (beat := read_beat(Path(shard.folder))) is not None]
+    answering = [beat for beat in beats if beat.phase == "answering"]
+    done = sum(int(beat.done) for beat in answering)
+    left = [beat.seconds_left for beat in answering if beat.seconds_left is not None]
+    progress.beat(
+        "answering" if answering else "loading the model",
+        min(before + done, book.total),
+        book.total,
+        seconds_left=max(left) if len(left) == running else None,
+        subject=job.subject,
+        processes=running,
+    )
 
 
 def _raise_first_failure(children: "list[tuple[EvalJob, subprocess.Popen[bytes]]]") -> None:
@@ -154,7 +191,7 @@ def _raise_first_failure(children: "list[tuple[EvalJob, subprocess.Popen[bytes]]
         raise _what_it_said(Path(shard.folder)) or WorkerFailed(
             f"one of the processes that share the evaluation of {shard.subject} ended with {code}",
             why="the others were stopped; what all of them answered is kept",
-            fix="run `graft eval` again: it goes on from there",
+            fix="run `graft eval` again: it resumes from there",
             where=str(Path(shard.folder) / LOG_FILE),
         )
 
@@ -283,7 +320,8 @@ def _unset_prompts(job: EvalJob) -> set[str]:
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     shards = _share_cases(job, cases, heart) if job.shards > 1 else 1
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
-    engine = open_engine(job.engine, source_of(job))
+    with stop_at_once(stopped(job, "its model was being loaded")):
+        engine = open_engine(job.engine, source_of(job))
     generation = _ask_engine(job, cases, heart, engine, adapter=ADAPTER, processes=shards)
     engine.close()
     return generation

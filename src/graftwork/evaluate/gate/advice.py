@@ -169,7 +169,7 @@ def _on_overfitting(training: Training, weight: float) -> list[Hint]:
     return [
         Hint(
             0.9 * weight,
-            f"The rows were learned by heart ({seen}): train less (fewer epochs, a lower rank or rate; "
+            f"The rows were memorized ({seen}): train less (fewer epochs, a lower rank or rate; "
             "train.examine keeps the best evaluation), or on more rows.",
         )
     ]
@@ -250,6 +250,8 @@ def _losses_of(looks: Sequence[TrainingEvaluation]) -> list[float]:
 CLUSTER_LEAST = 3
 """Fewer failures than this are no cluster."""
 MOST_CONFUSIONS = 3
+MOST_CASES = 10_000
+"""More cases than this are not worth advising."""
 CLUSTER_FACTOR = 2.0
 """A group is an outlier when it fails this many times as often as the others."""
 
@@ -400,7 +402,7 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     """A group that fails far more often than the others, on the rules that did not pass."""
     hints = []
     for name in _open_metrics(rules):
-        failed = _failed(report, name)
+        failed = _wrong(report, name)
         metric = report.candidate.metrics.get(name)
         if metric is None or not failed:
             continue
@@ -428,7 +430,7 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
 def _on_length(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     """Answers that were cut off and therefore wrong, whatever the rule is about."""
     cut = _passed(report, TRUNCATED) - _failed(report, "json_valid")
-    wrong = set().union(*(_failed(report, name) for name in _open_metrics(rules))) & cut
+    wrong = set().union(*(_wrong(report, name) for name in _open_metrics(rules))) & cut
     if not wrong:
         return []
     limit = report.settings.get("max_new_tokens", "the limit of")
@@ -492,9 +494,14 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     needed = count_cases_needed(report, rules)
     if needed is None:
         return []
+    if needed > MOST_CASES:
+        return [
+            f"The difference is too small to prove: that would take about {plural(needed, 'fresh case')} "
+            f"(these are {report.cases:,}). Train for more steps or on more rows before you hold out more."
+        ]
     return [
-        f"Evaluate on about {plural(needed, 'fresh case')} (these are {report.cases}): hold out new rows, or "
-        "raise evaluate.max_cases."
+        f"Evaluate on about {plural(needed, 'fresh case')} (these are {report.cases:,}): hold out new rows, "
+        "or raise evaluate.max_cases."
     ]
 
 
@@ -505,7 +512,12 @@ def _open_metrics(rules: Sequence[RuleResult]) -> list[str]:
 
 def _count_failures(report: Report, rules: Sequence[RuleResult]) -> int:
     """Answers that training would have to fix."""
-    return len(set().union(*(_failed(report, name) for name in _open_metrics(rules))))
+    return len(set().union(*(_wrong(report, name) for name in _open_metrics(rules))))
+
+
+def _wrong(report: Report, name: str) -> set[str]:
+    """The cases that speak against the adapter. Being cut off is the one metric that should be 0."""
+    return _passed(report, name) if name == TRUNCATED else _failed(report, name)
 
 
 def _failed(report: Report, name: str) -> set[str]:

@@ -146,7 +146,8 @@ def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
         f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
     )
     return Stop(
-        reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", sentence=sentence)
+        reason,
+        _broken(name, pair, rule=f"{name_of(name)} not significantly worse than {who}", sentence=sentence),
     )
 
 
@@ -364,7 +365,7 @@ def next_start(
         return NextStart(
             start="before",
             certain=True,
-            reason=f"The session made it worse for sure: {_list_names(lost)}. "
+            reason=f"The session made it significantly worse: {_list_names(lost)}. "
             f"The next one starts from {BEFORE}.",
             rules=rules,
         )
@@ -372,7 +373,7 @@ def next_start(
         return NextStart(
             start="this",
             certain=True,
-            reason=f"Not worse than {BEFORE} by more than the margins: the next session goes on from this.",
+            reason=f"Not worse than {BEFORE} by more than the margins: the next session starts from it.",
             rules=rules,
         )
     needed = count_cases_needed(report_after, rules)
@@ -445,7 +446,7 @@ def _by_loss(
     return NextStart(
         start="this",
         certain=False,
-        reason=f"{begin}; {seen}, so the next session goes on from this one.{settles}",
+        reason=f"{begin}; {seen}, so the next session starts from this one.{settles}",
         rules=rules,
         cases_needed=needed,
     )

@@ -51,9 +51,17 @@ def require_metric(name: str) -> None:
     The project refuses checks that it does not evaluate. Here a rule on a figure that is not measured stays
     unproven and lets nothing through.
     """
+    if name not in KNOWN and is_like_metric(name):
+        try:
+            require_known(name, KNOWN)
+        except ValueError as error:
+            raise ValueError(f"{error} (a check of your own needs a name less like a metric's)") from error
+
+
+def is_like_metric(name: str) -> bool:
+    """Whether the gate takes the name for a misspelled metric, so that no check can have a rule under it."""
     begun = any(known.startswith(name) for known in KNOWN)
-    if name not in KNOWN and (begun or get_close_matches(name, KNOWN, n=1, cutoff=NEARLY)):
-        require_known(name, KNOWN)
+    return begun or bool(get_close_matches(name, KNOWN, n=1, cutoff=NEARLY))
 
 
 class GateRule(Record):

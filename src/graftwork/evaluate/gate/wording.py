@@ -124,7 +124,7 @@ def say_cases_needed(needed: Needed) -> str:
     cases += f" in {plural(needed.sessions, 'session')}" if needed.sessions else ""
     cases += " like these"
     if needed.with_these > needed.cases:
-        cases += f" (or {needed.with_these} with these among them)"
+        cases += f" (or {needed.with_these:,} with these among them)"
     if needed.certain:
         return f"{cases} would settle it if all go on like this"
     return f"about {cases} would settle it with 80 % power"

@@ -87,7 +87,7 @@ class JudgeCalibration(Record):
         if self.kappa.low < self.min_kappa:
             return (
                 f"its kappa with people is {self.kappa.value:.2f} ({self.kappa.low:.2f} to "
-                f"{self.kappa.high:.2f}), and must be at least {self.min_kappa:g} for sure"
+                f"{self.kappa.high:.2f}), and its lower bound must be at least {self.min_kappa:g}"
             )
         return ""
 

@@ -38,12 +38,23 @@ class AdapterRows:
         self._dtype = dtype
         self._masks: dict[tuple[int, ...], Tensor] = {}
         self._choice = torch.zeros(0, dtype=torch.long)
-        stacks = [_stack(layer, self._numbers, dtype) for layer in self._layers]
+        self._stacks = stacks = [_stack(layer, self._numbers, dtype) for layer in self._layers]
         self._changes = [None if stack is None else _change(self, stack) for stack in stacks]
         device = self._layers[0].device if self._layers else torch.device("cpu")
         self._owners = {
             stack.layout: torch.tensor(stack.layout, device=device) for stack in stacks if stack is not None
         }
+
+    def update(self) -> None:
+        """Read the adapters again, into the same tensors."""
+        for layer, held in zip(self._layers, self._stacks, strict=True):
+            now = _stack(layer, self._numbers, self._dtype)
+            if held is None or now is None:
+                continue
+            held.a.copy_(now.a)
+            held.b.copy_(now.b)
+            if held.stretch is not None and now.stretch is not None:
+                held.stretch.copy_(now.stretch)
 
     def number_of(self, name: str | None) -> int:
         """0 for the base, and for weights that act as a whole."""

@@ -123,7 +123,7 @@ def _require_full(folder: Path) -> None:
     if not holds_full_weights(folder):
         raise UserMistake(
             "there are no full weights to start from",
-            why="`method: full` goes on from full weights; an adapter is something else",
+            why="`method: full` starts from full weights; an adapter is something else",
             fix="merge the adapter first (`graft train export`), or set `train.method: lora`",
             where=str(folder),
         )

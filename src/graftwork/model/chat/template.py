@@ -13,10 +13,11 @@ writes it.
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,16 +29,16 @@ from graftwork.model.chat.renderer import (
     does_not_survive,
     not_a_plain_turn,
 )
-from graftwork.model.chat.token_bytes import token_to_bytes
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.records.errors import UserMistake, needs_extra
-from graftwork.records.interaction import Message
+from graftwork.records.interaction import Message, Role
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls, write_tools
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from graftwork.model.chat.tool_form import ToolForm
+
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -48,6 +49,15 @@ class _Draft(NamedTuple):
 
     pieces: list[str]
     body: str
+
+
+class TemplateTexts(NamedTuple):
+    """A template as texts; `config` is JSON."""
+
+    tokenizer_json: str
+    config: str
+    chat_template: str
+    reasoning: bool
 
 
 class ChatTemplate:
@@ -91,7 +101,22 @@ class ChatTemplate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process rebuilds it from the same texts."""
-        return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
+        return ChatTemplate.from_texts, tuple(self.as_texts())
+
+    def as_texts(self) -> "TemplateTexts":
+        """All that another process needs to make the same template."""
+        return TemplateTexts(self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
+
+    @classmethod
+    def from_texts(
+        cls, tokenizer_json: str, config: str, chat_template: str, reasoning: bool
+    ) -> "ChatTemplate":
+        return cls(
+            tokenizer_json=tokenizer_json,
+            config=json.loads(config),
+            chat_template=chat_template,
+            reasoning=reasoning,
+        )
 
     @property
     def source(self) -> str:
@@ -173,6 +198,19 @@ class ChatTemplate:
         """The tokens up to the place where the model begins to answer."""
         pieces = self._turns.ask(messages)
         return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
+
+    def next_turn(self, role: Role, text: str) -> list[int]:
+        """The tokens from behind the end of a reply up to the next one, with a message between them."""
+        mark = "reply"
+        question = Message(role="user", content="x")
+        pieces = self._turns.ask(
+            (question, Message(role="assistant", content=mark), Message(role=role, content=text))
+        )
+        at = next((at for at in range(0, len(pieces), 2) if mark in pieces[at]), len(pieces))
+        if pieces[at + 1 : at + 2] != [self._end_of_turn]:
+            raise not_a_plain_turn()
+        rest = pieces[at + 2 :]
+        return self._join(rest, self._segments.encode_for_real(rest[::2]).tokens).tolist()
 
     def encode_prompt(self, text: str) -> list[int]:
         """The tokens of a text without a template; control tokens in it are control tokens."""
@@ -352,10 +390,26 @@ class ChatTemplate:
         return value["content"] if isinstance(value, dict) else value
 
 
-def _rebuild(tokenizer_json: str, config: str, chat_template: str, reasoning: bool) -> ChatTemplate:
-    return ChatTemplate(
-        tokenizer_json=tokenizer_json,
-        config=json.loads(config),
-        chat_template=chat_template,
-        reasoning=reasoning,
-    )
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def token_to_bytes(piece: str, *, byte_level: bool) -> bytes:
+    """`piece` is the token as the vocabulary writes it."""
+    if byte_level:
+        table = _byte_table()
+        if all(char in table for char in piece):
+            return bytes(table[char] for char in piece)
+        return piece.encode()
+    if found := _BYTE.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    return piece.replace("\u2581", " ").encode()
+
+
+@cache
+def _byte_table() -> dict[str, int]:
+    """Byte-level vocabularies write printable bytes as themselves, the others as characters from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return table

@@ -142,8 +142,20 @@ class SlotCache:
             seen.append(within[: len(rows)] if leading else within.index_select(0, rows))
         return seen[0], seen[1]
 
+    def write_tokens(
+        self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, columns: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `write`, for one token of each of the first slots: [rows, groups, width] at [rows] positions."""
+        rows = len(positions)
+        room = self._room[layer, :, :rows]
+        room.permute(1, 3, 0, 2, 4).index_put_(
+            (self._numbers[:rows], positions), torch.stack((keys, values), dim=1)
+        )
+        return room[0, :, :, :columns], room[1, :, :, :columns]
+
     def _allocate(self, slots: int, columns: int) -> Tensor:
         layers, groups, width, dtype = self._shape
+        self._numbers = torch.arange(slots, device=self._device)
         return torch.zeros(layers, 2, slots, groups, columns, width, dtype=dtype, device=self._device)
 
 

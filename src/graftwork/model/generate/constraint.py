@@ -57,12 +57,38 @@ def apply_constraints(logits: Tensor, rows: Sequence[TokenOptions | None]) -> Te
     return logits
 
 
-def note_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
-    """Note the log-probabilities before any constraint, temperature or restriction."""
+def wants_own_logprobs(row: TokenOptions | None) -> bool:
+    """Whether only the log-probability of the chosen token is asked for, as in training."""
+    return row is not None and row.logprobs == 0
+
+
+def chosen_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> Tensor | None:
+    """Of the chosen token of each row, in one go and without waiting for a card. None if no row asks."""
+    if not any(map(wants_own_logprobs, rows)):
+        return None
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, chosen[:, None]).squeeze(1)
+
+
+def note_top_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    """Note the log-probabilities before any constraint, temperature or restriction, with the likeliest."""
     for place, row in enumerate(rows):
-        if row is None or row.logprobs is None:
+        if row is None or not row.logprobs:
             continue
         known = torch.log_softmax(logits[place].float(), dim=-1)
         values, tokens = known.topk(row.logprobs)
         top = list(zip(tokens.tolist(), values.tolist(), strict=True))
         row.noted.append(TokenLogprobs(float(known[chosen[place]]), top))
+
+
+def note_logprobs(logits: Tensor, chosen: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    """All log-probabilities that rows ask for, at once."""
+    own = chosen_logprobs(logits, chosen, rows)
+    if own is not None:
+        note_own_logprobs(own, rows)
+    note_top_logprobs(logits, chosen, rows)
+
+
+def note_own_logprobs(own: Tensor, rows: Sequence[TokenOptions | None]) -> None:
+    for row, value in zip(rows, own.tolist(), strict=True):
+        if row is not None and wants_own_logprobs(row):
+            row.noted.append(TokenLogprobs(value, []))

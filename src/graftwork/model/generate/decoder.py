@@ -7,7 +7,8 @@ known here, so that it never waits. What a row answers depends on its batch only
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,15 @@ from torch import Tensor
 from graftwork.model.adapters.peft import activate
 from graftwork.model.adapters.rows import AdapterRows, weights_of_adapter
 from graftwork.model.generate.cache import CacheShape, PassPlaces, SlotCache
-from graftwork.model.generate.constraint import apply_constraints, has_constraint, note_logprobs
+from graftwork.model.generate.constraint import (
+    apply_constraints,
+    chosen_logprobs,
+    has_constraint,
+    note_own_logprobs,
+    note_top_logprobs,
+)
+from graftwork.model.generate.interrupt import Unwanted, interrupted_when
+from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
@@ -24,6 +33,8 @@ from graftwork.model.generate.scheduler import SlotScheduler
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that are read in one pass, padding included."""
+LONG_PROMPTS = 256
+"""Tokens of prompts from which reading them on a processor is interrupted when their callers leave."""
 RECORDED_PREFILLS = (32, 64, 128, 256, 512)
 """Lengths to which a single short prompt is padded on a card, so that reading it is one launch."""
 SHRINKING_PAYS = 128
@@ -31,12 +42,30 @@ SHRINKING_PAYS = 128
 FEWEST_COLUMNS = 128
 
 
+class TokenPass(Protocol):
+    """Computes one more token of each row with fewer kernels than the model's own pass. Its adapter, if any,
+    acts by itself."""
+
+    def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor: ...
+
+    def update(self) -> None:
+        """The adapters changed."""
+        ...
+
+
 class _Flight(NamedTuple):
     """Tokens that are being computed, and for whom."""
 
     requests: list[GenerationRequest | None]
     tokens: Tensor
+    logprobs: Tensor | None
+    """Of these tokens, if a request asks for them."""
     arrived: Any
+
+
+class _Chosen(NamedTuple):
+    tokens: Tensor
+    logprobs: Tensor | None
 
 
 class SlotDecoder:
@@ -54,6 +83,7 @@ class SlotDecoder:
         slots: int,
         recorded: bool = False,
         lookahead: int | None = None,
+        token_pass: TokenPass | None = None,
     ) -> None:
         self._model = model
         self._stop = frozenset(stop_tokens)
@@ -67,6 +97,8 @@ class SlotDecoder:
         self._contents = SlotContents(slots)
         self._flights: deque[_Flight] = deque()
         self._rows, self._columns = 0, 0
+        self._token_pass = token_pass
+        self._lean = LeanPass.of(model) if token_pass is None else None
         self._adapters: AdapterRows | None = None
         self._acting: tuple[str | None, bool] | None = None
         self._make_state(slots)
@@ -129,7 +161,10 @@ class SlotDecoder:
         self._ensure(self._bucket(min(slots, self.slots)), self._column_bucket(columns))
 
     def reset(self) -> list[GenerationRequest]:
-        """Give all memory back; the requests that were open."""
+        """Give all memory back, and leave the model as others expect it; the requests that were open."""
+        if self._adapters is not None:
+            self._adapters.act(False)
+        self._acting = None
         self._flights.clear()
         self._recorder.forget()
         self._cache.drop()
@@ -145,6 +180,16 @@ class SlotDecoder:
         """After adapters were added or exchanged."""
         self._adapters = None
         self._recorder.forget()
+        self._contents.forget()
+
+    @torch.inference_mode()
+    def update_adapters(self) -> None:
+        """After training changed the weights of adapters where they are: recordings stay, what was read is
+        read again."""
+        if self._adapters is not None:
+            self._adapters.update()
+        if self._token_pass is not None:
+            self._token_pass.update()
         self._contents.forget()
 
     def _group_of(self, request: GenerationRequest) -> str | None:
@@ -165,6 +210,11 @@ class SlotDecoder:
     def _ensure(self, slots: int, columns: int) -> None:
         if slots > self._cache.slots or columns > self._cache.columns:
             self._recorder.forget()
+            if not self.busy:
+                # Nothing is kept: the old cache makes room for the new one.
+                slots, columns = max(slots, self._cache.slots), max(columns, self._cache.columns)
+                self._cache.drop()
+                self._contents.forget()
         self._cache.ensure(slots, columns)
 
     # Prompts
@@ -181,9 +231,33 @@ class SlotDecoder:
             request.launched = 1
             self._contents.clear_slot(slot)
             self._choice[slot] = self._number_of(request)
-        starts = self._share_prefixes(admitted)
+        try:
+            with self._interruptible(admitted):
+                starts = self._share_prefixes(admitted)
+        except Unwanted:
+            self._drop(admitted)
+            return
         for some in self._cut(admitted, starts):
-            self._read_prompts(some, starts)
+            try:
+                with self._interruptible(some):
+                    self._read_prompts(some, starts)
+            except Unwanted:
+                self._drop(some)
+
+    def _interruptible(self, rows: list[tuple[int, GenerationRequest]]) -> AbstractContextManager[None]:
+        """Passes within end with Unwanted when the callers of all these rows have left."""
+        requests = [request for _, request in rows]
+        long = sum(len(request.prompt) for request in requests) >= LONG_PROMPTS
+        if self._on_card or not long or not all(request.cancellable for request in requests):
+            return nullcontext()
+        return interrupted_when(self._model, lambda: all(request.is_cancelled() for request in requests))
+
+    def _drop(self, rows: list[tuple[int, GenerationRequest]]) -> None:
+        """End rows whose prompts were not read to the end: nothing may be copied from their slots."""
+        for slot, request in rows:
+            self._contents.clear_slot(slot)
+            self._scheduler.release(slot)
+            request.end("stop")
 
     def _share_prefixes(self, admitted: list[tuple[int, GenerationRequest]]) -> dict[int, int]:
         """From which token on each prompt has to be read; what comes before is copied from another slot."""
@@ -193,6 +267,9 @@ class SlotDecoder:
             by_adapter.setdefault(request.adapter, []).append((slot, request))
         for adapter, rows in by_adapter.items():
             prompts = [request.prompt for _, request in rows]
+            if 1 < len(set(map(tuple, prompts))) <= len(rows) // 2:
+                starts.update(self._share_prompts(rows))
+                continue
             common = common_length(prompts)
             source, length = self._contents.find(adapter, prompts[0])
             length = min(length, common) if len(rows) > 1 else min(length, len(prompts[0]) - 1)
@@ -206,10 +283,34 @@ class SlotDecoder:
                 self._contents.hold(slot, adapter, request.prompt)
         return starts
 
+    def _share_prompts(self, rows: list[tuple[int, GenerationRequest]]) -> dict[int, int]:
+        """Several groups of rows with one prompt each: every prompt is read once, but for its last token."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for slot, request in rows:
+            groups.setdefault(tuple(request.prompt), []).append(slot)
+            self._contents.hold(slot, request.adapter, request.prompt)
+        first = {slots[0]: prompt[:-1] for prompt, slots in groups.items() if len(prompt) > 1}
+        some: list[tuple[int, list[int], int]] = []
+        for slot, prompt in sorted(first.items(), key=lambda item: -len(item[1])):
+            if len(prompt) > PREFILL_TOKENS:
+                self._pass_pieces(slot, list(prompt))
+                continue
+            if some and (len(some) + 1) * len(some[0][1]) > PREFILL_TOKENS:
+                self._pass_prompts(some)
+                some = []
+            some.append((slot, list(prompt), 0))
+        if some:
+            self._pass_prompts(some)
+        for prompt, slots in groups.items():
+            self._cache.copy_prefix(slots[0], slots[1:], len(prompt) - 1)
+        return {slot: len(request.prompt) - 1 for slot, request in rows}
+
     def _pass_prefix(self, slot: int, request: GenerationRequest, length: int) -> None:
-        for start in range(0, length, PREFILL_TOKENS):
-            piece = request.prompt[start : min(start + PREFILL_TOKENS, length)]
-            self._pass_prompts([(slot, piece, start)])
+        self._pass_pieces(slot, request.prompt[:length])
+
+    def _pass_pieces(self, slot: int, tokens: list[int]) -> None:
+        for start in range(0, len(tokens), PREFILL_TOKENS):
+            self._pass_prompts([(slot, tokens[start : start + PREFILL_TOKENS], start)])
 
     def _cut(
         self, admitted: list[tuple[int, GenerationRequest]], starts: dict[int, int]
@@ -235,7 +336,7 @@ class SlotDecoder:
         requests: list[GenerationRequest | None] = [request for _, request in rows]
         chosen = self._choose(logits, requests, [0] * len(rows))
         slots = torch.tensor([slot for slot, _ in rows], device=self._device)
-        self._tokens[slots] = chosen
+        self._tokens[slots] = chosen.tokens
         self._positions[slots] = torch.tensor([len(request.prompt) for _, request in rows]).to(self._device)
         self._send(requests, chosen)
 
@@ -282,7 +383,7 @@ class SlotDecoder:
         self._activate()
         self._settle_sizes()
         rows, columns = self._rows, self._columns
-        requests = [self._going(slot) for slot in range(rows)]
+        requests = self._going(rows)
         steps = [0 if request is None else request.launched for request in requests]
         adapted = self._adapted
         key = ("token", rows, columns, adapted, self._scheduler.group)
@@ -290,7 +391,7 @@ class SlotDecoder:
         if has_constraint([None if request is None else request.options for request in requests]):
             self._land(0)  # which token may come next depends on the one before
         chosen = self._choose(logits, requests, steps)
-        self._tokens[:rows].copy_(chosen)
+        self._tokens[:rows].copy_(chosen.tokens)
         for request in requests:
             if request is not None:
                 request.launched += 1
@@ -299,17 +400,18 @@ class SlotDecoder:
 
     def _choose(
         self, logits: Tensor, requests: Sequence[GenerationRequest | None], steps: list[int]
-    ) -> Tensor:
+    ) -> _Chosen:
         samplings = [None if request is None else request.sampling for request in requests]
         options = [None if request is None else request.options for request in requests]
         chosen = choose_tokens(apply_constraints(logits, options), samplings, steps)
-        note_logprobs(logits, chosen, options)
-        return chosen
+        note_top_logprobs(logits, chosen, options)
+        return _Chosen(chosen, chosen_logprobs(logits, chosen, options))
 
-    def _going(self, slot: int) -> GenerationRequest | None:
-        rows = self._scheduler.rows
-        request = rows[slot] if slot < len(rows) else None
-        return request if request is not None and request.launched < request.most else None
+    def _going(self, rows: int) -> list[GenerationRequest | None]:
+        """The requests of the first slots that want another token."""
+        held = self._scheduler.rows[:rows]
+        going = [row if row is not None and row.launched < row.most else None for row in held]
+        return going + [None] * (rows - len(going))
 
     def _settle_sizes(self) -> None:
         """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
@@ -352,9 +454,16 @@ class SlotDecoder:
     def _advance(self, rows: int, columns: int, adapted: bool) -> Tensor:
         positions = self._positions[:rows]
         slots = self._slot_numbers[:rows]
-        logits = self._pass(
-            self._tokens[:rows, None], positions[:, None], slots, columns, leading=True, adapted=adapted
-        )
+        if self._token_pass is not None:
+            logits = self._token_pass.run(self._tokens[:rows], positions, self._cache, columns)
+        elif self._lean is None:
+            logits = self._pass(
+                self._tokens[:rows, None], positions[:, None], slots, columns, leading=True, adapted=adapted
+            )
+        else:
+            if adapted:
+                self._rows_of_adapters().choose(self._choice[:rows])
+            logits = self._lean.run(self._tokens[:rows], positions, self._cache, columns)
         # An empty slot is computed too; its output is never read.
         positions.add_(1).clamp_(max=self._cache.padding)
         return logits
@@ -423,23 +532,25 @@ class SlotDecoder:
 
     # Arrivals
 
-    def _send(self, requests: list[GenerationRequest | None], chosen: Tensor) -> None:
+    def _send(self, requests: list[GenerationRequest | None], chosen: _Chosen) -> None:
         """Begin to bring the tokens here."""
         if not self._on_card:
-            self._flights.append(_Flight(requests, chosen, None))
+            self._flights.append(_Flight(requests, *chosen, None))
             return
-        here = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
-        here.copy_(chosen, non_blocking=True)
+        tokens = _copy_here(chosen.tokens)
+        logprobs = None if chosen.logprobs is None else _copy_here(chosen.logprobs)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._flights.append(_Flight(requests, here, arrived))
+        self._flights.append(_Flight(requests, tokens, logprobs, arrived))
 
     def _land(self, still_flying: int) -> None:
         """Hand out tokens until so many flights are left; free the slots of rows that ended."""
         while len(self._flights) > still_flying:
-            requests, tokens, arrived = self._flights.popleft()
+            requests, tokens, logprobs, arrived = self._flights.popleft()
             if arrived is not None:
                 arrived.synchronize()
+            if logprobs is not None:
+                note_own_logprobs(logprobs, [None if row is None else row.options for row in requests])
             for request, token in zip(requests, tokens.tolist(), strict=True):
                 if request is not None and request.take(token, self._stop):
                     self._release(request)
@@ -448,3 +559,9 @@ class SlotDecoder:
         slot = self._scheduler.slot_of(request)
         if slot is not None:
             self._scheduler.release(slot)
+
+
+def _copy_here(tensor: Tensor) -> Tensor:
+    """A copy in host memory, there when the next event of the card has passed."""
+    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return here.copy_(tensor, non_blocking=True)

@@ -10,7 +10,7 @@ from typing import Any
 from graftwork.model.adapters.rows import active_adapter
 from graftwork.model.generate.attention import register_attention
 from graftwork.model.generate.cache import cache_shape
-from graftwork.model.generate.decoder import SlotDecoder
+from graftwork.model.generate.decoder import SlotDecoder, TokenPass
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.requests import Generated, GenerationRequest
 from graftwork.model.generate.sampling import Sampling
@@ -25,15 +25,28 @@ ACTIVE = "\0active"
 """The adapter that acts in the model, whichever it is."""
 
 
-def open_decoder(model: Any, *, stop_tokens: Iterable[int], slots: int, recorded: bool = False) -> Decoder:
+def open_decoder(
+    model: Any,
+    *,
+    stop_tokens: Iterable[int],
+    slots: int,
+    recorded: bool = False,
+    token_pass: TokenPass | None = None,
+) -> Decoder:
     """Slots where the model's memory fits them, else static batches."""
-    # A family that caps its scores (Gemma 2) keeps the attention that does so.
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(register_attention())
+    use_grouped_attention(model)
     shape = cache_shape(model)
     if shape is None:
         return StaticDecoder(model, stop_tokens=stop_tokens, slots=slots)
-    return SlotDecoder(model, shape, stop_tokens=stop_tokens, slots=slots, recorded=recorded)
+    return SlotDecoder(
+        model, shape, stop_tokens=stop_tokens, slots=slots, recorded=recorded, token_pass=token_pass
+    )
+
+
+def use_grouped_attention(model: Any) -> None:
+    """A family that caps its scores (Gemma 2) keeps the attention that does so."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(register_attention())
 
 
 class Generator:

@@ -70,7 +70,8 @@ class GraphRecorder:
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool):  # records, and runs nothing
+            # It runs nothing. A checkpoint may be written meanwhile by a thread of its own.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = compute()
         finally:
             torch.cuda.current_stream().wait_stream(aside)

@@ -27,14 +27,15 @@ class GenerationRequest:
         row: int = 0,
         adapter: str | None = None,
         on_token: Callable[[int], bool] | None = None,
-        is_cancelled: Callable[[], bool] = lambda: False,
+        is_cancelled: Callable[[], bool] | None = None,
         options: TokenOptions | None = None,
     ) -> None:
         self.prompt = prompt
         self.sampling = RowSampling(sampling, row=row)
         self.most = sampling.max_new_tokens
         self.adapter = adapter
-        self.is_cancelled = is_cancelled
+        self.cancellable = is_cancelled is not None
+        self.is_cancelled = is_cancelled or (lambda: False)
         self.result = Generated()
         self.done = False
         self.error: BaseException | None = None

@@ -83,6 +83,9 @@ class StaticDecoder:
     def forget_adapters(self) -> None:
         """The model's own are used."""
 
+    def update_adapters(self) -> None:
+        """The model's own are used."""
+
     def _next_batch(self) -> list[GenerationRequest]:
         """The oldest request and those with the same adapter."""
         for request in [request for request in self._waiting if request.is_cancelled()]:

@@ -5,15 +5,16 @@ and written one at a time. Needs no torch. What cannot be written exactly is ref
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from graftwork.files.safetensors import header_length, read_header
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft
 from graftwork.model.gguf.architecture import ROPE_FACTORS, Array, GgufArchitecture
-from graftwork.model.gguf.tensors import StoredTensor, stored_tensors
 from graftwork.model.gguf.vocabulary import read_vocabulary
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import GgufPrecision
@@ -24,6 +25,24 @@ _PREFIX = "base_model.model."
 ADAPTER_CONFIG = "adapter_config.json"
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q4_1": 3}
 """`general.file_type`, as llama.cpp numbers it."""
+_NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file: where it is, and of what type and shape."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> NDArray[np.float32]:
+        """Its values in float32."""
+        data = np.memmap(self.path, _NUMPY_TYPES[self.dtype], mode="r", offset=self.offset, shape=self.shape)
+        if self.dtype == "BF16":
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(data, np.float32)
 
 
 class _PlannedTensor(NamedTuple):
@@ -198,3 +217,27 @@ def _write(target: Path, architecture: str, metadata: dict[str, Any], tensors: l
     for tensor in tensors:
         writer.write_tensor_data(quantize(tensor.make(), GGMLQuantizationType[tensor.kind.upper()]))
     writer.close()
+
+
+def stored_tensors(folder: Path) -> list[StoredTensor]:
+    """Every tensor of the folder's safetensors files, by name."""
+    found = [tensor for path in sorted(folder.glob("*.safetensors")) for tensor in _in_file(path)]
+    return sorted(found, key=lambda tensor: tensor.name)
+
+
+def _in_file(path: Path) -> Iterator[StoredTensor]:
+    header: dict[str, Any] = read_header(path, fix="fetch the weights again")
+    start = 8 + header_length(path)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in _NUMPY_TYPES:
+            raise UserMistake(
+                f"the tensor {name} is of the type {entry['dtype']}",
+                why=f"only {', '.join(_NUMPY_TYPES)} can be converted",
+                fix="use a base that is not quantized",
+                where=str(path),
+            )
+        yield StoredTensor(
+            name, path, entry["dtype"], tuple(entry["shape"]), start + int(entry["data_offsets"][0])
+        )

@@ -142,6 +142,13 @@ CREDENTIALS = (
         "gated models, uploads",
     ),
     Credential("RunPod", (("RUNPOD_API_KEY",),), ".runpod/config.toml", "jobs there"),
+    Credential("Lambda", (("LAMBDA_API_KEY",),), None, "jobs there"),
+    Credential(
+        "Azure",
+        (("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"),),
+        ".azure/azureProfile.json",
+        "Azure ML",
+    ),
     Credential(
         "Kaggle",
         (("KAGGLE_USERNAME", "KAGGLE_KEY"), ("KAGGLE_API_TOKEN",)),
@@ -239,6 +246,8 @@ OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "hu
 OF_ACCOUNT = {
     "HF_TOKEN": "huggingface.co",
     "RUNPOD_API_KEY": "rest.runpod.io",
+    "LAMBDA_API_KEY": "cloud.lambda.ai",
+    "AZURE_CLIENT_ID": "management.azure.com",
     "KAGGLE_KEY": "www.kaggle.com",
     "KAGGLE_API_TOKEN": "www.kaggle.com",
     "AWS_ACCESS_KEY_ID": "sts.amazonaws.com",

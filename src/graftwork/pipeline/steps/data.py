@@ -2,29 +2,34 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
-from graftwork.data.split.model_subsets import SubsetSummary
 from graftwork.files.dataset import MANIFEST, list_files
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
-from graftwork.model.chat.template import ChatTemplate
+from graftwork.pipeline.engines import map_engine
 from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.load import ProjectFolder
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
-from graftwork.records.dataset import Dataset
+from graftwork.records.dataset import Dataset, SubsetSummary
 from graftwork.records.errors import GraftError, UserMistake
+
+if TYPE_CHECKING:
+    from graftwork.model.chat.template import ChatTemplate
 
 
 def log_hashes(work: OpenProject) -> dict[str, str]:
     """Every log file that `data.logs` names, with the hash of its bytes."""
     root = work.project.root
     hashes: dict[str, str] = {}
+    if is_without_logs(work):
+        return hashes
     for name in find_files(work.settings.data.logs, root=root):
         if name == STANDARD_INPUT:
             raise UserMistake(
@@ -40,7 +45,15 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
     return hashes
 
 
-def audit_context(work: OpenProject, *, template: ChatTemplate) -> AuditContext:
+def is_without_logs(work: OpenProject) -> bool:
+    """Whether no log is named and none is needed: all models learn from prompts of another source."""
+    if work.settings.data.logs:
+        return False
+    settings = work.project.settings
+    return not any(settings.of_model(name).train.needs_rows for name in settings.all_models)
+
+
+def audit_context(work: OpenProject, *, template: "ChatTemplate") -> AuditContext:
     return _with_base_facts(AuditContext(settings=work.settings.data, base=work.settings.base), template)
 
 
@@ -50,6 +63,8 @@ def audit_context_here(project: ProjectFolder) -> AuditContext:
     if not is_ready(project.settings.base, project_folder=project.root):
         return context
     try:
+        from graftwork.model.chat.template import ChatTemplate
+
         base = find_base(project.settings.base, project_folder=project.root)
         reasoning = project.settings.data.reasoning == "keep"
         template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
@@ -58,7 +73,7 @@ def audit_context_here(project: ProjectFolder) -> AuditContext:
     return _with_base_facts(context, template)
 
 
-def _with_base_facts(context: AuditContext, template: ChatTemplate) -> AuditContext:
+def _with_base_facts(context: AuditContext, template: "ChatTemplate") -> AuditContext:
     return replace(
         context,
         control_tokens=tuple(sorted(template.control_tokens)),
@@ -75,6 +90,7 @@ def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
         folder=work.project.sifted,
         root=work.project.root,
         on_progress=progress_listener(work.reporter),
+        engine=map_engine(work),
     )
 
 
@@ -104,21 +120,21 @@ class PreparedData(Record):
 
 
 def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
-    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare, prepare_without_logs
 
     template = load_template(work)
-    models = work.settings.all_models
-    done = prepare(
-        PrepareJob(
-            audit_context(work, template=template),
-            base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
-            work=work.project.data,
-            out=work.project.datasets,
-            root=work.project.root,
-            models=models,
-        ),
-        on_progress=progress_listener(work.reporter),
+    job = PrepareJob(
+        audit_context(work, template=template),
+        base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+        work=work.project.data,
+        out=work.project.datasets,
+        root=work.project.root,
+        models=work.settings.all_models,
     )
+    if is_without_logs(work):
+        done = prepare_without_logs(job)
+    else:
+        done = prepare(job, on_progress=progress_listener(work.reporter), engine=map_engine(work))
     for warning in done.warnings:
         work.reporter.info(warning)
     chosen = next(dataset for dataset in done.datasets if dataset.dataset.model == work.model)

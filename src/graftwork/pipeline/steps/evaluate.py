@@ -6,7 +6,6 @@ from typing import Any
 
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import (
-    choose_cases,
     choose_worked_example,
     hash_cases,
     question_key,
@@ -27,7 +26,6 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset import read_rows
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.pipeline.costs import price_cases
 from graftwork.pipeline.evaluation import (
     Evaluated,
     TestSetUse,
@@ -43,6 +41,7 @@ from graftwork.pipeline.evaluation_subjects import (
     resolve_subject,
 )
 from graftwork.pipeline.gate import note_rules
+from graftwork.pipeline.held_out_cases import hash_case_file, read_held_out
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.prompting import (
     find_prompt,
@@ -65,9 +64,8 @@ REFERENCES = ("endpoint", "log", "prompt", "logged_prompt")
 
 
 def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The cases of the prepared test split, as many as the settings allow. `also` names further subjects."""
-    cases = choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
-    cases = price_cases(work, cases)
+    """The cases that are held out, as many as the settings allow. `also` names further subjects."""
+    cases = read_held_out(work, Path(prepared.folder))
     asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work), *also)
     return with_logged_prompts(work, cases) if LOGGED_PROMPT in asked else cases
 
@@ -206,12 +204,14 @@ def _depends_on(work: OpenProject, _made: StepOutputs) -> Any:
     named = [check.metric for check in settings.checks if is_own(check.metric)]
     own = {name: hash_own(name, folder=work.project.root) for name in named}
     asked = {**asked, "own": own} if own else asked
+    if settings.cases is not None:
+        asked = {**asked, "cases_hash": hash_case_file(work)}
     without = find_without_repaired(work)
     trained = find_trained(work, without) if without is not None else None
     return {**asked, "without_repaired": trained.adapter_hash} if trained is not None else asked
 
 
-NEWER_SETTINGS = ("costs", "prompt")
+NEWER_SETTINGS = ("costs", "prompt", "cases")
 """Settings that are left out where nothing is set: evaluations from before they were there stay valid."""
 
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,19 +36,25 @@ from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep,
 from graftwork.records.units import GIB
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.objectives.pairs import require_pairs
+from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
 from graftwork.train.settings import LOSS, TrainSettings
 
 
 def _do(work: OpenProject, made: StepOutputs) -> Plan:
+    return plan_for(work, made, probe_device(threads=work.settings.train.threads))
+
+
+def plan_for(
+    work: OpenProject, made: StepOutputs, device: DeviceFacts, *, ahead: "WorkAhead | None" = None
+) -> Plan:
+    """The plan of the run on this device, which may be another machine's. Raises where it does not fit."""
     prepared = made.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
-    device = probe_device(threads=settings.threads)
     dtype = choose_precision(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
-    work_ahead = _measure_work(work, prepared, shape)
+    work_ahead = ahead or measure_work(work, prepared, shape)
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     rates = card_rates(work, device, shape)
@@ -99,7 +106,9 @@ def _do(work: OpenProject, made: StepOutputs) -> Plan:
     return plan
 
 
-class _WorkAhead(NamedTuple):
+class WorkAhead(NamedTuple):
+    """What a run has to go through; the same on every device."""
+
     load: Workload
     steps: int
     trunk: TrunkTokens
@@ -107,8 +116,8 @@ class _WorkAhead(NamedTuple):
 
 
 def _as_on_processor(
-    work: OpenProject, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
-) -> _WorkAhead:
+    work: OpenProject, ahead: WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
+) -> WorkAhead:
     """The work with how the step that is written for processors does it, where the run takes that step."""
     settings = work.settings.train
     if settings.checkpointing == "on":
@@ -139,15 +148,19 @@ def _as_on_processor(
     return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
 
-def _measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> _WorkAhead:
+def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> WorkAhead:
     """The rows as often as they will be trained on, by the function that the trainer asks too."""
     folder, settings = Path(prepared.folder), work.settings.train
+    rollouts = None
     if settings.objective == "grpo":
-        rows, settings = rollout_rows(work, folder)
+        rows, settings, rollouts = rollout_rows(work, folder)
     else:
         rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
     if settings.objective in ("dpo", "orpo"):
-        rows = _rows_of_pairs(rows)
+        rows = rows_of_pairs(rows, _render_replies(work))
+    if settings.objective == "kto":
+        # Both replies of a row that has two.
+        rows = [copy for row in rows for copy in (row, row)[: 2 if row.rejected else 1]]
     if not rows:
         raise UserMistake(
             "the training split is empty",
@@ -156,12 +169,20 @@ def _measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) 
         )
     if settings.objective in ("dpo", "orpo"):
         settings = settings.model_copy(update={"batch_rows": 2 * settings.batch_rows})
+    checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
+    load = count_work(rows, settings, shape, validation_tokens=sum(len(row.tokens) for row in checks))
+    return load._replace(load=load.load.model_copy(update={"rollouts": rollouts}))
+
+
+def count_work(
+    rows: Sequence[Row], settings: TrainSettings, shape: ModelShape, *, validation_tokens: int
+) -> WorkAhead:
+    """What training on these rows has to go through."""
     steps = plan_steps(rows, settings=settings)
     visits = [rows[at] for step in steps for at in step]
     # Epochs differ only where a weight has a fraction; then the whole run counts as one.
     epochs = settings.epochs if all(row.weight.is_integer() for row in rows) else 1
     visits = visits[: len(visits) // epochs]
-    checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
     shared = shared_tokens(rows)
     trunk = TrunkTokens(
         # The last token of a row predicts nothing.
@@ -181,17 +202,38 @@ def _measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) 
         method=settings.method,
         experts=settings.experts,
         ranks=_other_ranks(settings),
-        validation_tokens=sum(len(row.tokens) for row in checks),
+        validation_tokens=validation_tokens,
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
+        reference_tokens=_reference_tokens(rows, settings),
     )
-    return _WorkAhead(load, len(steps), trunk)
+    return WorkAhead(load, len(steps), trunk)
 
 
-def _rows_of_pairs(rows: list[Row]) -> list[Row]:
-    """Rows as many and about as long as the pairs that are trained on: both replies of each."""
-    paired = [row for row in rows if row.rejected]
-    require_pairs(len(paired), rows=len(rows))
-    return [copy for row in paired for copy in (row, row)]
+def _reference_tokens(rows: Sequence[Row], settings: TrainSettings) -> int:
+    """Tokens of forward passes besides training: by the start, and for KTO's baseline in every epoch."""
+    passes = {"dpo": 1, "kto": 1 + 2 * settings.epochs}.get(settings.objective, 0)
+    return passes * sum(len(row.tokens) for row in rows)
+
+
+def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
+    """Two rows for each pair that is trained on, both of its mean length: batches are made of whole pairs, so
+    the longest rows of all are not those of one batch."""
+    pairs, audit = make_pairs(rows, render)
+    require_pairs(audit.pairs, rows=len(rows))
+    found: list[Row] = []
+    for pair in pairs:
+        total = sum(len(row.tokens) for row in pair)
+        for row, length in zip(pair, (total // 2, total - total // 2), strict=True):
+            tokens = (*row.tokens, *[row.tokens[-1]] * length)[:length]
+            found.append(row.model_copy(update={"tokens": tokens}))
+    return found
+
+
+def _render_replies(work: OpenProject) -> Render:
+    from graftwork.model.chat.template import ChatTemplate
+
+    reasoning = work.settings.data.reasoning == "keep"
+    return render_with(ChatTemplate.from_folder(Path(work.base.folder), reasoning=reasoning))
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
@@ -211,7 +253,7 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
-    """What the adapter goes on from: another start is another run."""
+    """What the adapter starts from: another start is another run."""
     start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.named}
 

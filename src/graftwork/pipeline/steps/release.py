@@ -1,6 +1,7 @@
 """Step: publish what passed the gate, and point the alias of the model at it."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,10 @@ from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
-from graftwork.pipeline.serving import serve_in_background
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import load_cases
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.plan import Plan
@@ -33,27 +33,29 @@ from graftwork.text.redact import publishable
 
 def _release(work: OpenProject, made: StepOutputs) -> Release:
     outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", PreparedData).dataset
-    alias, store = full_alias(work), open_store(work)
+    alias, store = full_alias(work, work.publish_to), open_store(work)
+    lineage = Lineage(
+        dataset=dataset,
+        plan=made.get("plan", Plan),
+        outcome=outcome,
+        report=made.get("evaluate", Evaluated).report,
+        verdict=made.get("gate", Verdict),
+    )
+    settings = {**publishable(work.settings), **_note_on_base(work)}
     # Locked until the alias points at the release: until then garbage collection could remove it.
     with store.shared_lock():
         release = publish(
             store,
             work.releases,
-            lineage=Lineage(
-                dataset=dataset,
-                plan=made.get("plan", Plan),
-                outcome=outcome,
-                report=made.get("evaluate", Evaluated).report,
-                verdict=made.get("gate", Verdict),
-            ),
+            lineage=lineage,
             context=ReleaseContext(
                 project=work.settings.project,
                 base=work.base.name,
                 base_fingerprint=work.base.revision,
                 template_fingerprint=dataset.template_fingerprint,
-                parent=work.releases.aliases().get(alias),
+                parent=find_parent(work, lineage, settings),
                 created_at=timestamp(),
-                settings={**publishable(work.settings), **_note_on_base(work)},
+                settings=settings,
                 versions=outcome.versions,
                 licence=find_licence(Path(work.base.folder)),
             ),
@@ -71,6 +73,22 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
     return release
 
 
+def find_parent(work: OpenProject, lineage: Lineage, settings: Mapping[str, Any]) -> str | None:
+    """The release that is live; the one before it if the live one was made of exactly this.
+
+    That is so if the step is done again after it was killed: it must come to the same release. The same
+    adapter with another verdict or other settings is a release of its own.
+    """
+    live = work.releases.aliases().get(full_alias(work))
+    if live is None:
+        return None
+    release = work.releases.get(live)
+    outcome, verdict = lineage.outcome, lineage.verdict
+    made_of = (outcome.run_id, outcome.adapter_hash, verdict.fingerprint(), fingerprint(settings))
+    live_of = (release.run_id, release.adapter_hash, release.verdict_hash, fingerprint(release.settings))
+    return release.parent if made_of == live_of else live
+
+
 def _note_on_base(work: OpenProject) -> dict[str, str]:
     note = note_on_weights(work.base.name)
     return {"base_weights": note} if note else {}
@@ -85,15 +103,18 @@ def _sign(work: OpenProject, store: ReleaseStore, release: Release) -> None:
         )
 
 
+def _depends_on(work: OpenProject, _made: StepOutputs) -> dict[str, Any]:
+    """Retention settings do not make another release; the alias that it gets first is a step of its own."""
+    settings = work.settings.release.model_dump(mode="json", exclude={"keep_last", "keep_days", "store"})
+    return settings if work.publish_to is None else {**settings, "publish_to": work.publish_to}
+
+
 RELEASE = PipelineStep(
     name="release",
     title="release it",
     needs=("prepare", "plan", "train", "evaluate", "gate"),
     makes=Release,
-    # Retention settings do not make another release.
-    depends_on=lambda work, _made: work.settings.release.model_dump(
-        mode="json", exclude={"keep_last", "keep_days", "store"}
-    ),
+    depends_on=_depends_on,
     do=_release,
     identity=lambda release: str(release.id),
     still_there=lambda work, release: ReleaseStore.open(work.project.releases).has(release.id),
@@ -128,6 +149,8 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
     alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
     settings = work.settings.serve.model_copy(update={**local, **alone})
+    from graftwork.pipeline.serving import serve_in_background
+
     with serve_in_background(work, settings) as url:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
@@ -192,7 +215,7 @@ def _ask_both(work: OpenProject, client: Any, case: Case, place: int, total: int
     )
     begun = time.perf_counter()
     raw = client.chat.completions.with_raw_response.create(
-        model=full_alias(work),
+        model=full_alias(work, work.publish_to),
         messages=messages,
         max_tokens=limit,
         temperature=0,

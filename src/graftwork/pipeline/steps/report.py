@@ -1,27 +1,32 @@
 """Step: the whole story on one page."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftwork.evaluate.settings import CostSettings
 from graftwork.files.disk import file_digest, write_atomic
+from graftwork.files.escalation import read_forecast
 from graftwork.pipeline.costs import savings_of
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated, put_page
 from graftwork.pipeline.evaluation_subjects import find_without_repaired
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import full_alias
 from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.audit import Audit
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.escalation import EscalationForecast
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.report.page import AnswerPair, ReportPage, render_report
 from graftwork.train.run_folder import read_journal
+
+if TYPE_CHECKING:
+    from graftwork.report.page import AnswerPair
 
 
 class WrittenReport(Record):
@@ -30,6 +35,8 @@ class WrittenReport(Record):
 
 
 def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
+    from graftwork.report.page import ReportPage, render_report
+
     outcome = made.get("train", TrainOutcome)
     released = "release" in made.outputs
     page = ReportPage(
@@ -49,12 +56,21 @@ def _do(work: OpenProject, made: StepOutputs) -> WrittenReport:
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
         without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
         drift=measure_drift(work),
+        escalation=_find_forecast(work),
     )
     write_atomic(work.project.report, render_report(page))
     return WrittenReport(path=str(work.project.report), sha256=file_digest(work.project.report))
 
 
-def _side_by_side(made: StepOutputs) -> tuple[AnswerPair, ...]:
+def _find_forecast(work: OpenProject) -> EscalationForecast | None:
+    """The last forecast of escalation, if it is about this model."""
+    found = read_forecast(work.project.state)
+    return found if found is not None and found.model in ("", full_alias(work)) else None
+
+
+def _side_by_side(made: StepOutputs) -> "tuple[AnswerPair, ...]":
+    from graftwork.report.page import AnswerPair
+
     return tuple(
         AnswerPair(
             question=tried.question,
@@ -74,6 +90,8 @@ def _seconds(work: OpenProject, made: StepOutputs) -> dict[str, float | None]:
 
 def _depends_on(work: OpenProject, made: StepOutputs) -> list[Any]:
     found: list[Any] = [name for name in made.outputs if name in ("release", "try")]
+    if (forecast := _find_forecast(work)) is not None:
+        found.append({"escalation": fingerprint(forecast.model_dump(mode="json"))})
     costs = work.settings.evaluate.costs
     return found if costs == CostSettings() else [*found, costs.model_dump(mode="json")]
 

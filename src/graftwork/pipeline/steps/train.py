@@ -23,6 +23,7 @@ from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
+from graftwork.process.worker import hold_lock
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
@@ -87,6 +88,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         run=publishable(work.settings.train.run),
         crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
+        endpoint=work.settings.train.endpoint_access(),
         start_adapter=str(start.folder) if start else None,
         project_folder=str(work.project.root),
         cases_file=str(path) if (path := find_case_file(work)) is not None else None,
@@ -125,6 +127,9 @@ def _train(work: OpenProject, job: TrainJob) -> float:
         # Trained with the others of its project, or just before a crash of this side.
         return before / 60
     job = as_replanned(job)
+    # Busy, and no crash, while the worker of a killed command still writes its checkpoint.
+    with hold_lock(folder):
+        pass
 
     def take_less(exhausted: OutOfMemory) -> TrainJob | None:
         nonlocal job

@@ -51,7 +51,7 @@ OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` 
 def find_gpu(name: str, *, overlay: Path | None = None) -> Gpu:
     """A card by its name or an alias: "RTX 5060 Ti 16GB", "5060ti", "NVIDIA A100-SXM4-80GB" …"""
     things = {gpu.name: (gpu, _also(gpu.name, gpu.aliases)) for gpu in list_gpus(overlay=overlay)}
-    return find_named(name, things, kind="card", fix=OWN_FILE.format("gpus"))
+    return find_named(name, things, kind="GPU", fix=OWN_FILE.format("gpus"))
 
 
 def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:

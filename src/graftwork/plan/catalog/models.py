@@ -54,6 +54,12 @@ class CatalogModel(Record):
     """The family that was assumed for the sizes, if the family is unknown."""
 
 
+_FIX = (
+    "or give its config.json, any of Hugging Face is read: `graft model pull OWNER/NAME --config-only` "
+    "fetches it, and `graft plan` does so by itself for the base in graft.yaml"
+)
+
+
 def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> CatalogModel:
     """A model by its name here or on the Hub, by its folder, or by its config.json."""
     path = Path(name_or_path).expanduser()
@@ -70,9 +76,7 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
     things = {
         model.name: (model, (model.hf_id, model.hf_id.split("/")[-1], *model.aliases)) for model in models
     }
-    return find_named(
-        str(name_or_path), things, kind="model", fix="or give its config.json: any of Hugging Face is read"
-    )
+    return find_named(str(name_or_path), things, kind="model", fix=_FIX)
 
 
 def require_dense(model: CatalogModel) -> None:

@@ -21,6 +21,8 @@ OFFER_COLUMNS = ColumnParsers(
         "region",
         "vcpus",
         "memory_gib",
+        "reserved_usd_per_hour",
+        "reserved_term",
     ),
     key=("place", "gpu", "gpus"),
 )
@@ -42,6 +44,7 @@ PLACE_COLUMNS = ColumnParsers(
     ),
     key=("name",),
 )
+HOURS_A_MONTH = 730.0
 STALE_AFTER_DAYS = 60
 """A quarter of a year, an assumption: what is older must be looked up before money is spent on it."""
 
@@ -49,6 +52,22 @@ STALE_AFTER_DAYS = 60
 def list_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
     """The prices that plans use."""
     return _offers("prices", overlay)
+
+
+def as_commitment(offer: Offer) -> Offer | None:
+    """The reserved price of an offer as what it is: all hours of a month, paid whether used or not."""
+    if not offer.reserved_usd_per_hour:
+        return None
+    term = f"reserved for {offer.reserved_term}" if offer.reserved_term else "reserved"
+    return offer.model_copy(
+        update={
+            "usd_per_hour": None,
+            "spot_usd_per_hour": None,
+            "usd_per_month": offer.reserved_usd_per_hour * HOURS_A_MONTH,
+            "hours_a_month": HOURS_A_MONTH,
+            "instance": f"{offer.instance} {term}".strip(),
+        }
+    )
 
 
 def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
@@ -94,6 +113,8 @@ def _offer(row: CatalogRow) -> Offer:
         region=row.text("region"),
         vcpus=row.number_or_none("vcpus"),
         memory_gib=row.number_or_none("memory_gib"),
+        reserved_usd_per_hour=row.number_or_none("reserved_usd_per_hour"),
+        reserved_term=row.text("reserved_term"),
         source=row.text("source"),
         dated=row.text("dated"),
     )

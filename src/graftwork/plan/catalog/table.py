@@ -190,10 +190,11 @@ def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, 
     if found is not None and normalise(name):
         return things[found][0]
     near = difflib.get_close_matches(normalise(name), known, n=4, cutoff=0.5)
-    names = list(dict.fromkeys(known[key] for key in near)) or sorted(things)[:6]
+    names = list(dict.fromkeys(known[key] for key in near))
+    listed = f"did you mean {' or '.join(names)}? Otherwise " if names else ""
     raise UserMistake(
         f"the catalog has no {kind} {name!r}",
         why="its figures are needed",
-        fix=f"near it: {', '.join(names)}; {fix}",
+        fix=f"{listed}{fix.removeprefix('or ')}; `graft plan catalog` lists what is known",
         where=name,
     )

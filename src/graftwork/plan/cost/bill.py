@@ -7,6 +7,7 @@ machine and clock. One number at a time: callers compute ranges by asking three 
 import math
 from typing import NamedTuple
 
+from graftwork.plan.catalog.prices import HOURS_A_MONTH
 from graftwork.plan.cost.types import CardRun, DiskNeed, Intervals, OfferCandidate, Terms
 from graftwork.records.base import Figure, Record
 from graftwork.records.hardware import PlaceTerms
@@ -14,7 +15,6 @@ from graftwork.records.units import GIB
 
 HOURS_A_WEEK = 168.0
 HOURS_A_DAY = 24.0
-HOURS_A_MONTH = 730.0
 
 
 class Stay(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.catalog.prices import STALE_AFTER_DAYS, list_offers, list_places
+from graftwork.plan.catalog.prices import STALE_AFTER_DAYS, as_commitment, list_offers, list_places
 from graftwork.plan.cost.assess import assess, order, verdict
 from graftwork.plan.cost.bill import ASSUMED_SPOT_RATE, CRASH_RATE
 from graftwork.plan.cost.runs import Brief, Fit, MeasuredRun, RunEstimator, describe_run, fit_in_brief
@@ -231,6 +231,7 @@ def compare_places(
         for offer in list_offers(overlay=overlay)
         if (not places or offer.place in places) and (wanted is None or find(offer.gpu).name == wanted)
     ]
+    offers += [reserved for offer in offers if (reserved := as_commitment(offer)) is not None]
     offers = of_size(offers, cards=cards if cards is not None else DEFAULT_CARDS.get(question.method, 1))
     mine = [OwnCards(find(name), count) for name, count in own]
     if not offers and not mine:

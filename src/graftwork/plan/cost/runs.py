@@ -70,7 +70,7 @@ def _by(question: FitQuestion) -> Brief:
     searched = search(question, rates=rates, level=level)
     chosen = choose(searched, question, level=level, rates=rates, correction=1.0)
     good = fits(chosen, question, level)
-    answers = question.generations if question.algorithm == "grpo" else 1
+    answers = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
     steps = max(-(-round(question.rows * answers * question.epochs) // question.batch_rows), 1)
     spread = TIME_SPREAD[level]
     seconds = chosen.seconds_a_step * steps

@@ -25,7 +25,6 @@ from graftwork.plan.fit.candidate import (
     strategy_of,
     time_spread,
 )
-from graftwork.plan.fit.own_step import as_run
 from graftwork.plan.fit.plain_step import plain_candidate, trained
 from graftwork.plan.fit.question import (
     card_room,
@@ -81,8 +80,9 @@ def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
 
 
 def as_done(question: FitQuestion) -> FitQuestion:
-    """`graft train` does not do GRPO: TRL does, with transformers and PEFT."""
-    return question.model_copy(update={"engine": "hf"}) if question.algorithm == "grpo" else question
+    """On several cards, preferences and reinforcement learning are TRL's, with transformers and PEFT."""
+    alone = question.algorithm == "sft" or question.machine.gpus <= 1
+    return question if alone else question.model_copy(update={"engine": "hf"})
 
 
 class Weighed(NamedTuple):
@@ -143,7 +143,7 @@ def _answer(
     fixed = start_seconds(
         kind_of(question),
         parameters=total_parameters(question.shape),
-        tuning=as_run(question, chosen.tuning) if chosen.tuning is not None else None,
+        tuning=chosen.tuning,
     )
     run = _minutes(step, steps, fixed=fixed)
     return FitAnswer(
@@ -177,8 +177,8 @@ def _answer(
 
 
 def _rows_of_run(question: FitQuestion) -> int:
-    """Rows that are learned from: with GRPO the answers to all prompts."""
-    times = question.generations if question.algorithm == "grpo" else 1
+    """Rows that are learned from: with GRPO the answers to all prompts, with DPO both replies of a pair."""
+    times = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
     return round(question.rows * times * question.epochs)
 
 

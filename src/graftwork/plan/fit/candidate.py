@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from graftwork.costmodel.distributed import Distribution
 from graftwork.model.families.registry import has_recipe
 from graftwork.model.shape import active_layer_parameters
-from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room
+from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room, rollout_load
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import Considered, FitQuestion, Level, MemoryPeak, PlainSetup, Strategy
@@ -154,6 +154,15 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
         "processes": shared.cards,
         "offload": shared.offload != "none",
     }
+    if question.algorithm != "sft":
+        settings["objective"] = question.algorithm
+    if (load := rollout_load(question)) is not None:
+        sampled = load.model_dump(include={"prompts", "answers", "max_tokens", "prompts_at_once"})
+        settings["rollouts"] = sampled
+        if load.prompts_at_once == load.prompts:
+            del sampled["prompts_at_once"]
+        # Supervised rows are not trained on.
+        del settings["batch_rows"], settings["epochs"]
     if candidate.way.checkpointed and not candidate.way.own_step and candidate.streamed is None:
         settings["checkpointing"] = "on"
     if question.adapted_layers < question.shape.layers:

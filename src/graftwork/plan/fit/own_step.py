@@ -13,11 +13,11 @@ from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passe
 from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.run_time import compiling_pays
+from graftwork.costmodel.rollouts import card_seconds, sampling_bytes, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.plain_step import host_memory, trained
-from graftwork.plan.fit.question import card_room
+from graftwork.plan.fit.question import card_room, rollout_load
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -29,14 +29,23 @@ LEAST_CHUNK, LEAST_HEAD = 1024, 256
 FAR_BEYOND = 1.15
 """Times the room: no allocator makes that good."""
 HALF_BYTES = 2.0
+FORWARD_SHARE = 1 / 3
+"""Of a pass forward and backward."""
 
 
 def own_limit(question: FitQuestion) -> float:
-    """GiB that `graft train` lets its own step take: what is stated, else a share of what there is."""
+    """GiB that `graft train` lets its own step take: what is stated, else a share of what there is, less
+    what answers are sampled in between steps."""
     room, gpu = card_room(question, cards=1).value, question.machine.gpu
-    if question.memory_limit_gib is not None or gpu is None:
-        return room
-    return min(room, gpu.memory_gib * CARD_SHARE)
+    if question.memory_limit_gib is None and gpu is not None:
+        room = min(room, gpu.memory_gib * CARD_SHARE)
+    return max(room - sampled_bytes(question) / GIB, 0.0)
+
+
+def sampled_bytes(question: FitQuestion) -> float:
+    """Of a card, for the answers of a step that are sampled together."""
+    load = rollout_load(question)
+    return 0.0 if load is None else sampling_bytes(question.shape, load, width=HALF_BYTES)
 
 
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
@@ -91,6 +100,7 @@ def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:
         head_tokens=min(LEAST_HEAD, longest),
         turned=False,
         host_embedding=True,
+        recorded=True,
         limit_gib=own_limit(question),
         peak_gib=0.0,
         seconds_a_token=0.0,
@@ -129,6 +139,8 @@ def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | 
         step_tokens=round(step_tokens(question)),
         longest=max(question.lengths),
         eight=uses_eight(question),
+        compile="auto",
+        run_tokens=_run_tokens(question),
     )
     return _chosen(question.shape.model_dump_json(), request, limit, rates.model_dump_json())
 
@@ -158,10 +170,8 @@ def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
     return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
 
 
-def as_run(question: FitQuestion, tuning: Tuning) -> Tuning:
-    """The tuning as `graft train` takes it: recorded, and compiled where the run is long enough."""
-    tokens = step_tokens(question) / question.batch_rows * question.rows * question.epochs
-    return tuning.model_copy(update={"compiled": compiling_pays(tuning, tokens=tokens), "recorded": True})
+def _run_tokens(question: FitQuestion) -> float:
+    return step_tokens(question) / question.batch_rows * question.rows * question.epochs
 
 
 def step_tokens(question: FitQuestion) -> float:
@@ -174,11 +184,12 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
     rows = max(round(tuning.micro_tokens * question.batch_rows / tokens), 1)
     parts = card_step_parts(
         shape,
-        as_run(question, tuning),
+        tuning,
         TrainedPart(adapted, trainable, rates),
         RowStatistics.of(question.lengths, trained_share=question.trained_share),
         tokens=tokens,
     )
+    parts |= sampling_parts(question, tuning, rates=rates, training=sum(parts.values()))
     if tuning.peak_gib > FAR_BEYOND * tuning.limit_gib:
         peak = _counted(question, tuning)
     else:
@@ -188,6 +199,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
+    peak, floor = _with_answers(peak, sampled_bytes(question)), floor + sampled_bytes(question)
     return FitCandidate(
         way=StrategyOption("graft", True, ALONE, rows, adapted - tuning.keep),
         setup=None,
@@ -201,4 +213,28 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         step_parts=parts,
         tokens_a_step=tokens,
         passes=card_passes(tuning, tokens),
+    )
+
+
+def sampling_parts(
+    question: FitQuestion, tuning: Tuning, *, rates: StepRates, training: float
+) -> dict[str, float]:
+    """Seconds of a step besides training: answers of GRPO, the comparing pass of DPO."""
+    load = rollout_load(question)
+    if load is not None:
+        return card_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
+    # The packed step needs the log-probabilities of a pair before its gradient.
+    return {"comparing": FORWARD_SHARE * training} if question.algorithm == "dpo" else {}
+
+
+def _with_answers(peak: MemoryPeak, size: float) -> MemoryPeak:
+    """Recorded steps keep their memory while answers are sampled: both are there."""
+    if not size:
+        return peak
+    return peak.model_copy(
+        update={
+            "allocated": peak.allocated + size,
+            "reserved": peak.reserved + size,
+            "parts": {**peak.parts, "key-value cache": size},
+        }
     )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from graftwork.costmodel.rollouts import sampling_bytes
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
@@ -19,8 +20,12 @@ from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitOptions, FitQuestion, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.plan import RolloutLoad
+from graftwork.records.units import GIB
 
 DEFAULT_ROWS = 1000
+SAMPLING_SHARE = 0.3
+"""Of a card, what answers that are sampled together may take."""
 
 
 def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -> FitQuestion:
@@ -29,7 +34,11 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
         # What is learned from is what was generated: a prompt and its answer.
         lengths = (asked.prompt_tokens + asked.completion_tokens,)
     _require_sense(lengths, asked, machine=machine)
+    share = asked.trained_share
+    if asked.algorithm == "grpo":
+        share = asked.completion_tokens / lengths[0]
     derived = {
+        "trained_share": share,
         "rows": asked.rows or (len(lengths) if len(lengths) > 1 else DEFAULT_ROWS),
         "targets": asked.targets or linear_names(model.shape),
         "adapted_layers": min(asked.adapted_layers or model.shape.layers, model.shape.layers),
@@ -131,6 +140,25 @@ SYSTEM_GIB = 4.0
 TIGHT = 0.90
 
 _PLAYED_ON = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")
+
+
+def rollout_load(question: FitQuestion) -> RolloutLoad | None:
+    """The answers of a step as `graft train` samples them; None but for its GRPO."""
+    if question.algorithm != "grpo" or question.engine != "graft":
+        return None
+    prompts = max(-(-question.batch_rows // question.generations), 1)
+    load = RolloutLoad(
+        prompts=prompts,
+        answers=min(question.generations, question.batch_rows),
+        prompt_tokens=question.prompt_tokens,
+        max_tokens=question.completion_tokens,
+        answer_tokens=question.completion_tokens,
+        prompts_at_once=1,
+        reference_rows=0 if question.method == "full" else prompts,
+    )
+    room = SAMPLING_SHARE * card_room(question, cards=1).value * GIB
+    together = int(room // sampling_bytes(question.shape, load, width=2.0))
+    return load.model_copy(update={"prompts_at_once": max(min(together, prompts), 1)})
 
 
 def card_room(question: FitQuestion, *, cards: int) -> Figure:

@@ -20,6 +20,7 @@ from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
 
 HOUR = 60.0
+NIGHT_HOURS = 8
 
 
 def give_verdict(
@@ -72,7 +73,7 @@ def give_reasons(
     if chosen.way.shared.offload != "none":
         reasons += _about_the_host(question, chosen)
     if question.algorithm == "grpo":
-        reasons += plain_step.say_why(question)
+        reasons += [*plain_step.say_why(question), *_prompts_a_night(question, chosen)]
     if good:
         reasons += _compared_with_others(question, chosen, considered)
     if not good:
@@ -82,6 +83,15 @@ def give_reasons(
             else "fewer rows at a time would help"
         )
     return tuple(reasons)
+
+
+def _prompts_a_night(question: FitQuestion, chosen: FitCandidate) -> list[str]:
+    a_prompt = chosen.seconds_a_step * question.generations / question.batch_rows
+    writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
+    return [
+        f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
+        f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, rewards not counted"
+    ]
 
 
 def _compared_with_others(
@@ -107,9 +117,16 @@ def _compared_with_others(
 
 def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
-    if question.algorithm == "grpo":
+    if question.algorithm != "sft" and question.machine.gpus > 1:
         reasons.append(
-            "`graft train` does not do GRPO yet: the figures are for TRL with transformers and PEFT"
+            f"`graft train` does {question.algorithm.upper()} on one card: the figures are for TRL with "
+            "transformers and PEFT"
+        )
+    if question.algorithm != "sft" and chosen.way.own_step:
+        reasons.append(
+            "writing answers was timed on one H200 only (135M and 7.6B); other cards are computed from it"
+            if question.algorithm == "grpo"
+            else "not run on a card yet: comparing is computed, not measured"
         )
     if gpu is not None and half_precision(question) == "float16":
         more = "; it has no tensor cores either" if gpu.capability < 7.0 else ""

@@ -21,11 +21,12 @@ from graftwork.costmodel.processor import (
     with_rows,
 )
 from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rollouts import passes_of, processor_seconds, update_seconds
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
 from graftwork.plan.fit.plain_step import plain_candidate
-from graftwork.plan.fit.question import card_room, half_precision, why_plain
+from graftwork.plan.fit.question import card_room, half_precision, rollout_load, why_plain
 from graftwork.plan.fit.streamed_step import streamed_candidate, streams
 from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
@@ -54,18 +55,28 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
     limit = card_room(question, cards=1).value
     fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
     rows = question.batch_rows if fewer is None else fewer.micro_rows
-    parts = training_memory(
-        shape,
-        work if fewer is None else with_rows(work, rows),
-        parameters=total_parameters(shape),
-        trainable=trained_by(shape, work),
-        width=width,
+    parts = max(
+        (
+            training_memory(
+                shape,
+                some if fewer is None else with_rows(some, min(rows, some.batch_rows)),
+                parameters=total_parameters(shape),
+                trainable=trained_by(shape, work),
+                width=width,
+            )
+            for some in passes_of(work)
+        ),
+        key=lambda found: found.total,
     )
     tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
     # Without a matrix unit, bfloat16 saves memory and no time.
     gflops = cpu.gflops * (1.0 if cpu.reached else PEAK_SHARE)
-    a_token = seconds_a_token(shape, work, gflops=gflops, cores=cpu.cores)
-    seconds = {name: value * tokens for name, value in a_token.items()}
+    if work.rollouts is None:
+        a_token = seconds_a_token(shape, work, gflops=gflops, cores=cpu.cores)
+        seconds = {name: value * tokens for name, value in a_token.items()}
+    else:
+        seconds = update_seconds(shape, work, gflops=gflops, cores=cpu.cores)
+        seconds |= processor_seconds(shape, work.rollouts, gflops=gflops)
     # The C library takes and gives back pages: what is reserved is what is allocated.
     sizes = {name: float(size) for name, size in parts.model_dump().items()}
     peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=sizes, phase="loss")
@@ -97,6 +108,7 @@ def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
         targets=question.targets,
         adapted_layers=question.adapted_layers,
         method=question.method,
+        rollouts=rollout_load(question),
     )
     plain = why_plain_here(
         {"model_type": question.architecture},

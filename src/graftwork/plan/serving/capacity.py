@@ -132,7 +132,8 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> HeldBytes:
 def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
     """One adapter, in the type of the cache: 16 bits, or float32 where nothing is rounded."""
     shape = question.shape
-    count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=shape.layers)
+    layers = min(question.adapter_layers or shape.layers, shape.layers)
+    count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=layers)
     return float(count * engine.cache_bytes)
 
 

@@ -27,6 +27,8 @@ class ServeLoad(Record):
     weights: str = "auto"
     adapters: int = 0
     rank: int = 16
+    adapter_layers: int | None = None
+    """Layers that carry an adapter; None: all."""
     copies: int = 1
     users: int = 1
     context: int = 2048
@@ -49,6 +51,7 @@ class ServeQuestion(Record):
     form: Form | Literal["auto"] = "auto"
     adapters: int = Field(default=0, ge=0)
     rank: int = Field(default=16, ge=1)
+    adapter_layers: int | None = Field(default=None, ge=1)
     targets: tuple[str, ...] = ALL_LINEAR
     copies: int = Field(default=1, ge=1)
     """Whole models, each with weights of its own, that share the machine."""

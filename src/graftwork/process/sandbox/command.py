@@ -147,7 +147,7 @@ for name in ("graftwork", "graftwork.process", "graftwork.process.sandbox"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
 sys.modules[name].__path__ = [sys.argv.pop(1)]
-from graftwork.process.sandbox.inside.init import main
+from graftwork.process.sandbox.inside.MODULE import main
 main()
 """
 _FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
@@ -157,6 +157,10 @@ _FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
 """The same for a container that maps 65,536 numbers, as many do."""
 
 
+MOST_JOBS = 256
+"""Of one sandbox: each has the user id behind that of the one before."""
+
+
 class Pipes(NamedTuple):
     """The far ends, as the child knows them."""
 
@@ -164,8 +168,22 @@ class Pipes(NamedTuple):
     status: int
 
 
+class BatchShape(NamedTuple):
+    """How many jobs one sandbox runs, and what each of them may take."""
+
+    jobs: int
+    seconds: float
+    output_bytes: int
+
+
 def command_for(
-    kind: SandboxKind, pipes: Pipes, *, limits: Limits, folder: str, packages: tuple[str, ...] = ()
+    kind: SandboxKind,
+    pipes: Pipes,
+    *,
+    limits: Limits,
+    folder: str,
+    packages: tuple[str, ...] = (),
+    batch: BatchShape | None = None,
 ) -> list[str]:
     """`folder` is the code's own: a place on this machine for those ways that can make none of their own."""
     views, places = list_views(packages), places_of(packages)
@@ -175,7 +193,9 @@ def command_for(
         "channel": pipes.channel,
         "status": pipes.status,
         "uid": choose_uid() if kind is not SandboxKind.OFF else None,
-        "limits": limits.model_dump(),
+        "limits": limits.model_dump() | ({"job_output_bytes": batch.output_bytes} if batch else {}),
+        "batch": batch.jobs if batch else 0,
+        "seconds": batch.seconds if batch else 0.0,
         "folder": folder,
         "search": list(places.values() if folder == FOLDER else places),
         "views": [tuple(view) for view in views] if kind is not SandboxKind.BUBBLEWRAP else [],
@@ -197,7 +217,7 @@ def choose_uid() -> int | None:
     if os.geteuid() != 0:
         return None
     found = _free_uids()
-    return None if found is None else found.start + secrets.randbelow(len(found))
+    return None if found is None else found.start + secrets.randbelow(len(found) - MOST_JOBS)
 
 
 def uid_of(command: list[str]) -> int | None:
@@ -225,7 +245,8 @@ def _mapped_numbers(path: Path) -> list[range]:
 
 def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
     """Isolated, without site-packages, in UTF-8 whatever the machine says."""
-    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, packages, marshal.dumps(described).hex()]
+    start = _START.replace("MODULE", "batch" if described["batch"] else "init")
+    return [interpreter(), "-I", "-S", "-X", "utf8", "-c", start, packages, marshal.dumps(described).hex()]
 
 
 def scrubbed_environment(folder: str) -> dict[str, str]:

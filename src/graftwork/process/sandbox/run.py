@@ -26,7 +26,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from graftwork.process.pool import count_cores
-from graftwork.process.sandbox.command import FOLDER, Pipes, command_for, scrubbed_environment, uid_of
+from graftwork.process.sandbox.command import (
+    FOLDER,
+    BatchShape,
+    Pipes,
+    command_for,
+    scrubbed_environment,
+    uid_of,
+)
 from graftwork.process.sandbox.inside.folder import remove_folder
 from graftwork.process.sandbox.monitor import Talk, follow, frame
 from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
@@ -46,6 +53,11 @@ _BY_USER = (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK)
 
 class BoxNotMade(Exception):
     """This way does not work here, and why."""
+
+
+class Batch(NamedTuple):
+    shape: BatchShape
+    tasks: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,15 @@ def run_in_box(
     limits: Limits,
     packages: tuple[str, ...],
     asked: Callable[[bytes], bytes | None],
+    batch: Batch | None = None,
 ) -> SandboxResult:
-    """BoxNotMade where the walls could not be put up; then nothing was run."""
-    _require_inner_names(task["files"])
+    """BoxNotMade where the walls could not be put up; then nothing was run.
+
+    With a `batch`, `task` is its prelude: code of ours that is loaded once for all jobs.
+    """
+    tasks = (task, *(batch.tasks if batch is not None else ()))
+    for each in tasks:
+        _require_inner_names(each["files"])
     begun = time.monotonic()
     with ExitStack() as stack:
         near, far = socket.socketpair()
@@ -118,13 +136,17 @@ def run_in_box(
                 folder = stack.enter_context(_own_folder())
             pipes = Pipes(channel=far.fileno(), status=status_far)
             try:
-                command = command_for(kind, pipes, limits=limits, folder=folder, packages=packages)
+                shape = batch.shape if batch is not None else None
+                command = command_for(
+                    kind, pipes, limits=limits, folder=folder, packages=packages, batch=shape
+                )
                 _give_to_user(folder, uid_of(command), kind)
                 process = _start(command, pipes, folder=folder)
             finally:
                 os.close(status_far)
             far.close()
-            talk = Talk(near, asked, outgoing=bytearray(frame(marshal.dumps(task))))
+            outgoing = bytearray(b"".join(frame(marshal.dumps(each)) for each in tasks))
+            talk = Talk(near, asked, outgoing=outgoing)
             try:
                 follow(
                     talk,
@@ -221,7 +243,7 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
     # Without one although it had started: the box itself was killed, by a machine that ran out of memory.
     exit_code = None if talk.reason else report.exit_code
     spent = report.cpu_seconds >= limits.cpu_seconds * _NEARLY
-    reason = talk.reason or _reason_of(exit_code, stderr, spent=spent)
+    reason = talk.reason or reason_of(exit_code, stderr, spent=spent)
     return SandboxResult(
         ok=not reason,
         exit_code=exit_code,
@@ -257,7 +279,7 @@ def _read_status(text: str) -> _Status:
     return report
 
 
-def _reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
+def reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
     if exit_code == 0:
         return ""
     if exit_code is None:
@@ -322,6 +344,8 @@ WAYS = (
     SandboxKind.LANDLOCK,
 )
 _TRIAL = "open('word', 'w').write('found'); print(open('word').read())"
+_TRIAL_SECONDS = 60.0
+"""A busy machine is no reason to choose another way, or none: what was found out is kept."""
 
 
 @lru_cache(maxsize=1)
@@ -358,7 +382,8 @@ def why_not(kind: SandboxKind) -> str:
         return "needs root"
     task = {"action": "run", "name": "main.py", "source": _TRIAL, "files": {}}
     try:
-        result = run_in_box(task, kind=kind, limits=Limits(), packages=(), asked=lambda _message: None)
+        limits = Limits(wall_seconds=_TRIAL_SECONDS)
+        result = run_in_box(task, kind=kind, limits=limits, packages=(), asked=lambda _message: None)
     except BoxNotMade as error:
         return str(error)
     return (

@@ -80,6 +80,8 @@ class ChatCall:
     options: GenerationOptions | None = None
     deadline: float | None = None
     """When the client stops waiting, on the clock of `time.monotonic`."""
+    is_copy: bool = False
+    """Shadow traffic: whether it succeeds says nothing about the replica, and it is not retried."""
 
     def encode_for_engine(self, engine_model: str) -> bytes:
         value = {

@@ -11,6 +11,7 @@ import orjson
 
 from graftwork.records.interaction import Role
 from graftwork.serve.api.call import (
+    MOST_CHOICES,
     AnswerHead,
     ApiFormat,
     ChatCall,
@@ -20,10 +21,27 @@ from graftwork.serve.api.call import (
     StreamEncoder,
     TokenUsage,
 )
-from graftwork.serve.api.fields import load_object, take, take_integer, take_number, take_stop, take_text
-from graftwork.serve.api.options import FIELDS, parse_options
-from graftwork.serve.api.tools import Turns, call_id, encode_call
+from graftwork.serve.api.fields import (
+    load_object,
+    take,
+    take_integer,
+    take_number,
+    take_stop,
+    take_text,
+    unsupported,
+    wrong,
+)
+from graftwork.serve.api.tools import Turns, call_id, encode_call, parse_tools, require_small
 from graftwork.serve.http_messages import ApiError, encode_error
+
+FIELDS = frozenset(
+    {"n", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
+)
+MOST_LOGPROBS = 20
+_SMALLEST_TEMPERATURE = 1e-6
+"""Below it only the likeliest token has a probability, and logits divided by it may overflow."""
+_ANY_OBJECT = {"type": "object"}
+
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -79,29 +97,42 @@ def make_call(
     options: GenerationOptions | None,
 ) -> ChatCall:
     """The fields that chat and text completions have in common. `body` is `raw` without nulls."""
-    stream_options = take(body, "stream_options", dict, {})
-    if stream_options.keys() - {"include_usage", "include_obfuscation"}:
-        raise ApiError(400, "only stream_options.include_usage is supported", param="stream_options")
-    if not all(isinstance(value, bool) for value in stream_options.values()):
-        raise ApiError(400, "stream_options must map names to true or false", param="stream_options")
-    metadata = take(body, "metadata", dict, {})
-    if not all(isinstance(value, str) for value in metadata.values()):
-        raise ApiError(400, "metadata must map names to strings", param="metadata")
+    if "metadata" in body:
+        _check_metadata(body)
     return ChatCall(
         body=raw,
         model=take(body, "model", str, limits.default_model),
         messages=messages,
         max_tokens=_parse_max_tokens(body, limits),
-        # What was evaluated is greedy, so what is served is greedy unless the caller asks otherwise.
-        temperature=take_number(body, "temperature", default=0.0, low=0.0, high=2.0),
+        temperature=_parse_temperature(body),
         top_p=take_number(body, "top_p", default=1.0, low=0.0, high=1.0),
         seed=take_integer(body, "seed", default=None, low=-(2**63), high=2**63 - 1),
         stop=take_stop(body, "stop"),
         stream=take(body, "stream", bool, False),
-        include_usage=stream_options.get("include_usage") is True,
+        include_usage="stream_options" in body and _wants_usage(body),
         user=take_text(body, "user"),
         options=options,
     )
+
+
+def _parse_temperature(body: dict[str, Any]) -> float:
+    # What was evaluated is greedy, so what is served is greedy unless the caller asks otherwise.
+    value = take_number(body, "temperature", default=0.0, low=0.0, high=2.0)
+    return value if value >= _SMALLEST_TEMPERATURE else 0.0
+
+
+def _wants_usage(body: dict[str, Any]) -> bool:
+    options = take(body, "stream_options", dict, {})
+    if options.keys() - {"include_usage", "include_obfuscation"}:
+        raise ApiError(400, "only stream_options.include_usage is supported", param="stream_options")
+    if not all(isinstance(value, bool) for value in options.values()):
+        raise ApiError(400, "stream_options must map names to true or false", param="stream_options")
+    return options.get("include_usage") is True
+
+
+def _check_metadata(body: dict[str, Any]) -> None:
+    if not all(isinstance(value, str) for value in take(body, "metadata", dict, {}).values()):
+        raise ApiError(400, "metadata must map names to strings", param="metadata")
 
 
 def refuse_unsupported(
@@ -123,7 +154,19 @@ def _parse_messages(value: Any) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise ApiError(400, "messages must be a list with at least one message", param="messages")
     turns = Turns()
-    return [_parse_message(message, f"messages[{i}]", turns) for i, message in enumerate(value)]
+    return [
+        _parse_plain(message) or _parse_message(message, f"messages[{i}]", turns)
+        for i, message in enumerate(value)
+    ]
+
+
+def _parse_plain(message: Any) -> dict[str, str] | None:
+    """A message of role and text alone, as most are; None for any other."""
+    if type(message) is dict and len(message) == 2:
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str and role in _ROLES:
+            return {"role": _ROLES[role], "content": content}
+    return None
 
 
 def _parse_message(message: Any, where: str, turns: Turns) -> dict[str, str]:
@@ -310,11 +353,58 @@ def open_chunks(head: AnswerHead, call: ChatCall) -> StreamEncoder:
 
 def encode_models(names: dict[str, str]) -> bytes:
     """`names` maps each name that can be asked for to the release that answers it."""
-    data = [
-        {"id": name, "object": "model", "created": 0, "owned_by": "graftwork", "root": release}
-        for name, release in names.items()
-    ]
+    data = [describe_model(name, release) for name, release in names.items()]
     return orjson.dumps({"object": "list", "data": data})
 
 
+def describe_model(name: str, release: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "graftwork", "root": release}
+
+
 CHAT = ApiFormat(parse_chat, encode_completion, open_chunks, encode_error)
+
+
+def parse_options(body: dict[str, Any], limits: ChatLimits) -> GenerationOptions | None:
+    """The options of a chat request; None if it has none that change the answer."""
+    used = parse_tools(body, max_bytes=limits.max_schema_bytes)
+    options = GenerationOptions(
+        n=take_integer(body, "n", default=1, low=1, high=MOST_CHOICES) or 1,
+        logprobs=_parse_logprobs(body),
+        tools=used.tools,
+        tool_choice=used.choice,
+        parallel_tool_calls=used.parallel,
+        strict_tools=used.strict,
+        schema=_parse_format(body, limits),
+    )
+    return None if options == GenerationOptions() else options
+
+
+def _parse_logprobs(body: dict[str, Any]) -> int | None:
+    wanted = take(body, "logprobs", bool, False)
+    most = take_integer(body, "top_logprobs", default=0, low=0, high=MOST_LOGPROBS) or 0
+    if most and not wanted:
+        raise wrong("top_logprobs", "needs logprobs: true")
+    return most if wanted else None
+
+
+def _parse_format(body: dict[str, Any], limits: ChatLimits) -> dict[str, Any] | None:
+    wanted = take(body, "response_format", dict, {"type": "text"})
+    kind = wanted.get("type")
+    if kind == "text" and wanted.keys() == {"type"}:
+        return None
+    if kind == "json_object" and wanted.keys() == {"type"}:
+        return _ANY_OBJECT
+    if kind != "json_schema" or wanted.keys() != {"type", "json_schema"}:
+        raise wrong("response_format", "must have the type text, json_object or json_schema")
+    return check_schema(wanted["json_schema"], "response_format.json_schema", limits)
+
+
+def check_schema(named: Any, where: str, limits: ChatLimits) -> dict[str, Any]:
+    """The schema of `{"name": …, "schema": {…}}`."""
+    if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
+        raise wrong(f"{where}.schema", "must be a JSON Schema object")
+    for key in named.keys() - {"name", "schema", "strict", "description", "type"}:
+        raise unsupported(f"{where}.{key[:80]}")
+    schema: dict[str, Any] = named["schema"]
+    require_small(schema, f"{where}.schema", max_bytes=limits.max_schema_bytes)
+    return schema

@@ -178,7 +178,7 @@ def encode_message(head: AnswerHead, call: ChatCall, choices: list[PieceData], u
     (piece,) = choices
     content: list[dict[str, Any]] = [{"type": "text", "text": piece["text"]}] if piece["text"] else []
     for place, made in enumerate(piece.get("tool_calls") or []):
-        content.append({**_tool_block(head, place, made), "input": orjson.loads(made["arguments"])})
+        content.append({**_tool_block(head, place, made), "input": _read_input(made, piece)})
     message = {**_message(head), "content": content, **_ending(piece)}
     return orjson.dumps({**message, "usage": _usage(usage)})
 
@@ -197,6 +197,20 @@ def _message(head: AnswerHead) -> dict[str, Any]:
 
 def _tool_block(head: AnswerHead, place: int, call: CallData) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id(head.unique, 0, place), "name": call["name"], "input": {}}
+
+
+def _read_input(call: CallData, piece: PieceData) -> Any:
+    """The arguments of a call as an object, which another server's may not be."""
+    try:
+        arguments = orjson.loads(call["arguments"] or b"{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    if isinstance(arguments, dict):
+        return arguments
+    if piece.get("finish_reason") == "length":
+        return {}  # cut off: the message ends with `max_tokens`, so nobody acts upon it
+    message = f"the engine's server called {call['name'][:80]!r} with arguments that are no JSON object"
+    raise ApiError(502, message, code="engine_error")
 
 
 def _ending(piece: PieceData) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Turns:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, _ or -")
         try:
-            arguments = orjson.loads(text) if isinstance(text, str) else None
+            # Some servers write nothing for a call without arguments, and clients send it back.
+            arguments = orjson.loads(text or "{}") if isinstance(text, str) else None
         except orjson.JSONDecodeError:
             arguments = None
         if not isinstance(arguments, dict) or is_nested_deeper(arguments, DEEPEST_SCHEMA):

@@ -1,12 +1,13 @@
 """Chooses the replica of a request: by load and weight, or by its prompt as long as that is fair.
 
 A prompt's replica is found by rendezvous hashing, so that it stays the same while other replicas come and go.
-It is left when it has more than its fair share of the running requests.
+It is left when it has more than its fair share of the running requests. A budget limits retries.
 """
 
 import math
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 _MASK = 2**64 - 1
@@ -52,20 +53,28 @@ def choose_replica(candidates: Sequence[R], *, key: int | None = None, slack: fl
         return candidates[0]
     if key is not None:
         preferred = prefer(candidates, key)
-        total = sum(replica.outstanding for replica in candidates) + 1
-        share = preferred.weight / sum(replica.weight for replica in candidates)
-        if preferred.outstanding + 1 <= math.ceil(slack * total * share):
+        total, weight = 1, 0.0
+        for replica in candidates:
+            total += replica.outstanding
+            weight += replica.weight
+        if preferred.outstanding + 1 <= math.ceil(slack * total * preferred.weight / weight):
             return preferred
     return min(candidates, key=_load)
 
 
 def prefer(candidates: Sequence[R], key: int) -> R:
     """The replica of a prompt, by weighted rendezvous hashing."""
-    return max(candidates, key=lambda replica: -replica.weight / math.log(_draw(key ^ replica.seed)))
+    return max(candidates, key=lambda replica: replica.weight * _score(key ^ replica.seed))
 
 
 def _load(replica: LoadedReplica) -> tuple[float, float]:
     return replica.outstanding / replica.weight, replica.assigned / replica.weight
+
+
+@lru_cache(maxsize=4096)
+def _score(value: int) -> float:
+    """Drawn so that the highest of several, each times its weight, is each with the share of its weight."""
+    return -1 / math.log(_draw(value))
 
 
 def _draw(value: int) -> float:
@@ -74,3 +83,31 @@ def _draw(value: int) -> float:
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     value ^= value >> 31
     return ((value >> 12) + 0.5) / 2**52
+
+
+class RetryBudget:
+    """Retries are at most a burst plus a share of the requests, so that they cannot multiply an outage."""
+
+    def __init__(self, *, share: float, burst: int) -> None:
+        self.share, self.burst = share, burst
+        self._balance = float(burst)
+        self.spent = 0
+        self.refused = 0
+
+    def deposit(self) -> None:
+        """A request came."""
+        if self._balance < self.burst:
+            self._balance = min(self._balance + self.share, float(self.burst))
+
+    def withdraw(self) -> bool:
+        """Whether one more retry may be sent; if so, it is counted."""
+        if self._balance < 1 or not self.share:
+            self.refused += 1
+            return False
+        self._balance -= 1
+        self.spent += 1
+        return True
+
+    def revise(self, *, share: float, burst: int) -> None:
+        self.share, self.burst = share, burst
+        self._balance = min(self._balance, float(burst))

@@ -261,7 +261,7 @@ def _look_back(asking: int, seen: int, times: int, dtype: torch.dtype, window: i
 
 @dataclass(frozen=True)
 class CacheLoad:
-    """What the trunk would have to give over a run."""
+    """The hidden states that the frozen layers give over a run."""
 
     distinct_tokens: int
     visited_tokens: int

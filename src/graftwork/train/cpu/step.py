@@ -159,8 +159,8 @@ def make_cpu_step(
         skipped = len(shared_prefix(rows)) + 1
         lengths = tuple(len(tokens) - skipped for tokens in number_rows(rows))
         states = FileCache(folder, lengths=lengths, width=model.config.hidden_size, dtype=model.dtype)
-    word = f"the frozen trunk's output is kept {_where(choice.place)}: {choice.why}"
-    return CpuStep(model, first, rows, states=states, packed=packed), word
+    message = f"hidden states of the frozen layers are {_WHERE[choice.place]}: {choice.why}"
+    return CpuStep(model, first, rows, states=states, packed=packed), message
 
 
 def is_supported(model: Any) -> bool:
@@ -213,5 +213,8 @@ def _only_adapters_learn(model: Any) -> bool:
     return all(id(p) in adapters for p in model.parameters() if p.requires_grad)
 
 
-def _where(place: str) -> str:
-    return {"memory": "in memory", "file": "in a file of the run's folder", "nowhere": "nowhere"}[place]
+_WHERE = {
+    "memory": "cached in memory",
+    "file": "cached in a file of the run's folder",
+    "nowhere": "not cached",
+}

@@ -1,12 +1,14 @@
 """How several processes of one run are started, and what each of them knows of the others.
 
 In: how many there are, on how many machines. Out: torchrun's arguments, and after the start what it
-put into the environment. Pure but for reading the environment; starts nothing itself.
+put into the environment. Starts nothing itself.
 """
 
+import atexit
 import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from graftwork.process.pool import count_cores
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
@@ -79,6 +81,17 @@ def combined_exit_code(codes: dict[int, int]) -> int:
 def is_main_process() -> bool:
     """Whether this process is the one that writes. True where there is no other."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. One of a group skips the interpreter's shutdown, which can abort it: a thread of the
+    group that drops its last tensor at that moment needs the interpreter."""
+    if "RANK" not in os.environ:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def threads_per_process() -> int | None:

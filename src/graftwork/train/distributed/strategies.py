@@ -163,6 +163,10 @@ class SingleProcess:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        if not self.shards:
+            # A fused update does not count as a change: what was kept for the old weights (the lengths of
+            # DoRA) would be read again.
+            torch.autograd.graph.increment_version(self._parameters)
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -220,9 +224,11 @@ class DataParallel(SingleProcess):
         by_gloo: dict[str, Any] = {}
         if not on_cpu:
             cards = torch.cuda.device_count()
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % cards)
-            # NCCL refuses two processes on one card.
-            by_gloo = {"backend": "gloo"} if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > cards else {}
+            if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > cards:
+                # NCCL refuses two processes on one card; DeepSpeed takes the local rank for a card's number.
+                by_gloo = {"backend": "gloo"}
+                os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % cards)
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         self.accelerator = Accelerator(
             cpu=on_cpu,
             kwargs_handlers=[

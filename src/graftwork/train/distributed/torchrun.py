@@ -28,7 +28,7 @@ LEAVE_SECONDS = 60.0
 """Seconds in which the others learn that all have met: they have nothing else to do."""
 POLL_SECONDS = 0.1
 """Between two checks for processes that left: a store that is waited for logs a warning at each timeout."""
-STORE_TIMEOUT = timedelta(seconds=4)
+STORE_TIMEOUT = timedelta(seconds=20)
 """For the store to answer. It may try twice, and is then still within all timeouts."""
 CONNECT_SECONDS = 2.0
 """The first machine's port is open, or it has left and cannot be notified."""

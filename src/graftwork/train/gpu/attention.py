@@ -16,10 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from graftwork.costmodel.card_tensors import TILE
 from graftwork.model.blocks import AttentionRule
-
-TILE = 128
-"""Queries of one tile of capped attention."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +160,32 @@ def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> "list[_Tile]":
     return found
 
 
-def _grouped(heads: Tensor, groups: int) -> Tensor:
-    """[tokens, groups, heads of a group, width]."""
-    return heads.view(heads.shape[0], groups, -1, heads.shape[2])
+def _by_group(heads: Tensor, groups: int) -> Tensor:
+    """[tokens, heads, width] as [groups, heads of a group · tokens, width]."""
+    tokens, width = heads.shape[0], heads.shape[2]
+    return heads.view(tokens, groups, -1, width).permute(1, 2, 0, 3).reshape(groups, -1, width)
+
+
+def _by_token(grouped: Tensor, tokens: int) -> Tensor:
+    """The way back: [tokens, heads, width]."""
+    groups, _, width = grouped.shape
+    return grouped.view(groups, -1, tokens, width).permute(2, 0, 1, 3).reshape(tokens, -1, width)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """In the numbers' own type, added up in float32."""
+    if a.device.type == "cuda" and a.dtype != torch.float32:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
 
 
 def _capped_scores(q: Tensor, k: Tensor, tile: _Tile, reach: _Reach) -> Tensor:
     """[groups, heads of a group, queries, keys] in float32, before the mask."""
-    grouped = _grouped(q[tile.queries], k.shape[1]).float()
-    scores = torch.einsum("tgpd,sgd->gpts", grouped, k[tile.keys].float())
-    return scores.mul_(reach.scale / reach.cap).tanh_().mul_(reach.cap)
+    count, groups = tile.queries.stop - tile.queries.start, k.shape[1]
+    scores = _product(_by_group(q[tile.queries], groups), k[tile.keys].permute(1, 2, 0))
+    return (
+        scores.mul_(reach.scale / reach.cap).tanh_().mul_(reach.cap).view(groups, -1, count, scores.shape[2])
+    )
 
 
 class _CappedAttention(torch.autograd.Function):
@@ -179,15 +193,15 @@ class _CappedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, reach: _Reach) -> Tensor:
-        tokens, heads, width = q.shape
+        tokens, heads, _ = q.shape
         mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
         sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
         for tile in _tiles(tokens, starts, reach):
             scores = _capped_scores(q, k, tile, reach).masked_fill_(~tile.seen, float("-inf"))
             total = torch.logsumexp(scores, dim=-1)
-            weights = scores.sub_(total[..., None]).exp_()
-            own = torch.einsum("gpts,sgd->tgpd", weights, v[tile.keys].float())
-            mixed[tile.queries] = own.reshape(-1, heads, width).to(q.dtype)
+            weights = scores.sub_(total[..., None]).exp_().flatten(1, 2).to(v.dtype)
+            own = _product(weights, v[tile.keys].transpose(0, 1))
+            mixed[tile.queries] = _by_token(own, total.shape[2]).to(q.dtype)
             sums[tile.queries] = total.permute(2, 0, 1).reshape(-1, heads)
         ctx.save_for_backward(q, k, v, starts, mixed, sums)
         ctx.reach = reach
@@ -201,19 +215,16 @@ class _CappedAttention(torch.autograd.Function):
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         for tile in _tiles(q.shape[0], starts, reach):
-            d_own = _grouped(d_mixed[tile.queries], groups).float()
-            own = _grouped(mixed[tile.queries], groups).float()
+            queries, keys = _by_group(q[tile.queries], groups), k[tile.keys].transpose(0, 1)
+            d_own = _by_group(d_mixed[tile.queries], groups)
+            along = (d_own.float() * _by_group(mixed[tile.queries], groups).float()).sum(-1)
             total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
             scores = _capped_scores(q, k, tile, reach)
-            slope = 1 - (scores / reach.cap).square_()
-            weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0)
-            dv[tile.keys] += torch.einsum("gpts,tgpd->sgd", weights, d_own)
-            d_weights = torch.einsum("tgpd,sgd->gpts", d_own, v[tile.keys].float())
-            d_weights -= (d_own * own).sum(-1).permute(1, 2, 0)[..., None]
-            d_scores = d_weights.mul_(weights).mul_(slope).mul_(reach.scale)
-            dq[tile.queries] = (
-                torch.einsum("gpts,sgd->tgpd", d_scores, k[tile.keys].float()).flatten(1, 2).to(q.dtype)
-            )
-            queries = _grouped(q[tile.queries], groups).float()
-            dk[tile.keys] += torch.einsum("gpts,tgpd->sgd", d_scores, queries)
+            slope = torch.square(scores).mul_(-reach.scale / reach.cap**2).add_(reach.scale).flatten(1, 2)
+            weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0).flatten(1, 2)
+            dv[tile.keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
+            d_weights = _product(d_own, v[tile.keys].permute(1, 2, 0)).sub_(along[..., None])
+            d_scores = d_weights.mul_(weights).mul_(slope).to(q.dtype)
+            dq[tile.queries] = _by_token(_product(d_scores, keys), total.shape[2]).to(q.dtype)
+            dk[tile.keys] += _product(d_scores.transpose(1, 2), queries).transpose(0, 1)
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from graftwork.model.blocks import AttentionRule
 from graftwork.model.parts import LogitsEnding
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
@@ -36,6 +37,15 @@ def chunk_loss(
 def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding) -> Tensor:
     """The summed loss of a chunk, for evaluation."""
     return loss_without_gradient(ending.apply_(product(head, hidden).float()), targets)
+
+
+def chunk_log_probabilities(
+    hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding
+) -> Tensor:
+    """The log-probability of each target of a chunk."""
+    logits = ending.apply_(product(head, hidden).float())
+    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return taken - torch.logsumexp(logits, dim=1)
 
 
 KeepLevel = Literal["keep", "lean", "again"]
@@ -90,6 +100,10 @@ class EmbeddingAndHead:
 
 Turns = Sequence[tuple[Tensor, Tensor]]
 """Cosines and sines of all positions, a pair for each kind of block."""
+
+
+AttendToEarlier = Callable[[int, Tensor, Tensor, Tensor, AttentionRule], Tensor]
+"""Of a block's number, queries, keys and values of one token of each row: what earlier tokens mix in."""
 
 
 class GpuDecoder:
@@ -174,8 +188,51 @@ class GpuDecoder:
             x = self._pass(at, x, turns, packed.documents)
         return self._lose(x, packed, None)[0]
 
+    @torch.no_grad()
+    def log_probabilities(self, x: Tensor, packed: PackedLayout) -> Tensor:
+        """The log-probability of each target, padding included. Logits exist for one chunk only."""
+        if self._stacks is not None:
+            self._stacks.refresh()
+        turns = self._positions(x, packed)
+        for at in range(len(self.blocks)):
+            x = self._pass(at, x, turns, packed.documents)
+        weight, epsilon, outside = self.outside.final_norm, self.shapes[-1].epsilon, self.outside
+        size = self.policy.head_tokens
+        return torch.cat(
+            [
+                chunk_log_probabilities(
+                    self._norm(x[places], weight, epsilon), targets, outside.head, outside.ending
+                )
+                for places, targets in zip(
+                    torch.split(packed.predicts, size), torch.split(packed.targets, size), strict=True
+                )
+            ]
+        )
+
+    @torch.no_grad()
+    def refresh_adapters(self) -> None:
+        """Take the adapters as they are now, before tokens are written by `advance`."""
+        if self._stacks is not None:
+            self._stacks.refresh()
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor, positions: Tensor, attend: "AttendToEarlier") -> Tensor:
+        """Logits behind one token of each row, in float32."""
+        x = self.outside.embed(tokens)
+        turns = self._turns(x, positions)
+        for at, (w, shape) in enumerate(zip(self.blocks, self.shapes, strict=True)):
+            q, k, v, _, _ = pieces.before_attention(x, *turns[shape.turn], w, shape)
+            mixed = attend(at, q, k, v, shape.attention).reshape(x.shape[0], -1)
+            x = pieces.after_attention(x, mixed, w, shape)[0]
+        outside = self.outside
+        normed = fused.apply_norm(x, outside.final_norm, self.shapes[-1].epsilon)
+        return outside.ending.apply_(product(outside.head, normed).float())
+
     def _positions(self, x: Tensor, packed: PackedLayout) -> Turns:
-        found = self.outside.rotary(x, packed.positions)
+        return self._turns(x, packed.positions)
+
+    def _turns(self, x: Tensor, positions: Tensor) -> Turns:
+        found = self.outside.rotary(x, positions)
         return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in found]
 
     def _pass(self, at: int, x: Tensor, turns: Turns, documents: Documents) -> Tensor:
@@ -417,6 +474,9 @@ class CudaGraphDecoder:
             weights=None if packed.weights is None else packed.weights.clone(),
         )
         x, scale = x.clone(), scale.clone()
+        if not self._recordings:
+            # Plain passes leave gaps of their own behind: the first recording starts without them.
+            self._pool = torch.cuda.MemPool()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()

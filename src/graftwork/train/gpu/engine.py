@@ -31,7 +31,8 @@ from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine
 from graftwork.train.gpu.attention import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
-from graftwork.train.objectives.samples import LOSS_MEASURE
+from graftwork.train.gpu.token_pass import CardTokenPass
+from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
@@ -149,7 +150,7 @@ class GpuEngine(TrainingEngine):
         if not self._on_card:
             self._use(self.tuning)
             return self.tuning
-        _limit(self.tuning.limit_gib)
+        _limit(self.tuning.limit_gib + self.tuning.sampling_gib)
         adapted = len(self._decoder.blocks) - self._decoder.first
         rows = _fullest(rows, room=self.tuning.micro_tokens)
         least = self._measure(rows)
@@ -178,9 +179,10 @@ class GpuEngine(TrainingEngine):
         for portion in portions:
             self._progress("forward")
             total += self._learn(portion, scale)
+        pull = self._pull()
         norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        measures = self._measures.means()
+        measures = {**self._measures.means(), **pull}
         loss = measures.pop(LOSS_MEASURE, float(total) / normalizer)
         return StepResult(loss, norm, tokens, count_trained(rows), measures=measures)
 
@@ -195,9 +197,23 @@ class GpuEngine(TrainingEngine):
             return computed[0]
 
         weights = self._objective.weights(rows, log_probabilities)
-        if computed:
-            self._measures.add(self._objective.measure(rows, computed[0]))
+        measured = rows if computed else [row for row in rows if _has_reference(row)]
+        if measured:
+            found = computed[0] if computed else self.log_probabilities(measured)
+            self._measures.add(self._objective.measure(measured, found))
         return weights
+
+    @torch.no_grad()
+    def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
+        """By the packed passes of training: never more memory than a step takes."""
+        found: dict[int, Tensor] = {}
+        sizes = self._sizes()
+        for some in bin_rows([len(row.tokens) for row in rows], room=sizes.room):
+            portion = _pack([rows[at] for at in some], sizes, self._device, None)
+            self._progress("forward")
+            counts = [count_trained([rows[at]]) for at in some]
+            found |= zip(some, torch.split(self._read(portion)[: sum(counts)], counts), strict=True)
+        return [found[at] for at in range(len(rows))]
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:
@@ -211,6 +227,16 @@ class GpuEngine(TrainingEngine):
             self._progress("forward")
         return total / count_trained(rows)
 
+    def token_pass(self) -> CardTokenPass | None:
+        """Writes answers with the adapter in training; None where the model's own pass is needed."""
+        decoder = self._decoder
+        if self._compiled:
+            # Pieces that are compiled stack their adapters in every pass.
+            layers = len(self._frozen.blocks)
+            policy = memory_policy(self.tuning, layers=layers, compiled=False)
+            decoder = build_decoder(self.model, self._frozen, policy)
+        return CardTokenPass.of(decoder)
+
     def digest(self) -> str:
         """By the sum of each tensor's bits: a hash of all bytes would bring them to the host first."""
         return tensors_digest({name: sum_bits(tensor) for name, tensor in self.learned().items()})
@@ -219,21 +245,31 @@ class GpuEngine(TrainingEngine):
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
     def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedPass]:
+        return pack(rows, self._sizes(), device=self._device, weights=weights)
+
+    def _sizes(self) -> PackSizes:
         tuning = self.tuning
-        sizes = PackSizes(
+        return PackSizes(
             room=tuning.micro_tokens,
             head_tokens=tuning.head_tokens,
             longest=tuning.longest,
             shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
         )
-        return pack(rows, sizes, device=self._device, weights=weights)
 
     def _lose(self, portion: PackedPass) -> Tensor:
-        decoder, runner = self._decoder, self._runner
+        decoder = self._decoder
+        return self._apart(lambda: decoder.lose(decoder.embed(portion.tokens), portion.packed))
 
-        def compute() -> Tensor:
-            return decoder.lose(decoder.embed(portion.tokens), portion.packed)
+    def _read(self, portion: PackedPass) -> Tensor:
+        """Log-probabilities in host memory: a replay would overwrite what is left in its pool."""
+        decoder = self._decoder
+        return self._apart(
+            lambda: decoder.log_probabilities(decoder.embed(portion.tokens), portion.packed).cpu()
+        )
 
+    def _apart(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Outside of the recorded step, whose memory gives way where it is needed."""
+        runner = self._runner
         return runner.give_way(compute) if isinstance(runner, CudaGraphDecoder) else compute()
 
     def _learn(self, portion: PackedPass, scale: Tensor) -> Tensor:
@@ -338,6 +374,10 @@ class SingleGpu(SingleProcess):
         held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if held:
             torch._foreach_zero_(held)
+
+
+def _has_reference(row: Row) -> bool:
+    return isinstance(row, TrainingSample) and row.reference is not None
 
 
 def _recorded(compute: Callable[[], Any]) -> tuple[Any, Any]:

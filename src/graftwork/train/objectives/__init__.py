@@ -7,7 +7,8 @@ Engines, checkpoints, strategies and callbacks stay as they are: every engine mi
     sum over trained tokens of weight · -log p(token) / normalizer
 
 so an objective is a pure function of rows and log-probabilities. `sft.py` is supervised fine-tuning and
-`epochs.py` its batch source; `preference.py` is DPO and ORPO, `policy.py` the losses over sampled answers.
+`epochs.py` its batch source; `preference.py` is DPO and ORPO, `kto.py` KTO, `policy.py` the losses over
+sampled answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,6 +73,10 @@ def make_objective(settings: TrainSettings | None = None) -> Objective:
         from graftwork.train.objectives.policy import PolicyGradient
 
         return PolicyGradient(settings.policy)
+    if settings.objective == "kto":
+        from graftwork.train.objectives.kto import KahnemanTversky
+
+        return KahnemanTversky(settings.preferences)
     from graftwork.train.objectives.preference import DirectPreference, OddsRatioPreference
 
     kind = DirectPreference if settings.objective == "dpo" else OddsRatioPreference

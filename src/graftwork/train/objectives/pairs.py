@@ -9,21 +9,33 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.model.chat.renderer import CannotProve
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
-from graftwork.text.similarity import normalise
+from graftwork.text.words import normalise
 from graftwork.train.objectives.epochs import plan_batches
 from graftwork.train.objectives.samples import TrainingSample, make_sample, scale_pairs
 from graftwork.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from graftwork.model.chat.template import ChatTemplate
 
 Render = Callable[[Row, str], tuple[tuple[int, ...], int]]
 """Tokens of the row's prompt with another reply, and where the reply begins."""
 ONE_SIDED = 0.9
 """A share of pairs of which the same side is longer: then length is the easiest thing to learn."""
 FEW_PAIRS = 20
+
+
+def render_with(template: "ChatTemplate") -> Render:
+    """Renders another reply to a row's prompt, as the dataset was rendered."""
+
+    def render(row: Row, reply: str) -> tuple[tuple[int, ...], int]:
+        rendered = template.render(row.messages, reply)
+        return tuple(rendered.tokens), rendered.trained_from
+
+    return render
 
 
 class ReplyPair(NamedTuple):
@@ -79,6 +91,8 @@ class PairAudit:
 
 def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], PairAudit]:
     """The pairs that are trained on, and what was left out."""
+    from graftwork.model.chat.renderer import CannotProve
+
     texts = [(_prompt_of(row), normalise(row.reply), normalise(row.rejected or "")) for row in rows]
     # Rows were cut to `data.max_tokens`; a rejected reply beyond the longest of them was not planned for.
     longest = max((len(row.tokens) for row in rows), default=0)
@@ -129,7 +143,8 @@ def require_pairs(pairs: int, *, rows: int) -> None:
         raise UserMistake(
             "no training row has a rejected reply that differs from its reply",
             why=f"the objective compares two replies to one prompt, and none of the {rows} rows has two",
-            fix="bring logs with `rejected` replies or corrections, or set `objective: sft`",
+            fix="bring logs whose rows have `prompt`, `chosen` and `rejected`, or corrected answers; or set "
+            "`objective: sft`",
             where="train.objective",
         )
 

@@ -36,15 +36,22 @@ class PolicyGradient:
         count = len(row.tokens) - row.trained_from
         if row.part == "sft":
             return torch.full((count,), row.scale)
-        ratio, weights = torch.ones(count), torch.full((count,), row.advantage)
+        kept = kept_tokens(row)
+        size = int(kept.sum())
+        ratio, weights = torch.ones(size), torch.full((size,), row.advantage)
         if row.sampled is not None and now is not None:
-            ratio = importance_ratio(now.cpu(), torch.tensor(row.sampled), self._settings)
+            ratio = importance_ratio(now.cpu()[kept], torch.tensor(row.sampled)[kept], self._settings)
             weights = clip_weights(ratio, row.advantage, self._settings)
         if self._settings.kl and row.reference is not None and now is not None:
             whole = self._settings.loss == "gspo"
-            change = kl_weights(now.cpu(), torch.tensor(row.reference), ratio, whole=whole)
+            start = torch.tensor(row.reference)[kept]
+            change = kl_weights(now.cpu()[kept], start, ratio, whole=whole)
             weights = weights + self._settings.kl * change
-        return weights * row.scale
+        if row.factors is None:
+            return weights * row.scale
+        found = torch.zeros(count)
+        found[kept] = weights * torch.tensor(row.factors)[kept]
+        return found * row.scale
 
     def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
         """KL to the start, mean log-probability and ratio to the sampler, for each token."""
@@ -54,11 +61,21 @@ class PolicyGradient:
             if row.part == "sft":
                 found.setdefault("sft_loss", []).append(-values)
                 continue
+            kept = kept_tokens(row)
             if row.reference is not None:
-                found.setdefault("kl", []).append(kl_to_reference(values, torch.tensor(row.reference)))
+                estimate = kl_to_reference(values, torch.tensor(row.reference))
+                found.setdefault("kl", []).append(estimate[kept])
             if row.sampled is not None:
-                found.setdefault("ratio", []).append(torch.exp(values - torch.tensor(row.sampled)))
+                ratio = torch.exp(values - torch.tensor(row.sampled))
+                found.setdefault("ratio", []).append(ratio[kept])
         return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def kept_tokens(row: TrainingSample) -> Tensor:
+    """Which of the trained tokens count: those that the model wrote and the sampler agrees on."""
+    if row.factors is None:
+        return torch.ones(len(row.tokens) - row.trained_from, dtype=torch.bool)
+    return torch.tensor(row.factors) != 0
 
 
 def _needs_log_probabilities(row: TrainingSample, settings: PolicySettings) -> bool:

@@ -126,8 +126,16 @@ class OddsRatioPreference(_PairObjective):
         }
 
 
+NEAREST_TO_CERTAIN = -1e-7
+"""The largest mean log-probability whose odds are computed: those of 0, as 32 bits round it, are infinite."""
+
+
 def _log_odds_ratio(pair: _PairLogps) -> Tensor:
-    return _log_odds(pair.chosen.mean()) - _log_odds(pair.rejected.mean())
+    return _log_odds(_mean(pair.chosen)) - _log_odds(_mean(pair.rejected))
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.mean().clamp(max=NEAREST_TO_CERTAIN)
 
 
 def _log_odds(mean: Tensor) -> Tensor:
@@ -136,7 +144,7 @@ def _log_odds(mean: Tensor) -> Tensor:
 
 def _odds_slope(values: Tensor) -> Tensor:
     """The derivative of the log odds by the mean log-probability."""
-    return -1 / torch.expm1(values.mean())
+    return -1 / torch.expm1(_mean(values))
 
 
 def find_pairs(rows: Sequence[Row]) -> list[tuple[TrainingSample, TrainingSample]]:

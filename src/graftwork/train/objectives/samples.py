@@ -30,6 +30,11 @@ class TrainingSample(Row):
     """Log-probabilities of the trained tokens when they were sampled; None: by the model as it is now."""
     reference: tuple[float, ...] | None = None
     """Log-probabilities of the trained tokens by the model that training started from."""
+    baseline: float = 0.0
+    """KTO: the KL divergence of the step, which gains are compared with."""
+    factors: tuple[float, ...] | None = None
+    """What the weight of each trained token is multiplied by; 0 for tokens that the model did not write or
+    whose log-probabilities disagree with the sampler's. None: 1 for every token."""
 
 
 def make_sample(row: Row, **fields: object) -> TrainingSample:
@@ -79,12 +84,20 @@ def scale_policy(
 ) -> list[TrainingSample]:
     """Divide the loss of the sampled answers: `dapo` by all their tokens, `dr_grpo` by answers times the
     longest length allowed, `grpo` each answer by its own tokens and then by the number of answers."""
-    tokens, answers = max(count_trained(rows), 1), max(len(rows), 1)
+    tokens, answers = max(count_written(rows), 1), max(len(rows), 1)
     fixed = {"dapo": 1 / tokens, "dr_grpo": 1 / (answers * max_tokens)}
     return [
-        row.model_copy(update={"scale": share * fixed.get(how, 1 / (answers * max(count_trained([row]), 1)))})
+        row.model_copy(update={"scale": share * fixed.get(how, 1 / (answers * max(count_written([row]), 1)))})
         for row in rows
     ]
+
+
+def count_written(rows: Sequence[TrainingSample]) -> int:
+    """Trained tokens without those of factor 0."""
+    return sum(
+        count_trained([row]) if row.factors is None else sum(factor != 0 for factor in row.factors)
+        for row in rows
+    )
 
 
 def scale_supervised(rows: Sequence[Row], *, unit: str, share: float = 1.0) -> list[TrainingSample]:

@@ -7,15 +7,25 @@ trained on.
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from graftwork.files.disk import Journal, make_folder, write_atomic
 from graftwork.records.base import Record
+from graftwork.records.run import AnswerExtremes, GradedAnswer
 
 EPISODES = "episodes"
 
 
+class EpisodeTurn(Record):
+    """One turn of an episode: a reply of the model, or what the environment answered."""
+
+    by: Literal["model", "environment"]
+    text: str
+
+
 class SampledAnswer(Record):
-    """One answer to a prompt. `tokens` ends with the end of turn unless the answer was cut."""
+    """One answer to a prompt. `tokens` ends with the end of turn unless the answer was cut. The answer of an
+    episode holds all its turns; its text is that of the last reply."""
 
     prompt: str
     answer: int
@@ -24,10 +34,22 @@ class SampledAnswer(Record):
     text: str
     truncated: bool = False
     canary: bool = False
+    given: tuple[tuple[int, int], ...] = ()
+    """Spans of `tokens` that the environment wrote: not trained, with log-probabilities of 0."""
+    turns: tuple[EpisodeTurn, ...] = ()
+    environment_reward: float | None = None
+    failed: str = ""
+    """Why the environment failed; the answer does not count then."""
 
     @property
     def key(self) -> str:
         return f"{self.prompt}/{self.answer}"
+
+    @property
+    def written(self) -> list[bool]:
+        """Of each token, whether the model wrote it."""
+        given = {at for begin, end in self.given for at in range(begin, end)}
+        return [at not in given for at in range(len(self.tokens))]
 
 
 class AnswerVerdict(Record):
@@ -41,6 +63,7 @@ class AnswerVerdict(Record):
     failed: dict[str, str] = {}
     """Why a part could not be graded, by its name."""
     seconds: float = 0.0
+    part_seconds: dict[str, float] = {}
 
 
 class EpisodeJournal:
@@ -76,3 +99,35 @@ class EpisodeJournal:
 
     def _verdicts(self, batch: int) -> Path:
         return self._folder / f"{batch:06}.verdicts.jsonl"
+
+
+def read_extremes(folder: Path, *, most: int, batches: int) -> AnswerExtremes | None:
+    """The best and the worst answers of the last batches of a run; None for a run without rewards."""
+    journal = EpisodeJournal(folder)
+    numbers = journal.batches()
+    found = []
+    for batch in numbers[-batches:]:
+        try:
+            answers, verdicts = journal.answers(batch) or [], journal.verdicts(batch)
+        except (OSError, ValueError, KeyError):
+            continue  # a batch that is being written, or that another version wrote
+        for answer in answers:
+            verdict = verdicts.get(answer.key)
+            if verdict is not None and verdict.reward is not None:
+                found.append(
+                    GradedAnswer(
+                        batch=batch,
+                        prompt=answer.prompt,
+                        text=answer.text,
+                        reward=verdict.reward,
+                        parts=verdict.parts,
+                        audit=verdict.audit,
+                        canary=answer.canary,
+                    )
+                )
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda answer: (-answer.reward, answer.batch, answer.prompt))
+    return AnswerExtremes(
+        batches=len(numbers), best=tuple(ordered[:most]), worst=tuple(reversed(ordered[-most:]))
+    )

@@ -1,12 +1,13 @@
 """Preflight and guards: whether there is anything to learn, and whether what is learned is the task. Pure.
 
-In: the measures of batches. Out: advice and a reason to stop, or nothing.
+In: the lengths of prompts, the measures of batches. Out: advice and a reason to stop, or nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.grading.rewards import RewardSpec
+from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 from graftwork.train.rollouts.groups import uniform
 
@@ -17,6 +18,10 @@ MOST_TRUNCATED = 0.5
 APART_BATCHES = 3
 NIGHT_SECONDS = 8 * 3600
 CANARY = "canary/"
+MOST_NAMED = 5
+"""Prompts that a message names."""
+VALUE_RULES = ("exact", "contains", "numeric", "normalised", "regex", "set")
+"""Checks that compare an answer with a value."""
 CAUGHT = 0.5
 """A reward for a canary from which it is an alarm."""
 
@@ -32,6 +37,7 @@ class SignalReport(NamedTuple):
     truncated: float
     reward_seconds: float
     seconds: float
+    """Of sampling and grading the batch; 0 if it was read from the journal."""
     prompts: int
 
     @property
@@ -39,10 +45,11 @@ class SignalReport(NamedTuple):
         return int(self.prompts * NIGHT_SECONDS / self.seconds) if self.seconds else 0
 
     def describe(self) -> str:
+        night = f"; about {self.prompts_a_night:,} prompts in 8 hours" if self.seconds else ""
         return (
             f"preflight: {self.signal:.0%} of prompts carry a signal, pass@1 {self.pass_at_1:.0%}, "
             f"pass@k {self.pass_at_k:.0%}, {self.length:.0f} tokens an answer, {self.truncated:.0%} cut, "
-            f"{self.reward_seconds:.2f} s a reward; about {self.prompts_a_night:,} prompts in 8 hours"
+            f"{self.reward_seconds:.2f} s a reward{night}"
         )
 
     def advice(self) -> str | None:
@@ -71,6 +78,28 @@ def read_preflight(measures: Mapping[str, float], *, prompts: int, seconds: floa
     )
 
 
+def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions: int) -> list[str]:
+    """Prompts that leave no room for an answer in the positions that the base knows; UserMistake if that is
+    all of them."""
+    found = [name for name, length in lengths.items() if length + longest_answer > positions]
+    if found and len(found) == len(lengths):
+        shortest = min(found, key=lambda name: lengths[name])
+        raise UserMistake(
+            f"every prompt is longer than the base allows: the shortest, {shortest}, has "
+            f"{lengths[shortest]:,} tokens",
+            why=f"with an answer of up to {longest_answer:,} tokens it must fit {positions:,} positions",
+            fix="shorten the prompts, lower `rollouts.max_tokens`, or take a base with a longer context",
+            where="train.rollouts",
+        )
+    return found
+
+
+def describe_too_long(found: Sequence[str], lengths: Mapping[str, int], *, positions: int) -> str:
+    shown = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in found[:MOST_NAMED])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"prompts without room for an answer in {positions:,} positions are left out: {shown}{more}"
+
+
 def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
     """Prompts without a right answer: it was replaced by a secret. A reward for one is an alarm."""
     chosen = sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]
@@ -85,10 +114,11 @@ def _make_canary(case: Case, seed: int) -> Case:
 
 def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
     """The check with expected values that no answer gives; of tests, one more that cannot hold."""
+    rule = check.get("metric") or next((key for key in check if key in VALUE_RULES), None)
+    if rule in VALUE_RULES:
+        # A secret is no number, set or pattern, and no answer holds it: it has to be the answer itself.
+        return {"exact": secret, **({"where": check["where"]} if "where" in check else {})}
     changed = dict(check)
-    for key in ("value", "exact", "contains", "numeric", "normalised", "regex"):
-        if key in changed:
-            changed[key] = secret
     for key in ("python_calls", "calls"):
         calls = changed.get(key)
         if isinstance(calls, list):

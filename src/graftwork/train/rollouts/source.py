@@ -9,17 +9,18 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Protocol
 
-from graftwork.grading.reward_runner import GradedParts, RewardQuestion
+from graftwork.grading.reward_runner import GradedParts, RankedGroup, RewardQuestion
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
+from graftwork.records.run import ENVIRONMENT
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
+from graftwork.train.rollouts.endpoint import correct_mismatch
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.groups import (
     SOLVED,
@@ -27,7 +28,14 @@ from graftwork.train.rollouts.groups import (
     choose_prompts,
     group_advantages,
     is_dead,
-    pass_rates,
+)
+from graftwork.train.rollouts.measures import (
+    MOST_NAMED,
+    SAMPLING_SECONDS,
+    FailureMessages,
+    compare_with_audit,
+    describe_extremes,
+    measure_groups,
 )
 from graftwork.train.rollouts.preflight import (
     APART_BATCHES,
@@ -36,6 +44,7 @@ from graftwork.train.rollouts.preflight import (
     are_apart,
     read_preflight,
 )
+from graftwork.train.rollouts.ranking import GroupRanking
 from graftwork.train.rollouts.sampling import AskedPrompt
 from graftwork.train.settings import TrainSettings
 
@@ -49,9 +58,11 @@ class AnswerSampler(Protocol):
 class RewardGrader(Protocol):
     def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
 
+    def rank(self, metric: str, case: Case, texts: Sequence[str]) -> RankedGroup: ...
+
 
 ReferenceValues = Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]
-"""Log-probabilities by the model that training started from."""
+"""Log-probabilities of rows: by the model that training started from, or by the model as it is now."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,8 @@ class RolloutParts:
     grader: RewardGrader
     journal: EpisodeJournal
     reference: ReferenceValues | None = None
+    now: ReferenceValues | None = None
+    """Given where another sampler than the model in training writes the answers."""
     supervised: Sequence[Row] = ()
     audit: Mapping[str, Case] = field(default_factory=dict)
     """Cases with the checks that never reward, by id."""
@@ -85,7 +98,9 @@ class RolloutSource(TrainingCallback):
         self._until = self._watched = 0
         self._held: tuple[int, list[list[tuple[SampledAnswer, AnswerVerdict]]]] | None = None
         self._measures: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._has_signal = True
+        self._has_looked = self._has_sampled = False
         self._recent: list[tuple[float, float]] = []
         self._epochs: EpochOrder | None = None
         if parts.settings.mix.sft:
@@ -112,7 +127,10 @@ class RolloutSource(TrainingCallback):
         begun = time.perf_counter()
         groups = self._groups(number)
         self._require_verdicts(number, groups)
-        self._measures = measure_groups(groups)
+        self._measures = measure_groups(groups) | self._seconds
+        if self._seconds:
+            self._parts.report(f"batch {number}: {describe_extremes(groups)}")
+            self._seconds = {}
         self._watch(number, groups, seconds=time.perf_counter() - begun)
         kept = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
         kept = [group for group in kept if not group[0][0].canary]
@@ -121,11 +139,12 @@ class RolloutSource(TrainingCallback):
         self._has_signal = bool(kept)
         rl, sft = self._settings.mix.shares(step, self.steps)
         rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
+        rows = self._correct(rows, number)
         rows = self._add_reference(rows)
         scaled: list[TrainingSample] = scale_policy(
             rows,
             how=self._settings.policy.normalize,
-            max_tokens=self._rollouts.max_tokens,
+            max_tokens=self._rollouts.longest_answer,
             share=rl if kept else 0.0,
         )
         if self._epochs is not None and sft:
@@ -141,10 +160,16 @@ class RolloutSource(TrainingCallback):
         graded = [verdict for group in groups for answer, verdict in group if not answer.canary]
         if any(verdict.reward is not None for verdict in graded):
             return
-        failed = (why for verdict in graded for why in verdict.failed.values())
+        failed = (
+            f"the reward {metric} failed on the answer {verdict.key}: {why}"
+            for verdict in graded
+            for metric, why in verdict.failed.items()
+        )
+        names = ", ".join(reward.metric for reward in self._settings.rewards)
+        prompts = ", ".join(group[0][0].prompt for group in groups[:MOST_NAMED])
         raise AnswerIsNo(
             f"no answer of batch {number} could be graded",
-            why=next(failed, "no part of the reward applies to these prompts"),
+            why=next(failed, f"{names} gave no grade to any answer to {prompts}"),
             fix="run `graft reward check`, and fix or remove the reward that fails",
             where="train.rewards",
         )
@@ -179,8 +204,10 @@ class RolloutSource(TrainingCallback):
                     "set `train.reward_checks.canaries: 0`",
                     where="train.rewards",
                 )
-        if number == 1 and checks.preflight:
-            found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=seconds)
+        if number == 1 and checks.preflight and not self._has_looked:
+            self._has_looked = True
+            spent = seconds if self._has_sampled else 0.0
+            found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=spent)
             self._parts.report(found.describe())
             if (advice := found.advice()) is not None:
                 raise AnswerIsNo(
@@ -189,11 +216,10 @@ class RolloutSource(TrainingCallback):
                     fix=advice,
                     where="train.rollouts",
                 )
-        if number > self._watched and "audit" in self._measures:
+        compared = compare_with_audit(groups)
+        if number > self._watched and compared is not None:
             self._watched = number
-            self._recent = [*self._recent, (self._measures["reward"], self._measures["audit"])][
-                -APART_BATCHES:
-            ]
+            self._recent = [*self._recent, compared][-APART_BATCHES:]
             if are_apart(self._recent, limit=checks.stop_when_apart):
                 raise AnswerIsNo(
                     f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
@@ -206,13 +232,18 @@ class RolloutSource(TrainingCallback):
         if self._held is not None and self._held[0] == number:
             return self._held[1]
         answers = self._parts.journal.answers(number)
+        begun = time.perf_counter()
         if answers is None:
             self._parts.progress("rollouts")
             answers = self._parts.sampler.sample(
                 number, self._choose(number), progress=lambda: self._parts.progress("rollouts")
             )
             self._parts.journal.write_answers(number, answers)
+            self._has_sampled = True
+        sampled = time.perf_counter()
         verdicts = self._grade(number, answers)
+        spent = (sampled - begun, time.perf_counter() - sampled)
+        self._seconds = dict(zip(SAMPLING_SECONDS, spent, strict=True))
         groups: dict[str, list[tuple[SampledAnswer, AnswerVerdict]]] = {}
         for answer in answers:
             groups.setdefault(answer.prompt, []).append((answer, verdicts[answer.key]))
@@ -238,14 +269,22 @@ class RolloutSource(TrainingCallback):
     def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
         """The verdict of each answer; those in the journal are not asked for again."""
         verdicts = self._parts.journal.verdicts(number)
+        if len(verdicts) == len(answers) and all(verdict.failed for verdict in verdicts.values()):
+            # The run stopped here, as with a judge that is down: a run that is resumed asks it again.
+            verdicts = {}
         missing = [answer for answer in answers if answer.key not in verdicts]
         questions = [
             RewardQuestion(
-                answer.key, self._parts.prompts[answer.prompt][0], answer.text, truncated=answer.truncated
+                answer.key,
+                self._parts.prompts[answer.prompt][0],
+                answer.text,
+                truncated=answer.truncated,
+                evidence=_evidence_of(answer),
             )
             for answer in missing
         ]
         audits = self._audit(missing)
+        failures = FailureMessages(number, self._parts.report)
         for graded in self._parts.grader.grade_all(questions):
             self._parts.progress("rewards")
             verdict = AnswerVerdict(
@@ -255,19 +294,26 @@ class RolloutSource(TrainingCallback):
                 failed=graded.failed,
                 audit=audits.get(graded.key),
                 seconds=graded.seconds,
+                part_seconds=dict(graded.part_seconds),
             )
             self._parts.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
             verdicts[graded.key] = verdict
             for metric, why in graded.failed.items():
-                self._parts.report(
-                    f"the reward {metric} failed on the answer {graded.key} of batch {number}: {why}"
-                )
+                failures.add(metric, why, graded.key)
+        failures.report_rest()
+        ranking = GroupRanking(self._settings.rewards, self._parts.grader)
+        for changed in ranking.break_ties(answers, verdicts, self._parts.prompts, report=self._parts.report):
+            self._parts.progress("rewards")
+            self._parts.journal.write_verdict(number, changed, last=True)
+            verdicts[changed.key] = changed
         return verdicts
 
     def _audit(self, answers: Sequence[SampledAnswer]) -> dict[str, float | None]:
         """The grades by the checks that never reward."""
         questions = [
-            RewardQuestion(answer.key, case, answer.text, truncated=answer.truncated)
+            RewardQuestion(
+                answer.key, case, answer.text, truncated=answer.truncated, evidence=_evidence_of(answer)
+            )
             for answer in answers
             if (case := self._parts.audit.get(answer.prompt)) is not None
         ]
@@ -305,10 +351,24 @@ class RolloutSource(TrainingCallback):
                 part="rl",
                 advantage=advantage,
                 sampled=answer.logprobs if off_policy else None,
+                factors=tuple(map(float, answer.written)) if answer.given else None,
             )
             for (answer, _), advantage in zip(group, advantages, strict=True)
             if advantage is not None
         ]
+
+    def _correct(self, rows: list[TrainingSample], number: int) -> list[TrainingSample]:
+        """Where another sampler wrote the answers: weigh tokens by how far both are apart."""
+        endpoint = self._rollouts.endpoint
+        if self._parts.now is None or endpoint is None or not rows:
+            return rows
+        answers = self._parts.journal.answers(number) or []
+        sampled = {f"{number}/{answer.key}": answer.logprobs for answer in answers}
+        found = correct_mismatch(
+            rows, [sampled[row.id] for row in rows], self._parts.now(rows), most=endpoint.most_apart
+        )
+        self._measures |= found.measures
+        return found.rows
 
     def _add_reference(self, rows: list[TrainingSample]) -> list[TrainingSample]:
         """The start's log-probabilities: of every row where KL is in the loss, else of one row a group."""
@@ -320,30 +380,9 @@ class RolloutSource(TrainingCallback):
         return [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
 
 
-def measure_groups(groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]) -> dict[str, float]:
-    """What a batch of rollouts shows, by name. Canaries do not count."""
-    counted = [group for group in groups if not group[0][0].canary]
-    pairs = [pair for group in counted for pair in group]
-    rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
-    found: dict[str, float] = {}
-    if not pairs:
-        return found
-    by_group = [[verdict.reward for _, verdict in group] for group in counted]
-    found["reward"] = fmean(rewards) if rewards else 0.0
-    for metric in sorted({name for _, verdict in pairs for name in verdict.parts}):
-        values = [value for _, verdict in pairs if (value := verdict.parts.get(metric)) is not None]
-        if values:
-            found[f"reward/{metric}"] = fmean(values)
-    audits = [verdict.audit for _, verdict in pairs if verdict.audit is not None]
-    if audits:
-        found["audit"] = fmean(audits)
-    found["pass@1"], found["pass@k"] = pass_rates(by_group)
-    found["dead_groups"] = fmean([is_dead(group) for group in by_group])
-    found["length"] = fmean([len(answer.tokens) for answer, _ in pairs])
-    found["truncated"] = fmean([answer.truncated for answer, _ in pairs])
-    logprobs = [value for answer, _ in pairs for value in answer.logprobs]
-    if logprobs:
-        found["entropy"] = -fmean(logprobs)
-    found["failed_rewards"] = float(sum(bool(verdict.failed) for _, verdict in pairs))
-    found["reward_seconds"] = fmean([verdict.seconds for _, verdict in pairs])
-    return found
+def _evidence_of(answer: SampledAnswer) -> dict[str, Any]:
+    """What a reward may know of an episode besides its last reply."""
+    if not answer.turns:
+        return {}
+    turns = [turn.model_dump() for turn in answer.turns]
+    return {ENVIRONMENT: {"reward": answer.environment_reward, "failed": answer.failed}, "turns": turns}

@@ -120,3 +120,21 @@ def test_the_disks_of_notebooks_are_known():
     disks = {place.name: place.disk_gib for place in list_places()}
     assert disks["sagemaker-studio-lab"] < 15 < disks["kaggle"] < disks["colab-pro"]
     assert disks["runpod"] is None
+
+
+def test_a_reserved_price_is_compared_as_a_month_that_is_paid_whether_used_or_not(tmp_path):
+    head = "place,gpu,gpus,usd_per_hour,reserved_usd_per_hour,reserved_term,instance,source,dated"
+    (tmp_path / "prices.csv").write_text(
+        f"{head}\nrunpod,A100 40GB,1,2.0,1.2,1 year,a100,our offer,2026-08-22\n"
+    )
+    found = compare_places(
+        question(),
+        OfferFilter(["runpod"], gpu="A100 40GB"),
+        terms=TERMS,
+        overlay=tmp_path,
+        with_sensitivity=False,
+    )
+    rows = {row.billing: row for row in found.rows if row.price_source == "our offer"}
+    assert set(rows) == {"on-demand", "subscription"}
+    assert rows["subscription"].cost_usd.value == pytest.approx(1.2 * 730 / TERMS.runs_a_month, rel=0.05)
+    assert rows["on-demand"].cost_usd.value < rows["subscription"].cost_usd.value

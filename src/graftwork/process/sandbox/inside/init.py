@@ -44,7 +44,10 @@ COMPILED = b"compiled"
 
 def run_code(channel: int, *, folder: str, search: list[str]) -> int:
     """The exit code. Leaves through an exception where the code raises one."""
-    task = marshal.loads(_receive(channel))
+    return run_task(marshal.loads(receive(channel)), channel, folder=folder, search=search)
+
+
+def run_task(task: dict[str, Any], channel: int, *, folder: str, search: list[str]) -> int:
     _write_files(task["files"], folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "graftwork"]:
         del sys.modules[name]
@@ -56,7 +59,8 @@ def run_code(channel: int, *, folder: str, search: list[str]) -> int:
         return 0
     if task["action"] == "test":
         _run_tested(channel, task)
-    os.close(channel)
+    if task["action"] != "job":
+        os.close(channel)
     exec(compile(task["source"], task["name"], "exec", dont_inherit=True), _module("__main__"))
     return 0
 
@@ -64,14 +68,14 @@ def run_code(channel: int, *, folder: str, search: list[str]) -> int:
 def _run_tested(channel: int, task: dict[str, Any]) -> NoReturn:
     """Load the answer, then fetch the tests, run them in its names, and send the nonce back."""
     # The code may put its own functions in the place of anything: what is needed later is held now.
-    receive, send, leave = _bind(_receive), _bind(_send), os._exit
+    fetch, send, leave = _bind(receive), _bind(_send), os._exit
     load, translate, run = marshal.loads, compile, exec
     names = _module("answer")
     run(translate(task["source"], "answer.py", "exec", dont_inherit=True), names)
     sys.settrace(None)
     sys.setprofile(None)
     send(channel, READY)
-    second = load(receive(channel))
+    second = load(fetch(channel))
     run(translate(second["tests"], "tests.py", "exec", dont_inherit=True), names)
     send(channel, second["nonce"].encode())
     sys.stdout.flush()
@@ -99,7 +103,7 @@ def _write_files(files: dict[str, str], folder: str) -> None:
             file.write(text)
 
 
-def _receive(channel: int) -> bytes:
+def receive(channel: int) -> bytes:
     wanted, parts = 4, b""
     while len(parts) < wanted:
         piece = os.read(channel, wanted - len(parts))
@@ -127,14 +131,14 @@ def main() -> NoReturn:
     box = marshal.loads(bytes.fromhex(sys.argv[1]))
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     try:
-        _enter(box)
+        enter(box)
         _watch(box, _start_code(box))
     except Exception as error:
-        os.write(box["status"], f"failed {_name(error)}\n".encode())
+        os.write(box["status"], f"failed {error_name(error)}\n".encode())
     os._exit(FAILED)
 
 
-def _enter(box: dict[str, Any]) -> None:
+def enter(box: dict[str, Any]) -> None:
     way, uid = box["way"], box["uid"]
     if way == "bubblewrap":
         # It has made the walls already, and ends us when its parent ends. The rest needs a right
@@ -145,7 +149,7 @@ def _enter(box: dict[str, Any]) -> None:
         return
     if way in ("namespaces", "user_namespaces"):
         if way == "user_namespaces" and uid is not None:
-            _become(uid)
+            become(uid)
             walls.set_dumpable(True)
         walls.die_with_parent(box["parent"])
         leave_namespaces(user=way == "user_namespaces")
@@ -157,6 +161,7 @@ def _enter(box: dict[str, Any]) -> None:
             owner=owner,
             size=box["limits"]["disk_bytes"],
             files=box["limits"]["files"],
+            shared=box["batch"] > 0,
         )
         hide_host_name()
     else:
@@ -211,24 +216,24 @@ def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
     try:
         # A signal to its own group then reaches only itself.
         os.setsid()
-        _shut_in(box)
+        shut_in(box)
     except Exception as error:
-        os.write(report_write, _name(error).encode())
+        os.write(report_write, error_name(error).encode())
         os._exit(FAILED)
     os.close(report_write)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     try:
         code = run_code(box["channel"], folder=box["folder"], search=box["search"])
     except SystemExit as leaving:
-        code = _exit_code(leaving)
+        code = exit_code_of(leaving)
     except BaseException:
         code = 1
-        _say_what_was_raised()
+        print_raised()
     # As the interpreter itself would: threads are waited for, what is written is flushed.
     sys.exit(code)
 
 
-def _shut_in(box: dict[str, Any]) -> None:
+def shut_in(box: dict[str, Any]) -> None:
     """What the code can no longer undo. The order matters: each step needs a right that a later one ends."""
     uid, way, limits = box["uid"], box["way"], box["limits"]
     walls.no_new_privileges()
@@ -240,7 +245,7 @@ def _shut_in(box: dict[str, Any]) -> None:
     walls.shut_capabilities()
     if uid is not None and way != "user_namespaces":
         walls.keep_capabilities()
-        _become(uid)
+        become(uid)
     walls.drop_capabilities(but=() if kept is None else (kept,))
     walls.set_dumpable(False)
     walls.die_with_parent()
@@ -270,7 +275,7 @@ def _open_to_all(path: str) -> bool:
     return True
 
 
-def _become(uid: int) -> None:
+def become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -353,11 +358,11 @@ def _reap(how: int) -> bool:
         return False
 
 
-def _name(error: Exception) -> str:
+def error_name(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
 
 
-def _exit_code(leaving: SystemExit) -> int:
+def exit_code_of(leaving: SystemExit) -> int:
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):
@@ -366,7 +371,7 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _say_what_was_raised() -> None:
+def print_raised() -> None:
     """As the interpreter would, without the lines of ours above the code's own."""
     import traceback
 

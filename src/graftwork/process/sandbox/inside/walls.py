@@ -345,8 +345,13 @@ def leave_namespaces(*, user: bool) -> None:
     _write("/proc/self/gid_map", f"65534 {gid} 1")
 
 
-def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: int, files: int) -> None:
-    """From here on there is nothing but this. The working folder is `folder`, empty."""
+def build_root(
+    views: list[list[str]], *, folder: str, owner: int | None, size: int, files: int, shared: bool = False
+) -> None:
+    """From here on there is nothing but this. The working folder is `folder`, empty.
+
+    `shared` lets several users make folders of their own in it.
+    """
     mount("", "/", flags=MS_REC | MS_PRIVATE)
     fixed = MS_NOSUID | MS_NODEV
     mount("tmpfs", _PLACE, kind="tmpfs", flags=fixed, options="mode=0755,size=1m")
@@ -357,7 +362,7 @@ def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: 
         _add_view(kind, source, target)
     os.makedirs(folder, exist_ok=True)
     owned = f",uid={owner},gid={owner}" if owner is not None else ""
-    room = f"mode=0700,size={size},nr_inodes={files}{owned}"
+    room = f"mode={'1777' if shared else '0700'},size={size},nr_inodes={files}{owned}"
     mount("tmpfs", folder, kind="tmpfs", flags=fixed, options=room)
     unmount(_OLD)
     os.rmdir(_OLD)

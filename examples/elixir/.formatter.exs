@@ -1,0 +1,1 @@
+[inputs: ["{lib,test}/**/*.{ex,exs}", "*.exs"], line_length: 100]

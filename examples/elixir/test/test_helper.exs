@@ -1,0 +1,1 @@
+ExUnit.start(capture_log: true, timeout: 180_000)

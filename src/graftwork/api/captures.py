@@ -1,0 +1,137 @@
+"""What the endpoint served: captures page by page, and what the last of them amount to.
+
+In: a project, a filter. Out: pages of captures, figures of the traffic. The text of captures is as users and
+models wrote it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from graftwork.api.project import Project
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture, Feedback
+from graftwork.serve.capture_journal import CaptureTotals, read_totals
+from graftwork.store.captures import FeedbackStore
+
+PAGE_SIZE = 50
+
+
+class CapturePage(Record):
+    captures: tuple[Capture, ...]
+    total: int
+    page: int
+    pages: int
+    by_release: dict[str, int]
+
+
+class Percentiles(Record):
+    """Milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Traffic(Record):
+    """The last exchanges. Shares are None without any."""
+
+    exchanges: int = 0
+    since: str | None = None
+    until: str | None = None
+    by_release: dict[str, int] = {}
+    by_day: dict[str, int] = {}
+    total_ms: Percentiles | None = None
+    first_token_ms: Percentiles | None = None
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    escalated: int = 0
+    disconnected: int = 0
+    cut_off: int = 0
+    """Answers that ended because they reached the limit of tokens."""
+    failed_checks: dict[str, int] = {}
+    arms: dict[str, int] = {}
+    """Exchanges of an experiment, by champion and challenger."""
+
+
+class CaptureView(Record):
+    """One capture with its feedback."""
+
+    capture: Capture
+    feedback: tuple[Feedback, ...]
+
+
+def list_captures(project: Project, *, text: str = "", release: str = "", page: int = 1) -> CapturePage:
+    """A page of captures, the newest first; those that hold `text`, those of a release."""
+    with project.open() as work:
+        total = work.captures.count_selected(text=text, release=release)
+        pages = max(-(-total // PAGE_SIZE), 1)
+        page = min(max(page, 1), pages)
+        found = work.captures.page(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, text=text, release=release)
+        return CapturePage(
+            captures=found,
+            total=total,
+            page=page,
+            pages=pages,
+            by_release=work.captures.count_by_release(),
+        )
+
+
+def read_capture(project: Project, capture_id: str) -> CaptureView:
+    with project.open() as work:
+        capture = work.captures.get(capture_id)
+        if capture is None:
+            raise UserMistake(
+                f"there is no capture {capture_id}",
+                why="it was deleted, or the id is of another project",
+                fix="choose one from the list of captures",
+            )
+        store = FeedbackStore(work.database, project=work.settings.project)
+        return CaptureView(capture=capture, feedback=store.of_capture(capture_id))
+
+
+def read_traffic(project: Project, *, last: int = 2000) -> Traffic:
+    """Figures of the last exchanges."""
+    with project.open() as work:
+        return summarize_traffic(work.captures.recent(limit=last))
+
+
+def read_capture_totals(project: Project) -> CaptureTotals | None:
+    """What became of all exchanges that were to be captured; None where nothing was served yet."""
+    return read_totals(project.folder.serving)
+
+
+def summarize_traffic(captures: Sequence[Capture]) -> Traffic:
+    """`captures` are the newest first."""
+    if not captures:
+        return Traffic()
+    first_tokens = [capture.first_token_ms for capture in captures if capture.first_token_ms is not None]
+    return Traffic(
+        exchanges=len(captures),
+        since=captures[-1].at,
+        until=captures[0].at,
+        by_release=dict(Counter(capture.release for capture in captures).most_common()),
+        by_day=dict(sorted(Counter(capture.at[:10] for capture in captures).items())),
+        total_ms=_percentiles([capture.total_ms for capture in captures]),
+        first_token_ms=_percentiles(first_tokens),
+        prompt_tokens=sum(capture.prompt_tokens for capture in captures),
+        reply_tokens=sum(capture.reply_tokens for capture in captures),
+        escalated=sum(capture.escalated_from is not None for capture in captures),
+        disconnected=sum(capture.disconnected for capture in captures),
+        cut_off=sum(capture.finish_reason == "length" for capture in captures),
+        failed_checks=dict(
+            Counter(capture.failed_check for capture in captures if capture.failed_check).most_common()
+        ),
+        arms=dict(Counter(capture.arm for capture in captures if capture.arm)),
+    )
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+    return Percentiles(p50=at(0.5), p95=at(0.95), p99=at(0.99))

@@ -1,0 +1,40 @@
+"""Specifications and generated components: with or without a project."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from graftwork.components.generate.provenance import ProvenanceReport
+from graftwork.components.generate.report import GenerationOutcome
+from graftwork.components.settings import GenerateSettings
+from graftwork.components.spec.check import SpecReport, check_file
+from graftwork.pipeline.components import ComponentRequest, verify_components
+from graftwork.pipeline.components import generate_components as generate
+
+
+def check_spec(path: str | Path) -> SpecReport:
+    """Findings of a specification by line, and which of its requirements a case decides."""
+    return check_file(Path(path))
+
+
+def generate_components(
+    spec: str | Path,
+    *,
+    engine: str,
+    out: str | Path,
+    only: Sequence[str] = (),
+    settings: GenerateSettings | None = None,
+) -> GenerationOutcome:
+    """Generate, verify and package the components of a specification; the same call resumes.
+
+    `engine` is an endpoint as URL#model, `base`, or recorded:FILE.
+    """
+    request = ComponentRequest(
+        Path(spec), engine, Path(out), settings or GenerateSettings(), wanted=tuple(only)
+    )
+    return generate(request)
+
+
+def verify_generated(out: str | Path, *, spec: str | Path | None = None) -> ProvenanceReport:
+    """Check the chain from specification to files; with a spec, run every component again."""
+    path = Path(spec) if spec is not None else None
+    return verify_components(Path(out), spec=path, settings=GenerateSettings() if path else None)

@@ -1,0 +1,73 @@
+"""The training cycle of a project, as `graft up` runs it: its state, and what people decide about it.
+
+In: a project. Out: a `CycleView`; the state after a decision. Starts no coordinator.
+"""
+
+from graftwork.api.project import Project
+from graftwork.cycle.settings import CYCLE_STEPS, CycleSettings
+from graftwork.cycle.state import CoordinatorState
+from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
+from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
+from graftwork.records.base import Record
+from graftwork.records.errors import AnswerIsNo, UserMistake
+
+CONTROLS: tuple[ControlAction, ...] = ("begin", "pause", "resume", "cancel")
+
+
+class CycleView(Record):
+    """What `graft up status` shows, with the settings that decide when a cycle begins."""
+
+    status: CycleStatus
+    settings: CycleSettings
+    steps: tuple[str, ...] = CYCLE_STEPS
+    waits_for: str | None = None
+    """The step that waits for a person."""
+
+    @property
+    def controls(self) -> tuple[ControlAction, ...]:
+        """What can be decided now."""
+        state = self.status.state
+        if state.open_cycle is None:
+            return ("begin", "resume") if state.paused is not None else ("begin", "pause")
+        return ("resume", "cancel") if state.paused is not None else ("pause", "cancel")
+
+
+def read_cycle(project: Project, *, limit: int = 20) -> CycleView:
+    with project.open() as work:
+        status, settings = read_status(work, limit=limit), work.settings.cycle
+    return CycleView(status=status, settings=settings, waits_for=find_waiting_step(status.state, settings))
+
+
+def control_cycle(project: Project, action: str, *, why: str, who: str) -> CoordinatorState:
+    """Begin, pause, resume or cancel, with name and reason."""
+    chosen = next((known for known in CONTROLS if known == action), None)
+    if chosen is None:
+        raise UserMistake(f"a cycle cannot {action!r}", fix=f"choose one of {', '.join(CONTROLS)}")
+    with project.open() as work:
+        return decide(work, chosen, why=why, who=who)
+
+
+def approve_in_cycle(project: Project, step: str, *, why: str, who: str) -> CoordinatorState:
+    with project.open() as work:
+        return approve_step(work, step or None, why=why, who=who)
+
+
+def require_cycle(project: Project, number: str) -> None:
+    """A decision about the open cycle must be about the one that was shown."""
+    with project.open() as work:
+        cycle = work.cycles.read().open_cycle
+    if number and (cycle is None or str(cycle.number) != number):
+        raise AnswerIsNo(
+            f"cycle {number} is not open any more",
+            why="it ended since the page was shown",
+            fix="reload the page and decide again",
+        )
+
+
+def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str | None:
+    """The step of the open cycle that waits for a person."""
+    cycle = state.open_cycle
+    step = cycle.current if cycle is not None else None
+    if cycle is None or step is None or step.name not in settings.approve:
+        return None
+    return None if any(given.step == step.name for given in cycle.approvals) else step.name

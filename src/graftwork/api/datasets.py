@@ -1,0 +1,265 @@
+"""Datasets to look at: the audit, the list, rows as the model sees them, drops, comparisons, traces.
+
+In: a project, the hash of a dataset or its first characters; without one the latest. Out: records. Changes
+nothing.
+"""
+
+import json
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+from graftwork.api.project import Project
+from graftwork.data.inspect.diff import DatasetDiff, diff_datasets
+from graftwork.data.inspect.rows import ShownRow, find_row_id, show_row
+from graftwork.data.inspect.trace import Trace, names_token, read_log_line, trace
+from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
+from graftwork.pipeline.dataset_folders import (
+    find_dataset_by_hash,
+    find_latest_dataset,
+    open_decoder,
+    open_decoder_if_there,
+)
+from graftwork.records.audit import Audit
+from graftwork.records.base import Record
+from graftwork.records.dataset import Dataset, Drop, Row, Split
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.text.redact import redact
+
+PAGE_SIZE = 50
+MOST_DATASETS = 100
+MOST_LOG_LINES, LONGEST_LOG_LINE = 20, 20_000
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+class DatasetLine(Record):
+    """A dataset as the list shows it."""
+
+    hash: str
+    model: str
+    base: str
+    prepared_at: float
+    rows: dict[Split, int]
+    tokens: int
+    latest: bool = False
+
+
+class RowPage(Record):
+    """Rows of a split. `numbers` are their places in it."""
+
+    rows: tuple[Row, ...]
+    numbers: tuple[int, ...]
+    split: Split
+    total: int
+    page: int
+    pages: int
+
+
+class DropPage(Record):
+    """Rows that were left out, by the rule that did it."""
+
+    drops: tuple[Drop, ...]
+    by_step: dict[str, int]
+    by_reason: dict[str, int]
+    total: int
+    page: int
+    pages: int
+
+
+class RowView(Record):
+    """A row with its text as the model sees it. `shown` is None where the tokenizer is missing."""
+
+    row: Row
+    split: Split
+    number: int
+    shown: ShownRow | None
+    why_not: str = ""
+
+
+def read_audit(project: Project) -> Audit | None:
+    """The last audit of the project's logs; None where there was none yet."""
+    with project.open() as work:
+        entry = work.ledger.get("audit")
+    try:
+        return Audit.model_validate(entry.output) if entry is not None else None
+    except ValueError:
+        return None
+
+
+def list_datasets(project: Project) -> tuple[DatasetLine, ...]:
+    """The newest first; those whose manifest cannot be read are left out."""
+    latest = _latest_or_none(project)
+    folders = [path for path in project.folder.datasets.glob("*") if (path / MANIFEST).is_file()]
+    folders.sort(key=lambda path: (path / MANIFEST).stat().st_mtime, reverse=True)
+    found = []
+    for folder in folders[:MOST_DATASETS]:
+        try:
+            dataset = read_manifest(folder)
+        except GraftError:
+            continue
+        found.append(
+            DatasetLine(
+                hash=dataset.content_hash,
+                model=dataset.model,
+                base=dataset.base,
+                prepared_at=(folder / MANIFEST).stat().st_mtime,
+                rows={split: summary.rows for split, summary in dataset.splits.items()},
+                tokens=sum(summary.tokens for summary in dataset.splits.values()),
+                latest=folder == latest,
+            )
+        )
+    return tuple(found)
+
+
+def read_dataset(project: Project, name: str = "") -> Dataset:
+    return read_manifest(_find(project, name))
+
+
+def list_rows(
+    project: Project, name: str = "", *, split: str = "train", group: str = "", page: int = 1
+) -> RowPage:
+    """A page of rows; of one role with `group`."""
+    folder = _find(project, name)
+    dataset, chosen = read_manifest(folder), to_split(split)
+    numbers = _select(folder, dataset, chosen, group)
+    pages = max(-(-len(numbers) // PAGE_SIZE), 1)
+    page = min(max(page, 1), pages)
+    shown = numbers[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+    rows = fetch_rows(folder, dataset, places={chosen: shown})
+    return RowPage(
+        rows=tuple(rows[chosen, number] for number in shown if (chosen, number) in rows),
+        numbers=tuple(number for number in shown if (chosen, number) in rows),
+        split=chosen,
+        total=len(numbers),
+        page=page,
+        pages=pages,
+    )
+
+
+def count_groups(project: Project, name: str = "") -> dict[str, dict[Split, int]]:
+    """How many rows of each role are in each split."""
+    folder = _find(project, name)
+    found: dict[str, Counter[Split]] = {}
+    for columns in scan_columns(folder, read_manifest(folder), columns=("group",)):
+        for group in columns.batch.column(0).to_pylist():
+            found.setdefault(group or "", Counter())[columns.split] += 1
+    return {group: dict(counts) for group, counts in sorted(found.items())}
+
+
+def read_row(project: Project, name: str, row_id: str, *, by_token: bool = False) -> RowView:
+    """A row by its id or by its first characters."""
+    folder = _find(project, name)
+    dataset = read_manifest(folder)
+    found = fetch_rows(folder, dataset, places=find_row_id(folder, dataset, row_id))
+    if not found:
+        raise UserMistake(
+            f"no row has the id {row_id!r}",
+            why=f"the dataset {dataset.content_hash[:12]} has no such row",
+            fix="choose a row from the list",
+        )
+    (split, number), row = next(iter(found.items()))
+    shown, why_not = None, ""
+    try:
+        decoder = open_decoder(folder, project.root)
+        shown = show_row(row, split=split, number=number, decoder=decoder, by_token=by_token)
+    except GraftError as error:
+        why_not = error.what
+    return RowView(row=row, split=split, number=number, shown=shown, why_not=why_not)
+
+
+def list_drops(
+    project: Project, name: str = "", *, step: str = "", reason: str = "", page: int = 1
+) -> DropPage:
+    """A page of the rows that were left out; of one step, or for one kind of reason."""
+    folder = _find(project, name)
+    dataset = read_manifest(folder)
+    by_step: Counter[str] = Counter()
+    by_reason: Counter[str] = Counter()
+    start = (max(page, 1) - 1) * PAGE_SIZE
+    shown: list[Drop] = []
+    total = 0
+    for batch in scan_drops(folder, dataset, columns=("file", "line", "input_hash", "step", "reason")):
+        for value in batch.to_pylist():
+            kind = kind_of_reason(value["reason"])
+            by_step[value["step"]] += 1
+            if step and value["step"] != step:
+                continue
+            by_reason[kind] += 1
+            if reason and kind != reason:
+                continue
+            if start <= total < start + PAGE_SIZE:
+                origin = Origin(file=value.pop("file"), line=value.pop("line"))
+                shown.append(Drop(origin=origin, **value))
+            total += 1
+    return DropPage(
+        drops=tuple(shown),
+        by_step=dict(by_step.most_common()),
+        by_reason=dict(by_reason.most_common()),
+        total=total,
+        page=max(page, 1),
+        pages=max(-(-total // PAGE_SIZE), 1),
+    )
+
+
+def kind_of_reason(reason: str) -> str:
+    """The rule in the text of a reason: what is before the colon."""
+    return reason.partition(":")[0].strip()
+
+
+def compare_datasets(project: Project, a: str, b: str) -> DatasetDiff:
+    return diff_datasets(_find(project, a), _find(project, b))
+
+
+def trace_line(project: Project, what: str, name: str = "") -> Trace:
+    """What became of a line of the log (FILE:LINE), or where a row came from."""
+    folder = _find(project, name)
+    decoder = open_decoder_if_there(folder, project.root) if names_token(what) else None
+    return trace(folder, what, root=project.root, decoder=decoder)
+
+
+def show_log_lines(project: Project, found: Trace) -> dict[str, str]:
+    """The log lines that a trace leads to, redacted and laid out for people, by their origin."""
+    origins = [row.place.origin for row in found.rows] + [drop.drop.origin for drop in found.drops]
+    lines = {str(origin): read_log_line(origin, root=project.root) for origin in origins[:MOST_LOG_LINES]}
+    return {name: redact(_lay_out(line)).text for name, line in lines.items() if line}
+
+
+def _lay_out(line: str) -> str:
+    """JSON with one value a line; other text, and very long lines, as they are."""
+    if len(line) <= LONGEST_LOG_LINE:
+        with suppress(ValueError):
+            return json.dumps(json.loads(line), indent=2, ensure_ascii=False)
+    return line if len(line) <= LONGEST_LOG_LINE else f"{line[:LONGEST_LOG_LINE]} …"
+
+
+def to_split(name: str) -> Split:
+    found = next((known for known in SPLITS if known == name), None)
+    if found is None:
+        raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(SPLITS)}")
+    return found
+
+
+def _select(folder: Path, dataset: Dataset, split: Split, group: str) -> list[int]:
+    if not group:
+        return list(range(dataset.splits[split].rows if split in dataset.splits else 0))
+    found = []
+    for columns in scan_columns(folder, dataset, columns=("group",), splits=(split,)):
+        values = columns.batch.column(0).to_pylist()
+        found += [columns.first + place for place, value in enumerate(values) if value == group]
+    return found
+
+
+def _find(project: Project, name: str) -> Path:
+    if name:
+        return find_dataset_by_hash(project.folder.datasets, name)
+    with project.open() as work:
+        return find_latest_dataset(work)
+
+
+def _latest_or_none(project: Project) -> Path | None:
+    try:
+        return _find(project, "")
+    except UserMistake:
+        return None

@@ -1,0 +1,177 @@
+"""The running endpoint, asked as a client would ask it: its models, its counts, one question to one model.
+
+In: a project, a model, messages. Out: the answer with its headers and its time; errors and fallbacks so
+far. The address is that of graft.yaml on this machine; no other host is asked.
+"""
+
+import json
+import os
+import re
+import shlex
+import time
+import urllib.request
+from contextlib import AbstractContextManager
+
+from graftwork.api.project import Project
+from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks
+
+ASK_SECONDS = 120.0
+LIST_SECONDS = 2.0
+SHOWN_HEADERS = (
+    "x-graft-release",
+    "x-graft-route",
+    "x-graft-capture",
+    "x-graft-replica",
+    "x-graft-escalation",
+    "x-graft-fallback",
+    "retry-after",
+)
+
+
+class EndpointAnswer(Record):
+    """What came back, whatever its status. `error` says why there is no answer."""
+
+    model: str
+    status: int | None = None
+    text: str = ""
+    error: str = ""
+    headers: dict[str, str] = {}
+    seconds: float = 0.0
+    prompt_tokens: int | None = None
+    reply_tokens: int | None = None
+
+
+class EndpointCounts(Record):
+    """What the endpoint has counted since it was started."""
+
+    requests: int = 0
+    errors: int = 0
+    """Requests that ended with a status of 500 or more."""
+    refused: int = 0
+    """Requests that ended with a status from 400 to 499."""
+    fallbacks: int = 0
+    """Requests that another model answered, because the one that was asked for could not."""
+
+
+_SAMPLE = re.compile(r"^(graft_requests_total|graft_fallbacks_total)\{(.*)\} (\d+)$")
+_STATUS = re.compile(r'status="(\d+)"')
+
+
+def read_endpoint_counts(project: Project) -> EndpointCounts | None:
+    """None where nothing answers, or where its counts are not for this reader."""
+    try:
+        with _open(project, "/metrics", None, seconds=LIST_SECONDS) as reply:
+            return parse_counts(reply.read().decode()) if reply.status == 200 else None
+    except (NoAnswer, ValueError, EnvironmentLacks):
+        return None
+
+
+def parse_counts(text: str) -> EndpointCounts:
+    """From the metrics of the endpoint in the text format of Prometheus; others are passed over."""
+    requests = errors = refused = fallbacks = 0
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            continue
+        count, status = int(sample[3]), _STATUS.search(sample[2])
+        if sample[1] == "graft_fallbacks_total":
+            fallbacks += count
+            continue
+        code = int(status[1]) if status else 0
+        requests += count
+        errors += count if code >= 500 else 0
+        refused += count if 400 <= code < 500 else 0
+    return EndpointCounts(requests=requests, errors=errors, refused=refused, fallbacks=fallbacks)
+
+
+def list_endpoint_models(project: Project) -> tuple[str, ...]:
+    """The names that requests may use; the aliases of the project where nothing answers."""
+    try:
+        with _open(project, "/v1/models", None, seconds=LIST_SECONDS) as reply:
+            body = json.loads(reply.read())
+            return tuple(str(model["id"]) for model in body.get("data", ()))
+    except (NoAnswer, ValueError, KeyError, TypeError, AttributeError, EnvironmentLacks):
+        with project.open() as work:
+            return tuple(work.releases.aliases())
+
+
+def ask_model(
+    project: Project, model: str, messages: list[dict[str, str]], *, max_tokens: int = 256
+) -> EndpointAnswer:
+    """Ask a model of the endpoint; the exchange is captured as any other."""
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+    began = time.perf_counter()
+    try:
+        with _open(project, "/v1/chat/completions", body, seconds=ASK_SECONDS) as reply:
+            content = reply.read()
+            status = reply.status
+            headers = {name: value for name in SHOWN_HEADERS if (value := reply.header(name))}
+    except NoAnswer as error:
+        return EndpointAnswer(
+            model=model, error=f"nothing answers: {error}; `graft serve` starts the endpoint"
+        )
+    except EnvironmentLacks as error:
+        return EndpointAnswer(model=model, error=error.what)
+    found = EndpointAnswer(model=model, status=status, headers=headers, seconds=time.perf_counter() - began)
+    return found.model_copy(update=_read(content, status))
+
+
+def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:
+    """The same question on the command line."""
+    body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
+    url = f"{ask_address(project)}/v1/chat/completions"
+    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", body])
+
+
+def ask_address(project: Project) -> str:
+    settings = project.settings.serve
+    return _to_address(settings.host, settings.port, secure=settings.tls_certificate is not None)
+
+
+def _local(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _to_address(host: str, port: int, *, secure: bool) -> str:
+    host = _local(host)
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _open(
+    project: Project, path: str, body: dict[str, object] | None, *, seconds: float
+) -> AbstractContextManager[HttpAnswer]:
+    from graftwork.serve.settings import is_loopback
+
+    settings, address = project.settings.serve, ask_address(project)
+    host, port = settings.host, settings.port
+    if path == "/metrics" and settings.admin_port is not None:
+        host, port = settings.admin_host or "127.0.0.1", settings.admin_port
+        address = _to_address(host, port, secure=settings.tls_certificate is not None)
+    if not is_loopback(_local(host)) or port == 0:
+        raise EnvironmentLacks(
+            "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
+        )
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(address + path, data=data)
+    request.add_header("content-type", "application/json")
+    key = os.environ.get(settings.api_key_env or "", "").strip()
+    if key:
+        request.add_header("authorization", f"Bearer {key}")
+    return HttpClient(proxies=False).send(request, seconds=seconds)
+
+
+def _read(content: bytes, status: int) -> dict[str, object]:
+    try:
+        body = json.loads(content)
+        if status >= 400:
+            return {"error": str(body.get("error", {}).get("message", body))[:2000]}
+        usage = body.get("usage") or {}
+        return {
+            "text": str(body["choices"][0]["message"].get("content") or ""),
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "reply_tokens": usage.get("completion_tokens"),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return {"error": f"status {status}, and the body is no chat completion"}

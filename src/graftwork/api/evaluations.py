@@ -1,0 +1,380 @@
+"""Evaluations to look at: the report, the verdict, and cases page by page, two subjects side by side.
+
+In: a project, a filter. Out: records. What is read from files is kept until another evaluation is done, so
+that ten thousand cases are parsed once.
+"""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from graftwork.api.project import Project
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.subjects import parse_subject, parse_subjects
+from graftwork.files.escalation import read_forecast
+from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.table import name_entry
+from graftwork.records.base import Record
+from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
+from graftwork.records.escalation import EscalationForecast
+from graftwork.records.report import Answer, Case, Report, SubjectReport
+from graftwork.records.verdict import Verdict
+
+PAGE_SIZE = 50
+KEPT = 2
+OUTSIDE = frozenset({"endpoint", "folder"})
+"""Kinds of subjects that are outside the project."""
+LESS_IS_BETTER = frozenset({"truncated"})
+
+Outcome = Literal["won", "lost", "both_right", "both_wrong", "same", "ungraded"]
+
+
+class EvaluationView(Record):
+    """The last evaluation that the gate decides on, and its verdict. `missing` names what is gone."""
+
+    evaluated: Evaluated
+    finished_at: str
+    verdict: Verdict | None
+    missing: tuple[str, ...] = ()
+
+
+class CaseQuery(Record):
+    """Which cases, of which two subjects, by which metric. Empty values mean the default or all."""
+
+    left: str = ""
+    right: str = ""
+    metric: str = ""
+    outcome: str = ""
+    part: str = ""
+    """CUT:PART, as in `group:billing`."""
+    text: str = ""
+    page: int = 1
+
+
+class CaseLine(Record):
+    """A case in the list."""
+
+    id: str
+    question: str
+    group: str | None
+    outcome: Outcome
+    left: float | None
+    right: float | None
+
+
+class CasePage(Record):
+    cases: tuple[CaseLine, ...]
+    subjects: tuple[str, ...]
+    metrics: tuple[str, ...]
+    parts: tuple[str, ...]
+    outcomes: dict[Outcome, int]
+    query: CaseQuery
+    total: int
+    page: int
+    pages: int
+
+
+class CaseAnswer(Record):
+    """What one subject answered, with its scores."""
+
+    subject: str
+    text: str | None
+    seconds: float | None
+    tokens: int | None
+    cut_off: bool
+    scores: dict[str, float | None]
+
+
+class CaseView(Record):
+    """A case with the answers of all subjects; before and after it, its neighbours in the list."""
+
+    case: Case
+    answers: tuple[CaseAnswer, ...]
+    before: str | None
+    after: str | None
+    place: int
+    total: int
+
+
+class _Loaded(NamedTuple):
+    """An evaluation as it was read from files."""
+
+    evaluated: Evaluated
+    cases: tuple[Case, ...]
+    answers: dict[str, dict[str, Answer]]
+    missing: tuple[str, ...]
+
+
+class _LoadedCache:
+    """The last evaluations that were read, by what identifies them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, ...], _Loaded] = OrderedDict()
+
+    def get(self, key: tuple[str, ...]) -> _Loaded | None:
+        with self._lock:
+            return self._kept.get(key)
+
+    def put(self, key: tuple[str, ...], loaded: _Loaded) -> None:
+        with self._lock:
+            self._kept[key] = loaded
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+
+_kept = _LoadedCache()
+
+
+def read_evaluation(project: Project) -> EvaluationView | None:
+    """None where nothing was evaluated yet."""
+    with project.open() as work:
+        times = work.ledger.times().get(name_entry(work, "evaluate"))
+        judged = work.ledger.get(name_entry(work, "gate"))
+    loaded = _load(project)
+    if loaded is None or times is None:
+        return None
+    verdict, missing = None, loaded.missing
+    try:
+        verdict = Verdict.model_validate(judged.output) if judged is not None else None
+    except ValueError:
+        missing = (*missing, "the verdict was written by another version of graftwork")
+    return EvaluationView(
+        evaluated=loaded.evaluated, finished_at=times.finished_at, verdict=verdict, missing=missing
+    )
+
+
+def list_cases(project: Project, query: CaseQuery) -> CasePage:
+    """A page of cases: losses first, then wins, then what both got wrong."""
+    loaded = _require(project)
+    lines, query = _select(loaded, query)
+    report = loaded.evaluated.report
+    outcomes: dict[Outcome, int] = {}
+    for line in lines:
+        outcomes[line.outcome] = outcomes.get(line.outcome, 0) + 1
+    if query.outcome:
+        lines = [line for line in lines if line.outcome == query.outcome]
+    pages = max(-(-len(lines) // PAGE_SIZE), 1)
+    page = min(max(query.page, 1), pages)
+    return CasePage(
+        cases=tuple(lines[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]),
+        subjects=tuple(subject.subject for subject in subjects_of(report)),
+        metrics=metrics_of(report),
+        parts=parts_of(report),
+        outcomes=outcomes,
+        query=query,
+        total=len(lines),
+        page=page,
+        pages=pages,
+    )
+
+
+def read_case(project: Project, case_id: str, query: CaseQuery) -> CaseView:
+    loaded = _require(project)
+    case = next((case for case in loaded.cases if case.id == case_id), None)
+    if case is None:
+        raise UserMistake(
+            f"there is no case {case_id}",
+            why="the last evaluation did not ask it, or its cases are gone",
+            fix="choose one from the list of cases",
+        )
+    lines, query = _select(loaded, query)
+    ids = [line.id for line in lines if not query.outcome or line.outcome == query.outcome]
+    place = ids.index(case_id) if case_id in ids else -1
+    answers = []
+    for subject in subjects_of(loaded.evaluated.report):
+        answer = loaded.answers.get(subject.subject, {}).get(case_id)
+        answers.append(
+            CaseAnswer(
+                subject=subject.subject,
+                text=answer.text if answer else None,
+                seconds=answer.seconds if answer else None,
+                tokens=answer.tokens if answer else None,
+                cut_off=answer is not None and answer.finish_reason == "length",
+                scores={name: metric.scores.get(case_id) for name, metric in subject.metrics.items()},
+            )
+        )
+    return CaseView(
+        case=case,
+        answers=tuple(answers),
+        before=ids[place - 1] if place > 0 else None,
+        after=ids[place + 1] if 0 <= place < len(ids) - 1 else None,
+        place=place + 1,
+        total=len(ids),
+    )
+
+
+def read_escalation(project: Project) -> EscalationForecast | None:
+    """The last forecast of escalation; None where there is none."""
+    return read_forecast(project.folder.state)
+
+
+def require_known_subject(project: Project, text: str) -> None:
+    """Refuse a URL or a folder that graft.yaml does not name, before cases or keys are sent there."""
+    subject = parse_subject(text)
+    if subject.kind not in OUTSIDE or subject in parse_subjects(project.settings.evaluate.subjects):
+        return
+    raise AnswerIsNo(
+        "a URL or a folder can be asked here only if graft.yaml names it",
+        why="held-out cases and a key would go there, or files from there would be loaded",
+        fix="add it to evaluate.subjects, or run the command in a terminal",
+        where="evaluate.subjects",
+    )
+
+
+def subjects_of(report: Report) -> tuple[SubjectReport, ...]:
+    """Baseline, candidate, then the others, each once."""
+    named = {subject.subject: subject for subject in (report.baseline, report.candidate, *report.others)}
+    return tuple(named.values())
+
+
+def metrics_of(report: Report) -> tuple[str, ...]:
+    """Metrics that grade each answer."""
+    return tuple(
+        dict.fromkeys(
+            name
+            for subject in (report.candidate, report.baseline)
+            for name, metric in subject.metrics.items()
+            if metric.kind in ("rate", "score") and metric.scores
+        )
+    )
+
+
+def parts_of(report: Report) -> tuple[str, ...]:
+    return tuple(
+        f"{cut}:{part}" for cut, parts in report.cuts.items() for part in sorted(set(parts.values()))
+    )
+
+
+_ORDER: dict[Outcome, int] = {
+    "lost": 0,
+    "won": 1,
+    "both_wrong": 2,
+    "same": 3,
+    "both_right": 4,
+    "ungraded": 5,
+}
+
+
+def _select(loaded: _Loaded, query: CaseQuery) -> tuple[list[CaseLine], CaseQuery]:
+    """The cases in order, before the filter by outcome, and the query with its defaults filled in."""
+    report = loaded.evaluated.report
+    subjects = {subject.subject: subject for subject in subjects_of(report)}
+    metrics = metrics_of(report)
+    query = query.model_copy(
+        update={
+            "left": query.left if query.left in subjects else report.baseline.subject,
+            "right": query.right if query.right in subjects else report.candidate.subject,
+            "metric": query.metric if query.metric in metrics else (metrics[0] if metrics else ""),
+        }
+    )
+    left, right = (subjects[name].metrics.get(query.metric) for name in (query.left, query.right))
+    cut, _, part = query.part.partition(":")
+    inside = report.cuts.get(cut, {}) if query.part else {}
+    wanted = query.text.casefold()
+    lines = []
+    for case in loaded.cases:
+        if query.part and inside.get(case.id) != part:
+            continue
+        if wanted and not _holds(loaded, case, wanted):
+            continue
+        before = left.scores.get(case.id) if left else None
+        after = right.scores.get(case.id) if right else None
+        lines.append(
+            CaseLine(
+                id=case.id,
+                question=question_of(case),
+                group=case.group,
+                outcome=_outcome(before, after, less=query.metric in LESS_IS_BETTER),
+                left=before,
+                right=after,
+            )
+        )
+    lines.sort(key=lambda line: _ORDER[line.outcome])
+    return lines, query
+
+
+def question_of(case: Case) -> str:
+    """The last turn of the user."""
+    return next((turn.content for turn in reversed(case.messages) if turn.role == "user"), "")
+
+
+def _outcome(before: float | None, after: float | None, *, less: bool) -> Outcome:
+    if before is None or after is None:
+        return "ungraded"
+    if less:
+        before, after = -before, -after
+    if after != before:
+        return "won" if after > before else "lost"
+    if less:
+        return "both_right" if after == 0 else "both_wrong"
+    return "both_right" if after >= 1 else "both_wrong" if after <= 0 else "same"
+
+
+def _holds(loaded: _Loaded, case: Case, text: str) -> bool:
+    if text in case.id.casefold() or any(text in turn.content.casefold() for turn in case.messages):
+        return True
+    answers = (book.get(case.id) for book in loaded.answers.values())
+    return any(answer is not None and text in answer.text.casefold() for answer in answers)
+
+
+def _require(project: Project) -> _Loaded:
+    loaded = _load(project)
+    if loaded is None:
+        raise UserMistake("nothing was evaluated yet", fix="run `graft eval run`, or `graft run`")
+    if not loaded.cases:
+        raise UserMistake(
+            "the cases of the last evaluation are gone",
+            why="; ".join(loaded.missing),
+            fix="run `graft eval run` again",
+        )
+    return loaded
+
+
+def _load(project: Project) -> _Loaded | None:
+    with project.open() as work:
+        name = name_entry(work, "evaluate")
+        times = work.ledger.times().get(name)
+        if times is None:
+            return None
+        key = (str(project.root), name, times.fingerprint, times.finished_at)
+        known = _kept.get(key)
+        if known is not None and not known.missing:
+            return known
+        entry = work.ledger.get(name)
+    if entry is None:
+        return None
+    try:
+        evaluated = Evaluated.model_validate(entry.output)
+    except ValueError:
+        raise UserMistake(
+            "the last evaluation was written by another version of graftwork",
+            fix="run `graft eval run` again",
+        ) from None
+    loaded = _read_files(evaluated)
+    _kept.put(key, loaded)
+    return loaded
+
+
+def _read_files(evaluated: Evaluated) -> _Loaded:
+    missing = []
+    cases: tuple[Case, ...] = ()
+    try:
+        cases = tuple(read_cases(Path(evaluated.cases_file)))
+    except (GraftError, OSError, ValueError):
+        missing.append(f"the cases in {evaluated.cases_file} cannot be read")
+    answers: dict[str, dict[str, Answer]] = {}
+    for subject, folder in evaluated.folders.items():
+        try:
+            found = read_answers(Path(folder))
+        except (GraftError, OSError, ValueError):
+            found = []
+        if not found:
+            missing.append(f"the answers of {subject} are gone")
+        book = answers.setdefault(subject, {})
+        for answer in found:
+            if answer.repeat == 0 or answer.case_id not in book:
+                book[answer.case_id] = answer
+    return _Loaded(evaluated, cases, answers, tuple(missing))

@@ -1,0 +1,262 @@
+"""Releases to look at and to move: their list, one with lineage and verdict, two compared, aliases.
+
+In: a project, an alias, a version or an id. Out: records. Promotions and rollbacks are logged with who and
+why.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from graftwork.api.project import Project
+from graftwork.pipeline.release_lineage import LineageGraph as LineageGraph  # noqa: PLC0414
+from graftwork.pipeline.release_lineage import LineageNode as LineageNode  # noqa: PLC0414
+from graftwork.pipeline.release_lineage import trace_release
+from graftwork.pipeline.release_transfer import archive_path
+from graftwork.pipeline.release_transfer import export_release as write_release_archive
+from graftwork.pipeline.releases import (
+    full_alias,
+    open_store,
+    promote_release,
+    read_verdict,
+    rollback_alias,
+)
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
+from graftwork.records.report import Report
+from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import find_release
+from graftwork.registry.transfer.archive import ArchiveFile
+
+PAGE_SIZE = 50
+REPORT_FILE = "evaluation.json"
+
+
+class ReleasePage(Record):
+    releases: tuple[ReleaseEntry, ...]
+    aliases: dict[str, str]
+    total: int
+    page: int
+    pages: int
+
+
+class ReleaseView(Record):
+    """A release with its verdict, its notes and every move of an alias that it took part in."""
+
+    release: Release
+    entry: ReleaseEntry
+    verdict: Verdict | None
+    report: Report | None
+    notes: tuple[ReleaseNote, ...]
+    moves: tuple[AliasMove, ...]
+    has_files: bool
+    size_bytes: int
+    page: str = ""
+    """The file of its report page; empty where there is none."""
+
+
+class VerifiedRelease(Record):
+    id: str
+    files: int
+    size_bytes: int
+    signature_checked: bool
+
+
+class ReleaseDifference(Record):
+    section: str
+    name: str
+    a: Any
+    b: Any
+    same: bool
+
+
+class ReleaseComparison(Record):
+    a: ReleaseEntry
+    b: ReleaseEntry
+    rows: tuple[ReleaseDifference, ...]
+
+
+def list_releases(project: Project, *, search: str = "", decision: str = "", page: int = 1) -> ReleasePage:
+    """A page of releases, the newest first."""
+    with project.open() as work:
+        found = work.releases.entries(ReleaseQuery(search=search or None))
+        aliases = work.releases.aliases()
+    if decision:
+        found = tuple(entry for entry in found if entry.decision == decision)
+    pages = max(-(-len(found) // PAGE_SIZE), 1)
+    page = min(max(page, 1), pages)
+    return ReleasePage(
+        releases=found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE],
+        aliases=aliases,
+        total=len(found),
+        page=page,
+        pages=pages,
+    )
+
+
+def read_release(project: Project, name: str) -> ReleaseView:
+    with project.open() as work:
+        release = find_release(work.releases, name)
+        store = open_store(work)
+        has_files = store.has(release.id)
+        folder = store.folder(release.id)
+        moves = [
+            move
+            for log in work.releases.alias_logs().values()
+            for move in log
+            if release.id in (move.release_id, move.previous)
+        ]
+        return ReleaseView(
+            release=release,
+            entry=work.releases.entry(release.id),
+            verdict=read_verdict(work, release),
+            report=_read_report(folder, release) if has_files else None,
+            notes=work.releases.notes(release.id),
+            moves=tuple(sorted(moves, key=lambda move: move.when, reverse=True)),
+            has_files=has_files,
+            size_bytes=sum(file.size for file in release.files),
+            page=_find_page(folder, release) if has_files else "",
+        )
+
+
+def read_lineage(project: Project, name: str) -> LineageGraph:
+    """What a release was made from, down to the lines of the logs."""
+    with project.open() as work:
+        return trace_release(work, find_release(work.releases, name))
+
+
+def read_alias_log(project: Project, *, alias: str = "") -> tuple[AliasMove, ...]:
+    """Every move, the newest first; of one alias, or of all."""
+    with project.open() as work:
+        logs = work.releases.alias_logs()
+    moves = [move for name, log in logs.items() if not alias or name == alias for move in log]
+    return tuple(sorted(moves, key=lambda move: move.when, reverse=True))
+
+
+def verify_release(project: Project, name: str) -> VerifiedRelease:
+    """Read every byte of a release and compare it with its manifest; its signature too."""
+    with project.open() as work:
+        found = find_release(work.releases, name)
+        release = open_store(work).verify(found.id)
+        signed = work.settings.release.public_key is not None
+    return VerifiedRelease(
+        id=release.id,
+        files=len(release.files),
+        size_bytes=sum(file.size for file in release.files),
+        signature_checked=signed,
+    )
+
+
+def export_release(project: Project, name: str) -> ArchiveFile:
+    """Write a release as an archive to the project folder, as `graft release export` does."""
+    with project.open() as work:
+        return write_release_archive(work, name)
+
+
+def find_archive(project: Project, name: str) -> Path | None:
+    """The archive that `export_release` wrote; None where there is none."""
+    with project.open() as work:
+        path = archive_path(work, find_release(work.releases, name))
+    return path if path.is_file() else None
+
+
+def promote(project: Project, name: str, *, alias: str = "", reason: str, who: str = "") -> AliasMove | None:
+    """Point an alias at a release that may be deployed; None where it points there already."""
+    with project.open() as work:
+        return promote_release(work, name, alias=alias or None, reason=reason, who=who).move
+
+
+def rollback(project: Project, *, alias: str = "", reason: str, who: str = "") -> AliasMove:
+    """Point an alias at the release before the present one."""
+    with project.open() as work:
+        # A full name such as tagger/champion names its model itself.
+        model, slash, name = alias.rpartition("/")
+    chosen = project.with_model(model) if slash else project
+    with chosen.open() as work:
+        return rollback_alias(work, alias=name or None, reason=reason, who=who)
+
+
+def name_alias(project: Project) -> str:
+    """The full name of the alias that graft.yaml serves."""
+    with project.open() as work:
+        return full_alias(work)
+
+
+def compare_releases(project: Project, a: str, b: str) -> ReleaseComparison:
+    """Metrics with their intervals, data, settings and versions of two releases."""
+    first, second = read_release(project, a), read_release(project, b)
+    if first.release.id == second.release.id:
+        raise UserMistake(
+            "both are the same release", why=f"{a} and {b} name {first.release.id[:12]}", fix="choose another"
+        )
+    rows = []
+    for section, values in (
+        ("metrics", _metrics_of),
+        ("made from", _sources_of),
+        ("settings", _settings_of),
+        ("versions", _versions_of),
+    ):
+        left, right = values(first), values(second)
+        rows += [
+            ReleaseDifference(
+                section=section,
+                name=key,
+                a=left.get(key),
+                b=right.get(key),
+                same=left.get(key) == right.get(key),
+            )
+            for key in dict.fromkeys((*left, *right))
+        ]
+    return ReleaseComparison(a=first.entry, b=second.entry, rows=tuple(rows))
+
+
+def _metrics_of(view: ReleaseView) -> dict[str, Any]:
+    if view.report is None:
+        return {}
+    return {
+        name: (metric.value, metric.low, metric.high, metric.kind, metric.unit)
+        for name, metric in view.report.candidate.metrics.items()
+    }
+
+
+def _sources_of(view: ReleaseView) -> dict[str, Any]:
+    release = view.release
+    return {
+        "verdict": release.decision,
+        "base": release.base,
+        "dataset": release.dataset_hash[:12],
+        "run": release.run_id,
+        "adapter": release.adapter_hash[:12],
+        "size, bytes": view.size_bytes,
+    }
+
+
+def _settings_of(view: ReleaseView) -> dict[str, Any]:
+    return dict(_flatten(view.release.settings))
+
+
+def _versions_of(view: ReleaseView) -> dict[str, Any]:
+    return dict(view.release.versions)
+
+
+def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            found += _flatten(inner, f"{path}{key}.")
+        else:
+            found.append((f"{path}{key}", inner))
+    return found
+
+
+def _read_report(folder: Path, release: Release) -> Report | None:
+    name = next((file.path for file in release.files if file.path in ("report.json", REPORT_FILE)), None)
+    try:
+        return Report.from_json((folder / name).read_bytes()) if name else None
+    except (OSError, ValueError, GraftError):
+        return None
+
+
+def _find_page(folder: Path, release: Release) -> str:
+    name = next((file.path for file in release.files if file.path.endswith(".html")), "")
+    return str(folder / name) if name and (folder / name).is_file() else ""

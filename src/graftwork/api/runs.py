@@ -1,0 +1,338 @@
+"""Training runs to look at: their list, one run with its curves and events, and two runs compared.
+
+In: a project and the id of a run. Out: records. A run whose folder is incomplete is shown as far as it can be
+read. Stopping a run is here too; nothing else changes anything.
+"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from graftwork.api.project import Project
+from graftwork.files.disk import Journal
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.runs import (
+    Event,
+    Events,
+    ask_to_stop,
+    find_processes,
+    find_run,
+    read_vitals,
+)
+from graftwork.pipeline.status import RunStatus, describe_run
+from graftwork.process.health import Patience
+from graftwork.process.worker_host import LOG_FILE
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+from graftwork.records.job import Vitals
+from graftwork.records.plan import Plan, Residual
+from graftwork.records.run import AnswerExtremes, RunState, TrainingEvaluation, TrainOutcome, TrainStep
+from graftwork.store.runs import RunEntry
+from graftwork.train.rollouts.episodes import read_extremes
+from graftwork.train.run_folder import CHECKPOINTS, EVALUATIONS, STEPS
+
+PAGE_SIZE = 50
+LOG_TAIL_BYTES = 16_384
+MOST_EVENTS = 200
+LAST_BATCHES = 5
+STATES: tuple[RunState, ...] = get_args(RunState)
+
+
+class RunLine(Record):
+    """A run as the list shows it."""
+
+    id: str
+    state: RunState
+    created_at: str
+    updated_at: str
+    base: str = ""
+    method: str = ""
+    dataset: str = ""
+    steps: int | None = None
+    final_loss: float | None = None
+    minutes: float | None = None
+    tokens_per_second: float | None = None
+    error: str = ""
+
+
+class RunPage(Record):
+    runs: tuple[RunLine, ...]
+    counts: dict[RunState, int]
+    total: int
+    page: int
+    pages: int
+
+
+class RunView(Record):
+    """Everything about a run. `missing` names what could not be read."""
+
+    entry: RunEntry
+    status: RunStatus
+    plan: Plan | None
+    outcome: TrainOutcome | None
+    steps: tuple[TrainStep, ...]
+    looks: tuple[TrainingEvaluation, ...]
+    vitals: tuple[Vitals, ...]
+    checkpoints: tuple[str, ...]
+    log_tail: str
+    missing: tuple[str, ...] = ()
+
+
+class RunDifference(Record):
+    """A value of two runs. `better` is `a`, `b` or empty, where one is better."""
+
+    section: str
+    name: str
+    a: Any
+    b: Any
+    better: str = ""
+    same: bool = False
+
+
+class RunComparison(Record):
+    a: RunLine
+    b: RunLine
+    rows: tuple[RunDifference, ...]
+
+
+def list_runs(project: Project, *, state: str = "", page: int = 1) -> RunPage:
+    """A page of runs, the newest first."""
+    chosen = next((known for known in STATES if known == state), None)
+    with project.open() as work:
+        counts = work.runs.count()
+        total = counts.get(chosen, 0) if chosen else sum(counts.values())
+        pages = max(-(-total // PAGE_SIZE), 1)
+        page = min(max(page, 1), pages)
+        entries = work.runs.list(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, state=chosen)
+        return RunPage(
+            runs=tuple(to_line(entry) for entry in entries),
+            counts=counts,
+            total=total,
+            page=page,
+            pages=pages,
+        )
+
+
+def read_run(project: Project, run_id: str) -> RunView:
+    with project.open() as work:
+        entry = _require_run(work, run_id)
+        patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
+        status = describe_run(entry, patience)
+    folder = Path(entry.folder)
+    missing = [] if folder.is_dir() else [f"its folder {folder} is gone"]
+    steps = read_curve(folder)
+    if entry.state == "done" and not steps and not missing:
+        missing.append("its journal of steps is gone")
+    plan, outcome = _read_plan(entry), _read_outcome(entry)
+    if outcome is not None and not Path(outcome.adapter_folder).is_dir():
+        missing.append("its adapter is gone; `graft train` trains it again")
+    return RunView(
+        entry=entry,
+        status=status,
+        plan=plan,
+        outcome=outcome,
+        steps=steps,
+        looks=outcome.looks if outcome else _read_looks(folder),
+        vitals=read_vitals(folder),
+        checkpoints=_list_checkpoints(folder),
+        log_tail=_read_tail(folder / LOG_FILE),
+        missing=tuple(missing),
+    )
+
+
+def read_curve(folder: Path, *, after: int = 0) -> tuple[TrainStep, ...]:
+    """The steps after a step, in the order of the journal; lines of another version are left out."""
+    found = []
+    for line in Journal(folder / STEPS).read():
+        try:
+            step = TrainStep.model_validate(line)
+        except ValidationError:
+            continue
+        if step.step > after:
+            found.append(step)
+    return tuple(found)
+
+
+def read_run_curve(project: Project, run_id: str, *, after: int = 0) -> tuple[TrainStep, ...]:
+    with project.open() as work:
+        entry = _require_run(work, run_id)
+    return read_curve(Path(entry.folder), after=after)
+
+
+def list_events(project: Project, run_id: str, *, kind: str = "") -> tuple[Event, ...]:
+    """The last events of a run, the newest first: messages, alerts, checkpoints, evaluations, output."""
+    with project.open() as work:
+        entry = _require_run(work, run_id)
+    events = [event for event in Events(Path(entry.folder)).new() if not kind or event.kind == kind]
+    return tuple(reversed(events[-MOST_EVENTS:]))
+
+
+def list_answer_extremes(project: Project, run_id: str, *, most: int = 5) -> AnswerExtremes | None:
+    """The best and the worst sampled answers of the last batches; None for a run without rewards."""
+    with project.open() as work:
+        entry = _require_run(work, run_id)
+    return read_extremes(Path(entry.folder), most=most, batches=LAST_BATCHES)
+
+
+def compare_runs(project: Project, a: str, b: str) -> RunComparison:
+    """Plan, settings, measured figures and losses of two runs, side by side."""
+    with project.open() as work:
+        first, second = _require_run(work, a), _require_run(work, b)
+    rows = []
+    for section, values in (("measured", _measured), ("settings", _settings), ("plan", _planned)):
+        left, right = values(first), values(second)
+        for name in dict.fromkeys((*left, *right)):
+            one, other = left.get(name), right.get(name)
+            rows.append(
+                RunDifference(
+                    section=section,
+                    name=name,
+                    a=one,
+                    b=other,
+                    same=one == other,
+                    better=_better(name, one, other) if section == "measured" else "",
+                )
+            )
+    return RunComparison(a=to_line(first), b=to_line(second), rows=tuple(rows))
+
+
+def stop_run(project: Project) -> bool:
+    """Ask the running work to stop at its next checkpoint; False where nothing runs. Does not wait."""
+    with project.open() as work:
+        busy = find_processes(work, find_run(work))
+        if not busy:
+            return False
+        ask_to_stop(busy)
+        return True
+
+
+def to_line(entry: RunEntry) -> RunLine:
+    outcome, plan = entry.outcome or {}, entry.plan
+    seconds = outcome.get("seconds")
+    return RunLine(
+        id=entry.id,
+        state=entry.state,
+        created_at=entry.created_at,
+        updated_at=entry.updated_at,
+        base=str(plan.get("base", "")),
+        method=str(plan.get("method", "")),
+        dataset=str(plan.get("dataset_hash", "")),
+        steps=outcome.get("steps"),
+        final_loss=outcome.get("final_loss"),
+        minutes=seconds / 60 if seconds is not None else None,
+        tokens_per_second=outcome.get("tokens_per_second"),
+        error=str((entry.error or {}).get("what", "")),
+    )
+
+
+def _require_run(work: OpenProject, run_id: str) -> RunEntry:
+    entry = work.runs.get(run_id) or (find_run(work, run_id) if run_id else None)
+    if entry is None:
+        raise UserMistake(f"there is no run {run_id}", fix="choose one from the list of runs")
+    return entry
+
+
+def _read_plan(entry: RunEntry) -> Plan | None:
+    try:
+        return Plan.model_validate(entry.plan)
+    except ValidationError:
+        return None
+
+
+def _read_outcome(entry: RunEntry) -> TrainOutcome | None:
+    try:
+        return TrainOutcome.model_validate(entry.outcome) if entry.outcome is not None else None
+    except ValidationError:
+        return None
+
+
+def _read_looks(folder: Path) -> tuple[TrainingEvaluation, ...]:
+    found = []
+    for line in Journal(folder / EVALUATIONS).read():
+        try:
+            found.append(TrainingEvaluation.model_validate(line.get("look", line)))
+        except (ValidationError, AttributeError):
+            continue
+    return tuple(found)
+
+
+def _list_checkpoints(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.is_dir()))
+    except OSError:
+        return ()
+
+
+def _read_tail(path: Path) -> str:
+    try:
+        with path.open("rb") as handle:
+            size = handle.seek(0, 2)
+            handle.seek(max(size - LOG_TAIL_BYTES, 0))
+            text = handle.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text.partition("\n")[2] if size > LOG_TAIL_BYTES else text
+
+
+LESS_IS_BETTER = {"final loss", "validation loss", "minutes", "peak memory, GiB", "restarts"}
+MORE_IS_BETTER = {"tokens a second"}
+
+
+def _better(name: str, a: Any, b: Any) -> str:
+    if not isinstance(a, int | float) or not isinstance(b, int | float) or a == b:
+        return ""
+    if name in LESS_IS_BETTER:
+        return "a" if a < b else "b"
+    return ("a" if a > b else "b") if name in MORE_IS_BETTER else ""
+
+
+def _measured(entry: RunEntry) -> dict[str, Any]:
+    outcome = _read_outcome(entry)
+    if outcome is None:
+        return {"state": entry.state}
+    return {
+        "state": entry.state,
+        "final loss": outcome.final_loss,
+        "validation loss": outcome.validation_loss_after,
+        "steps": outcome.steps,
+        "rows": outcome.rows,
+        "minutes": outcome.seconds / 60,
+        "tokens a second": outcome.tokens_per_second,
+        "peak memory, GiB": outcome.peak_memory_gib,
+        "restarts": outcome.restarts,
+    }
+
+
+def _settings(entry: RunEntry) -> dict[str, Any]:
+    return dict(_flatten(entry.plan.get("train", {})))
+
+
+def _planned(entry: RunEntry) -> dict[str, Any]:
+    plan = _read_plan(entry)
+    if plan is None:
+        return {}
+    device = plan.device
+    return {
+        "base": plan.base,
+        "dataset": plan.dataset_hash[:12],
+        "device": device.name,
+        "planned minutes": plan.minutes.value,
+        "planned memory, GiB": plan.peak_memory_gib.value,
+        "trainable parameters": plan.trainable_parameters.value,
+    }
+
+
+def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            found += _flatten(inner, f"{path}{key}.")
+        else:
+            found.append((f"{path}{key}", inner))
+    return found
+
+
+def residuals_of(view: RunView) -> tuple[Residual, ...]:
+    """Plan against reality; empty until the run is done."""
+    return view.outcome.residuals if view.outcome is not None else ()

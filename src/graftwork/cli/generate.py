@@ -1,0 +1,339 @@
+"""`graft generate`: components from a specification, their provenance, and episodes for training."""
+
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graftwork.cli.command import Folder
+from graftwork.cli.output import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from graftwork.components.generate.attempts import OnProgress
+    from graftwork.components.generate.report import GenerationOutcome, StageRate
+    from graftwork.components.settings import GenerateSettings
+    from graftwork.components.spec.cases import Stage
+    from graftwork.pipeline.open_project import OpenProject
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+
+Spec = Annotated[Path | None, typer.Option("--spec", help="The specification.")]
+Cases = Annotated[
+    Path | None, typer.Option("--cases", help="The file of cases. Default: NAME.cases.yaml next to the spec.")
+]
+Generated = Annotated[Path, typer.Argument(help="The folder that `graft generate --out` wrote.")]
+
+
+@app.callback()
+def generate(
+    context: typer.Context,
+    spec: Spec = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="The model that answers: an OpenAI-compatible endpoint as URL#model,key=VARIABLE, base (the "
+            "embedded model), run:ID, release:ID or champion of a project, engine:llamacpp@base, or "
+            "recorded:FILE.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the package.")] = Path("generated"),
+    cases: Cases = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            help="Only this component or node, everything below it, and its dependencies. Repeatable.",
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per stage.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds with feedback.")] = None,
+    stages: Annotated[str, typer.Option("--stages", help="Stages to run, such as 1 or 1,2.")] = "1,2,3,4",
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-total-tokens", min=1, help="Stop after this many tokens in total.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option("--max-minutes", help="Stop after this many minutes.")
+    ] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Also ask evaluate.judge; its score decides nothing.")
+    ] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Generate components from a specification: in four stages, verified in the sandbox, with score cards.
+
+    Every attempt is kept, and the same command resumes. Exit code 0 if all components pass their gates, 1 if
+    not, 75 if the budget is spent.
+
+    Example:  graft generate --spec converter.tiki --engine recorded:answers.jsonl --out generated
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from graftwork.cli.output import print_json
+    from graftwork.pipeline.components import ComponentRequest, generate_components
+    from graftwork.records.errors import UserMistake
+
+    if spec is None or engine is None:
+        missing = "--spec" if spec is None else "--engine"
+        raise UserMistake(f"{missing} is missing", fix="see `graft generate --help`", where=missing)
+    changes = {
+        "samples": samples,
+        "rounds": rounds,
+        "max_total_tokens": max_tokens,
+        "max_minutes": max_minutes,
+    }
+    chosen_stages = _read_stages(stages)
+    if not json:
+        _warn(spec, cases)
+    with _settings(project, progress=not json) as (settings, work, on_progress):
+        chosen = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        request = ComponentRequest(spec, engine, out, chosen, cases, tuple(only or ()), chosen_stages, judge)
+        outcome = generate_components(request, work=work, on_progress=on_progress)
+    if json:
+        print_json({**outcome.model_dump(mode="json"), "ok": outcome.ok})
+    else:
+        _show(outcome)
+    raise typer.Exit(0 if outcome.ok else 1)
+
+
+def _warn(spec: Path, cases: Path | None) -> None:
+    """What `graft spec check` finds, in one line."""
+    from graftwork.cli.output import stderr
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.components.spec.check import check_file
+    from graftwork.grading.metrics import plural
+
+    report = check_file(spec, cases)
+    found = [each for each in report.findings if each.level != "note"]
+    if found:
+        shown = f"{plural(len(found), 'finding')} in the specification: `graft spec check {spec}` shows them"
+        print_line(stderr, f"[yellow]![/] {quote(shown)}", soft_wrap=True)
+
+
+@contextmanager
+def _settings(
+    project: Path | None, *, progress: bool = False
+) -> "Iterator[tuple[GenerateSettings, OpenProject | None, OnProgress]]":
+    """Settings of the project where there is one, else the defaults."""
+    from graftwork.cli.progress import RichReporter
+    from graftwork.components.settings import GenerateSettings
+    from graftwork.pipeline.reporter import progress_listener
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import find_project
+
+    with ExitStack() as stack:
+        stack.enter_context(stoppable())
+        listener = progress_listener(stack.enter_context(RichReporter(tables=False)))
+        on_progress: OnProgress = listener if progress else lambda _phase, _done, _total: None
+        if project is None and find_project() is None:
+            yield GenerateSettings(), None, on_progress
+            return
+        from graftwork.api.project import open_project
+
+        work = stack.enter_context(open_project(project).open())
+        yield work.project.settings.generate, work, on_progress
+
+
+def _read_stages(text: str) -> "tuple[Stage, ...]":
+    from graftwork.components.generate.run import STAGES
+    from graftwork.records.errors import UserMistake
+
+    parts = {part.strip() for part in text.split(",") if part.strip()}
+    chosen = tuple(stage for stage in STAGES if str(stage) in parts)
+    if len(chosen) != len(parts) or 1 not in chosen:
+        raise UserMistake(
+            f"{text!r} names no stages", why="they begin with 1", fix="write 1,2,3,4", where="--stages"
+        )
+    return chosen
+
+
+def _show(outcome: "GenerationOutcome") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote, table
+    from graftwork.components.generate.run import STAGES
+
+    rows = table("component", "state", "total", "pass@1 at 1 2 3 4", "figures below 1", right=("total",))
+    rows.columns[0].no_wrap = rows.columns[3].no_wrap = True
+    for card in outcome.cards:
+        failed = [name for name, held in card.gates.items() if not held]
+        state = "[green]pass[/]" if card.ok else f"[red]{quote(', '.join(failed) or 'not built')}[/]"
+        below = [
+            f"{name} {value:.2f}" for name, value in card.scores.items() if value is not None and value < 1
+        ]
+        total = "–" if card.total is None else f"{card.total:.0f}"
+        rates = " ".join(f"{_figure(card.pass_at_1.get(str(stage))):<4}" for stage in STAGES)
+        rows.add_row(quote(f"{card.component} {card.function}"), state, total, rates, ", ".join(below))
+    stdout.print(rows)
+    for identifier, reason in outcome.failed.items():
+        print_line(stdout, f"[red]✗[/] {quote(identifier)}: {quote(reason)}")
+    if outcome.skipped:
+        print_line(stdout, f"[yellow]![/] {quote(outcome.skipped)}")
+    if outcome.rates:
+        _show_rates(outcome.rates)
+    print_line(
+        stdout,
+        f"{len(outcome.built)} of {len(outcome.cards)} components built by {quote(outcome.model)}; "
+        f"{outcome.answers} answers, {outcome.tokens:,} tokens; package {quote(outcome.out)}",
+    )
+    if not outcome.ok:
+        print_line(
+            stdout,
+            "[dim]the same command with more --samples or --rounds asks for what is missing, and for nothing "
+            "twice[/]",
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _show_rates(rates: "tuple[StageRate, ...]") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import table
+
+    rows = table(
+        "stage",
+        "components",
+        "answers",
+        "pass@1",
+        "pass@n",
+        right=("components", "answers", "pass@1", "pass@n"),
+    )
+    for rate in rates:
+        rows.add_row(
+            str(rate.stage),
+            str(rate.components),
+            str(rate.answers),
+            f"{rate.pass_at_1:.2f}",
+            f"{rate.pass_at_n:.2f}",
+        )
+    stdout.print(rows)
+
+
+@app.command("verify")
+def verify(
+    out: Generated,
+    spec: Spec = None,
+    cases: Cases = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Check that a package is what its journal says: spec, prompts, model, answers, verdicts, files.
+
+    With --spec every component is also run again. Exit code 0 if every link holds, 1 if not.
+
+    Example:  graft generate verify generated --spec converter.tiki
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.components import verify_components
+
+    with _settings(project) as (settings, _, _):
+        report = verify_components(out, spec=spec, cases=cases, settings=settings if spec else None)
+    if json:
+        print_json({**report.model_dump(mode="json"), "ok": report.ok})
+    else:
+        for problem in report.problems:
+            print_line(stdout, f"[red]✗[/] {quote(problem)}")
+        again = f", {report.rerun} components run again" if report.rerun else ""
+        state = "[green]every link holds[/]" if report.ok else f"[red]{len(report.problems)} do not hold[/]"
+        print_line(
+            stdout, f"{quote(report.package)}: {report.links} links, {report.entries} entries{again}: {state}"
+        )
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command("episodes")
+def episodes(
+    out: Generated,
+    spec: Annotated[Path, typer.Option("--spec", help="The specification.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write to.")] = Path("episodes"),
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--held-out", help="A component or node that becomes evaluation cases only. Repeatable."
+        ),
+    ] = None,
+    cases: Cases = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Write attempts as training data: interactions with stage and reward, pairs, prompts for rollouts.
+
+    Example:  graft generate episodes generated --spec converter.tiki --to logs --held-out 5
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.components import write_episodes
+
+    with _settings(project) as (_, work, _):
+        written = write_episodes(out, spec=spec, to=to, cases=cases, held_out=held_out or (), work=work)
+    if json:
+        print_json(written)
+        return
+    print_line(
+        stdout,
+        f"{written.interactions} interactions ({written.pairs} pairs, {written.failed} failed), "
+        f"{written.prompts} prompts for rollouts, {written.cases} held-out cases",
+    )
+    if written.left_out:
+        print_line(stdout, f"{written.left_out} episodes are left out: the project holds their prompts out")
+    if written.with_dependencies:
+        print_line(
+            stdout,
+            f"{written.with_dependencies} components use others, and are neither prompts nor held-out cases",
+        )
+    for name, path in written.files.items():
+        print_line(stdout, f"  {name:<13}{quote(path)}")
+
+
+@app.command("report")
+def report(
+    out: Generated,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="An earlier generation, by the model before training.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show pass@1 by stage; with --against, before and after training.
+
+    Example:  graft generate report after --against before
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import table
+    from graftwork.components.generate.report import compare_rates
+    from graftwork.pipeline.components import read_rates
+
+    rates = read_rates(out)
+    if against is None:
+        if json:
+            listed = [
+                {**rate.model_dump(), "pass_at_1": rate.pass_at_1, "pass_at_n": rate.pass_at_n}
+                for rate in rates
+            ]
+            print_json({"stages": listed})
+        else:
+            _show_rates(rates)
+        return
+    rows = compare_rates(read_rates(against), rates)
+    if json:
+        print_json({"stages": rows})
+        return
+    shown = table(
+        "stage",
+        "answers before",
+        "before",
+        "answers after",
+        "after",
+        right=("answers before", "before", "answers after", "after"),
+    )
+    for row in rows:
+        values = [_figure(row[name]) for name in ("before", "after")]
+        shown.add_row(
+            str(row["stage"]), str(row["answers_before"]), values[0], str(row["answers_after"]), values[1]
+        )
+    stdout.print(shown)

@@ -1,0 +1,256 @@
+"""The result on disk: a package of components with their tests, a manifest and a score card.
+
+In: built components and their cards. Out: files, all or none, the manifest last. A file that is there already
+and was not written by an earlier generation is never overwritten.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from graftwork.components.generate.run import ENDINGS, BuiltComponent
+from graftwork.components.generate.score import ScoreCard
+from graftwork.components.spec.cases import Language
+from graftwork.components.spec.component import Component, ComponentPlan
+from graftwork.components.verify import elixir
+from graftwork.files.disk import write_atomic
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+
+MANIFEST_FILE = "manifest.json"
+INTENDED_FILE = "manifest.json.next"
+"""The manifest of a package that is being written; gone once the package is complete."""
+CARD_FILE, CARD_PAGE = "scorecard.json", "SCORECARD.md"
+PACKAGED = "packaged"
+"""The kind of the journal's entry about a package, under the key of its manifest."""
+FORMAT = 1
+
+
+class PackageManifest(Record):
+    """What a package holds and where each part comes from."""
+
+    format: int = FORMAT
+    package: str
+    language: Language
+    spec_hash: str
+    model: str
+    model_identity: str
+    journal: str
+    """The hash of the last entry of the journal that this was made from."""
+    components: dict[str, dict[str, str]]
+    """By id: function, file, and the hashes of source and verdict."""
+    files: dict[str, str]
+    """SHA-256 by relative name."""
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(out: Path) -> PackageManifest | None:
+    path = out / MANIFEST_FILE
+    return PackageManifest.from_json(path.read_bytes()) if path.is_file() else None
+
+
+def manifest_key(manifest: PackageManifest) -> str:
+    return text_hash(manifest.to_json())[:24]
+
+
+def source_name(plan: ComponentPlan, component: Component) -> str:
+    """The file of a component, relative to the package's folder."""
+    folder = plan.package if plan.language == "python" else "lib"
+    return f"{folder}/{component.module}{ENDINGS[plan.language]}"
+
+
+def tests_name(plan: ComponentPlan, component: Component) -> str:
+    if plan.language == "elixir":
+        return f"test/{component.module}_test.exs"
+    return f"tests/test_{component.module}.py"
+
+
+def tests_text(plan: ComponentPlan, component: Component) -> str:
+    return (elixir.write_tests if plan.language == "elixir" else write_tests)(plan, component)
+
+
+def find_handwritten(out: Path, plan: ComponentPlan) -> dict[str, str]:
+    """Modules in the package that no generation wrote, or that were changed since: module and text."""
+    known = _generated_hashes(out)
+    found = {}
+    for component in plan.components:
+        name = source_name(plan, component)
+        path = out / name
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            if text_hash(text) not in known.get(name, ()):
+                found[component.module] = text
+    return found
+
+
+def require_free(out: Path, plan: ComponentPlan, wanted: Collection[str]) -> None:
+    """Raise UserMistake where the package would overwrite a file that no generation wrote."""
+    chosen = [each for each in plan.components if each.id in wanted]
+    shared = (
+        ("mix.exs", "test/test_helper.exs") if plan.language == "elixir" else (f"{plan.package}/__init__.py",)
+    )
+    files: dict[str, str | None] = dict.fromkeys((CARD_FILE, CARD_PAGE, *shared))
+    files |= {tests_name(plan, each): tests_text(plan, each) for each in chosen}
+    _require_own(out, files, _generated_hashes(out), handwritten=set())
+
+
+def _require_own(
+    out: Path, files: Mapping[str, str | None], known: dict[str, set[str]], *, handwritten: set[str]
+) -> None:
+    """Every file is absent, written by a generation, or what is about to be written (None: not known yet)."""
+    for name, text in files.items():
+        path = out / name
+        if name in handwritten or not path.exists():
+            continue
+        present = text_hash(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else ""
+        if present in known.get(name, ()) or (text is not None and present == text_hash(text)):
+            continue
+        raise UserMistake(
+            f"{name} is there already, and no generation wrote it",
+            why="files that a person wrote are never overwritten; nothing was written",
+            fix="move it away, or generate into another folder with --out",
+            where=str(path),
+        )
+
+
+def write_package(
+    out: Path, files: dict[str, str], manifest: PackageManifest, *, handwritten: set[str]
+) -> PackageManifest:
+    """Refuses before the first byte is written."""
+    known = _generated_hashes(out)
+    _require_own(out, {**files}, known, handwritten=handwritten)
+    written = {name: text for name, text in files.items() if name not in handwritten}
+    hashed = {name: text_hash(text) for name, text in sorted(written.items())}
+    manifest = manifest.model_copy(update={"files": hashed})
+    _note_intended(out, manifest)
+    for name, text in written.items():
+        write_atomic(out / name, text)
+    for name, digests in known.items():
+        if name not in files and (out / name).is_file() and _is_unchanged(out / name, digests):
+            (out / name).unlink()
+    write_atomic(out / MANIFEST_FILE, manifest.to_json() + "\n")
+    (out / INTENDED_FILE).unlink()
+    return manifest
+
+
+def _generated_hashes(out: Path) -> dict[str, set[str]]:
+    """Hashes that generations wrote by file name, with those of packages that were never completed."""
+    found: dict[str, set[str]] = {}
+    manifest = read_manifest(out)
+    for files in ([manifest.files] if manifest is not None else []) + _read_intended(out):
+        for name, digest in files.items():
+            found.setdefault(name, set()).add(digest)
+    return found
+
+
+def _read_intended(out: Path) -> list[dict[str, str]]:
+    path = out / INTENDED_FILE
+    if not path.is_file():
+        return []
+    return [PackageManifest.from_json(line).files for line in path.read_bytes().splitlines()]
+
+
+def _note_intended(out: Path, manifest: PackageManifest) -> None:
+    """One line for each attempt since the last complete package."""
+    path = out / INTENDED_FILE
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    write_atomic(path, before + json.dumps(manifest.model_dump(mode="json")) + "\n")
+
+
+def _is_unchanged(path: Path, digests: set[str]) -> bool:
+    return text_hash(path.read_text(encoding="utf-8", errors="replace")) in digests
+
+
+def package_files(plan: ComponentPlan, built: list[BuiltComponent], cards: list[ScoreCard]) -> dict[str, str]:
+    """Sources, tests and the cards."""
+    sources = _elixir_files(plan, built) if plan.language == "elixir" else _python_files(plan, built)
+    return {
+        **sources,
+        CARD_FILE: json.dumps([card.model_dump(mode="json") for card in cards], indent=2) + "\n",
+        CARD_PAGE: write_card_page(plan, cards),
+    }
+
+
+def _elixir_files(plan: ComponentPlan, built: list[BuiltComponent]) -> dict[str, str]:
+    """Modules below lib/, an ExUnit file for each below test/, and a mix project around them."""
+    name = elixir.module_name(plan, plan.components[0]).partition(".")[0]
+    files = {
+        "mix.exs": f"defmodule {name}.MixProject do\n  use Mix.Project\n\n"
+        f'  def project, do: [app: :{plan.package}, version: "0.1.0", elixir: "~> 1.14"]\nend\n',
+        "test/test_helper.exs": "ExUnit.start()\n",
+    }
+    for each in built:
+        if each.source is not None:
+            component = plan.get(each.id)
+            files[source_name(plan, component)] = each.source
+            files[tests_name(plan, component)] = tests_text(plan, component)
+    return files
+
+
+def _python_files(plan: ComponentPlan, built: list[BuiltComponent]) -> dict[str, str]:
+    """Modules, one test file for each, and an `__init__` that exports all."""
+    files: dict[str, str] = {}
+    ready = [(plan.get(each.id), each) for each in built if each.source is not None]
+    for component, each in ready:
+        files[source_name(plan, component)] = each.source or ""
+        files[tests_name(plan, component)] = tests_text(plan, component)
+    names = [component.function for component, _ in ready]
+    imports = [f"from {plan.package}.{c.module} import {c.function}" for c, _ in ready]
+    listed = "".join(f'    "{name}",\n' for name in sorted(names))
+    files[f"{plan.package}/__init__.py"] = (
+        f'"""Generated components; {CARD_FILE} has the evidence for each."""\n\n'
+        + "\n".join(sorted(imports))
+        + f"\n\n__all__ = [\n{listed}]\n"
+    )
+    return files
+
+
+def write_tests(plan: ComponentPlan, component: Component) -> str:
+    """The calls as a pytest file. Values are compared by type and value, as in verification."""
+    calls = [
+        {"args": call.args, "named": call.named, "gives": call.gives, "raises": call.raises}
+        for call in component.cases.calls
+    ]
+    rows = "".join(f"    {json.dumps(call)!r},\n" for call in calls)
+    return (
+        f'"""Cases of component {component.id}."""\n\n'
+        "import json\n\nimport pytest\n\n"
+        f"from {plan.package}.{component.module} import {component.function}\n\n"
+        f"CALLS = [\n{rows}]\n\n\n"
+        '@pytest.mark.parametrize("call", CALLS)\n'
+        f"def test_{component.function}(call):\n"
+        "    call = json.loads(call)\n"
+        '    if call["raises"]:\n'
+        "        with pytest.raises(Exception) as raised:\n"
+        f'            {component.function}(*call["args"], **call["named"])\n'
+        '        assert type(raised.value).__name__ == call["raises"]\n'
+        "        return\n"
+        f'    value = {component.function}(*call["args"], **call["named"])\n'
+        '    assert json.loads(json.dumps(value)) == call["gives"]\n'
+    )
+
+
+def write_card_page(plan: ComponentPlan, cards: list[ScoreCard]) -> str:
+    names = list(dict.fromkeys(name for card in cards for name in card.scores))
+    lines = [
+        f"# Score card of {plan.package}",
+        "",
+        "| component | gates | total | " + " | ".join(names) + " |",
+    ]
+    lines.append("|---|---|---:|" + "---:|" * len(names))
+    for card in cards:
+        failed = [name for name, held in card.gates.items() if not held]
+        state = "not built" if not card.built else "pass" if not failed else f"fails {', '.join(failed)}"
+        shown = [_figure(card.scores.get(name)) for name in names]
+        total = "–" if card.total is None else f"{card.total:.1f}"
+        lines.append(f"| {card.component} {card.function} | {state} | {total} | " + " | ".join(shown) + " |")
+    notes = [f"- {card.component}: {note}" for card in cards for note in card.notes]
+    return "\n".join([*lines, "", *notes, ""])
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

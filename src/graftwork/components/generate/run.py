@@ -1,0 +1,452 @@
+"""Components of a plan through the four stages, in the order of their dependencies.
+
+In: a plan, a model, a verifier, a journal. Out: what was accepted for every component, or why nothing was. A
+stage accepts the best of n answers that hold every case so far and keep to the method; what passed once never
+fails later. The same call resumes a run that was killed.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from graftwork.components.generate.attempts import (
+    Attempt,
+    Attempts,
+    OnProgress,
+    Question,
+    source_of,
+    submission_key,
+)
+from graftwork.components.generate.journal import GenerationJournal
+from graftwork.components.generate.method import StageState, check_stage
+from graftwork.components.generate.prompts import shown_calls, write_prompt
+from graftwork.components.settings import GenerateSettings
+from graftwork.components.spec.cases import Language, Stage, hidden_ids
+from graftwork.components.spec.component import Component, ComponentPlan
+from graftwork.components.verify import elixir
+from graftwork.components.verify.verdict import Evidence, SourceVerdict
+from graftwork.components.verify.verifier import Submission
+from graftwork.records.base import Record, fingerprint
+
+ACCEPTED, FAILED = "accepted", "failed"
+STAGES: tuple[Stage, ...] = (1, 2, 3, 4)
+ENDINGS: dict[Language, str] = {"python": ".py", "elixir": ".ex"}
+How = Literal["answer", "kept", "handwritten"]
+
+
+class AcceptedStage(Record):
+    """What a stage ended with."""
+
+    component: str
+    stage: Stage
+    how: How
+    source: str
+    answer: str = ""
+    """The key of the answer in the journal; empty where the source was kept."""
+    submission: str = ""
+    """The key of its verdict."""
+    checks: dict[str, bool] = {}
+    verdict: SourceVerdict
+    evidence: Evidence | None = None
+    samples: int = 0
+    passed: int = 0
+    alike: int = 0
+    """Samples of the accepting round, those that held every case, and those that behaved like this one."""
+    held_back: float | None = None
+    """Of samples that held every shown case, the mean share of hidden cases that held."""
+
+
+class BuiltComponent(Record):
+    """A component and its stages; `failed` says at which stage and why there is none."""
+
+    id: str
+    function: str
+    stages: tuple[AcceptedStage, ...] = ()
+    failed_stage: int | None = None
+    failed: str = ""
+    handwritten: bool = False
+    stubs: tuple[str, ...] = ()
+    """Dependencies that were stand-ins."""
+
+    @property
+    def source(self) -> str | None:
+        return self.stages[-1].source if self.stages and not self.failed else None
+
+
+class ComponentBuilder:
+    """Builds the components of one plan."""
+
+    def __init__(
+        self,
+        plan: ComponentPlan,
+        attempts: Attempts,
+        journal: GenerationJournal,
+        settings: GenerateSettings,
+        *,
+        handwritten: dict[str, str] | None = None,
+        on_progress: OnProgress = lambda _phase, _done, _total: None,
+    ) -> None:
+        self._plan, self._attempts, self._journal, self._settings = plan, attempts, journal, settings
+        self._handwritten = handwritten or {}
+        self._progress = on_progress
+        self.built: dict[str, BuiltComponent] = {}
+
+    def run(
+        self, wanted: Sequence[str], *, stages: Sequence[Stage] = STAGES, recalled: Collection[str] = ()
+    ) -> list[BuiltComponent]:
+        """These components and everything that they depend on.
+
+        `recalled` are built as far as the journal knows them; nothing is asked for them.
+        """
+        chosen = with_dependencies(self._plan, wanted)
+        for wave in self._plan.waves():
+            members = [each for each in wave if each.id in chosen]
+            for each in members:
+                self.built[each.id] = self._begin(each)
+            for each in wave:
+                if each.id in recalled and each.id not in chosen:
+                    self._recall(each)
+            for stage in stages:
+                self._run_stage([each for each in members if self._is_open(each)], stage)
+            done = sum(each in chosen for each in self.built)
+            self._progress("components", done, len(chosen))
+        return [self.built[each.id] for each in self._plan.components if each.id in self.built]
+
+    def _recall(self, component: Component) -> None:
+        """What earlier runs accepted for it, by the same specification and with the same dependencies."""
+        begun = BuiltComponent(id=component.id, function=component.function)
+        if any(self._source(each) is None for each in component.dependencies):
+            return
+        if component.module in self._handwritten:
+            begun = self._take_handwritten(component, begun, self._handwritten[component.module])
+        self.built[component.id] = begun
+        for stage in STAGES if not begun.handwritten else ():
+            known = self._journal.find(
+                ACCEPTED, self._stage_key(component, stage, self._source(component.id))
+            )
+            if known is not None:
+                self._accept(component, AcceptedStage.model_validate(known["stage"]))
+        if self.built[component.id].source is None:
+            del self.built[component.id]
+
+    def _begin(self, component: Component) -> BuiltComponent:
+        stubs = tuple(each for each in component.dependencies if self._source(each) is None)
+        begun = BuiltComponent(id=component.id, function=component.function, stubs=stubs)
+        written = self._handwritten.get(component.module)
+        if written is not None:
+            return self._take_handwritten(component, begun, written)
+        if not component.cases.calls and not component.cases.properties:
+            reason = (
+                f"component {component.id} has no executable case (line {component.line} of the "
+                "specification); write calls or properties for it in the cases"
+            )
+            return self._fail(begun, 1, reason)
+        return begun
+
+    def _take_handwritten(self, component: Component, begun: BuiltComponent, source: str) -> BuiltComponent:
+        """A file that a person wrote is verified and used, never replaced."""
+        given = self._submit(component, source, 4)
+        [verdict] = self._attempts.verify([given])
+        if not verdict.ok:
+            file = component.module + ENDINGS[self._plan.language]
+            reason = f"the handwritten {file} does not hold its cases: {verdict.reason}"
+            return self._fail(begun.model_copy(update={"handwritten": True}), 4, reason)
+        [evidence] = self._attempts.measure([given])
+        stage = AcceptedStage(
+            component=component.id,
+            stage=4,
+            how="handwritten",
+            source=source,
+            submission=submission_key(given),
+            verdict=verdict,
+            evidence=evidence,
+        )
+        return begun.model_copy(update={"handwritten": True, "stages": (stage,)})
+
+    def _is_open(self, component: Component) -> bool:
+        state = self.built[component.id]
+        return not state.failed and not state.handwritten
+
+    def _source(self, identifier: str) -> str | None:
+        return self.built[identifier].source if identifier in self.built else None
+
+    def modules_for(self, component: Component) -> tuple[tuple[str, str], ...]:
+        """Files of everything that a component depends on, stand-ins for what is not built."""
+        files: dict[str, str] = {}
+        waiting = [*component.dependencies, *component.after]
+        while waiting:
+            other = self._plan.get(waiting.pop())
+            name = f"{other.module}{ENDINGS[self._plan.language]}"
+            if name not in files and other.id != component.id:
+                files[name] = self._source(other.id) or self._stub(other)
+                waiting += other.dependencies
+        return tuple(sorted(files.items()))
+
+    def _stub(self, component: Component) -> str:
+        if self._plan.language == "elixir":
+            return elixir.write_stub(self._plan, component)
+        return write_stub(component)
+
+    def _submit(self, component: Component, source: str, stage: Stage) -> Submission:
+        return Submission(component, source, stage, self.modules_for(component))
+
+    def _run_stage(self, components: list[Component], stage: Stage) -> None:
+        left = []
+        self._verify_together(components, stage)
+        for each in components:
+            before = self._before(each, stage)
+            known = self._journal.find(ACCEPTED, self._stage_key(each, stage, self._source(each.id)))
+            if known is not None:
+                self._accept(each, AcceptedStage.model_validate(known["stage"]))
+            elif before is None or not self._keep_if_enough(each, stage, before):
+                left.append(each)
+        feedback: dict[str, str] = {}
+        tried: dict[str, list[Attempt]] = {each.id: [] for each in left}
+        for round_number in range(self._settings.rounds):
+            if not left:
+                return
+            candidates = self._attempt(left, stage, round_number, feedback)
+            left = [each for each in left if not self._choose(each, stage, candidates[each.id])]
+            feedback = {each.id: self._feedback(each, stage, candidates[each.id]) for each in left}
+            for each in left:
+                tried[each.id] += candidates[each.id]
+        for each in left:
+            self._give_up(each, stage, tried[each.id])
+
+    def _verify_together(self, components: list[Component], stage: Stage) -> None:
+        """What was accepted so far, by the cases of this stage: one batch instead of one source at a time."""
+        sources = [
+            (each, self.built[each.id].stages[-1].source) for each in components if self.built[each.id].stages
+        ]
+        given = [self._submit(each, source, stage) for each, source in sources]
+        verdicts = self._attempts.verify(given)
+        self._attempts.measure([each for each, verdict in zip(given, verdicts, strict=True) if verdict.ok])
+
+    def _before(self, component: Component, stage: Stage) -> StageState | None:
+        """What was accepted last, verified by the cases of this stage."""
+        stages = self.built[component.id].stages
+        if not stages:
+            return None
+        given = self._submit(component, stages[-1].source, stage)
+        [verdict] = self._attempts.verify([given])
+        [evidence] = self._attempts.measure([given]) if verdict.ok else [None]
+        return StageState(source=stages[-1].source, verdict=verdict, evidence=evidence)
+
+    def _stage_key(self, component: Component, stage: Stage, source: str | None) -> str:
+        """`source` is what was accepted before."""
+        content = component.model_dump(mode="json", exclude={"line"})
+        return fingerprint([content, stage, source or "", self.modules_for(component)])[:24]
+
+    def _keep_if_enough(self, component: Component, stage: Stage, before: StageState) -> bool:
+        """Stages 2 and 4 ask for nothing that holds already; stage 3 always tries."""
+        if stage == 3 or not before.verdict.ok:
+            return False
+        self._keep(component, stage, before)
+        return True
+
+    def _keep(
+        self, component: Component, stage: Stage, before: StageState, asked: Sequence[Attempt] = ()
+    ) -> None:
+        """`asked` are the answers of the first round, none of which is better."""
+        state = AcceptedStage(
+            component=component.id,
+            stage=stage,
+            how="kept",
+            source=before.source,
+            submission=submission_key(self._submit(component, before.source, stage)),
+            checks=check_stage(stage, before, before),
+            verdict=before.verdict,
+            evidence=before.evidence,
+            samples=len(asked),
+            passed=sum(each.verdict.ok for each in asked),
+        )
+        self._record(component, stage, before, state)
+
+    def _record(
+        self, component: Component, stage: Stage, before: StageState | None, state: AcceptedStage
+    ) -> None:
+        key = self._stage_key(component, stage, before.source if before is not None else None)
+        self._journal.add(ACCEPTED, key, stage=state.model_dump(mode="json"))
+        self._accept(component, state)
+
+    def _accept(self, component: Component, state: AcceptedStage) -> None:
+        begun = self.built[component.id]
+        self.built[component.id] = begun.model_copy(update={"stages": (*begun.stages, state)})
+
+    def _attempt(
+        self, components: list[Component], stage: Stage, round_number: int, feedback: dict[str, str]
+    ) -> dict[str, list[Attempt]]:
+        questions = []
+        for each in components:
+            stages = self.built[each.id].stages
+            messages = write_prompt(
+                self._plan,
+                each,
+                stage,
+                source=stages[-1].source if stages else "",
+                feedback=feedback.get(each.id, ""),
+            )
+            questions += [
+                Question(each, stage, round_number, sample, messages)
+                for sample in range(self._settings.samples)
+            ]
+        answers = self._attempts.ask(questions)
+        submitted = [
+            self._submit(each.component, source_of(answer, self._plan.language), stage)
+            for each, answer in zip(questions, answers, strict=True)
+        ]
+        verdicts = self._attempts.verify(submitted)
+        good = [given for given, verdict in zip(submitted, verdicts, strict=True) if verdict.ok]
+        measured = dict(zip(map(submission_key, good), self._attempts.measure(good), strict=True))
+        found: dict[str, list[Attempt]] = {each.id: [] for each in components}
+        for answer, given, verdict in zip(answers, submitted, verdicts, strict=True):
+            evidence = measured.get(submission_key(given))
+            self._attempts.note(answer["key"], given, verdict)
+            found[given.component.id].append(Attempt(answer["key"], given, verdict, evidence))
+        return found
+
+    def _choose(self, component: Component, stage: Stage, candidates: list[Attempt]) -> bool:
+        """Accept the best candidate; False where none may be accepted."""
+        before = self._before(component, stage)
+        fitting = []
+        for number, each in enumerate(candidates):
+            if not each.verdict.ok or each.evidence is None:
+                continue
+            found = StageState(source=each.submission.source, verdict=each.verdict, evidence=each.evidence)
+            checks = check_stage(stage, before, found)
+            if all(checks.values()):
+                fitting.append((_rank(stage, each, number), number, checks))
+        if not fitting:
+            return False
+        _, number, checks = min(fitting)
+        best = candidates[number]
+        state = AcceptedStage(
+            component=component.id,
+            stage=stage,
+            how="answer",
+            source=best.submission.source,
+            answer=best.key,
+            submission=submission_key(best.submission),
+            checks=checks,
+            verdict=best.verdict,
+            evidence=best.evidence,
+            samples=len(candidates),
+            passed=sum(each.verdict.ok for each in candidates),
+            alike=sum(each.verdict.values == best.verdict.values for each in candidates),
+            held_back=held_back(component, [each.verdict for each in candidates]),
+        )
+        self._record(component, stage, before, state)
+        return True
+
+    def _give_up(self, component: Component, stage: Stage, candidates: list[Attempt]) -> None:
+        before = self._before(component, stage)
+        if before is not None and before.verdict.ok:
+            # No answer was better: what holds already stays.
+            self._keep(component, stage, before, candidates[: self._settings.samples])
+            return
+        begun = self.built[component.id]
+        reason = self._why(component, stage, candidates)
+        if begun.stubs:
+            shown = ", ".join(begun.stubs)
+            reason += f" (with a stand-in for {shown}, which could not be built and knows only its own cases)"
+        self.built[component.id] = self._fail(begun, stage, reason)
+
+    def _why(self, component: Component, stage: Stage, candidates: list[Attempt]) -> str:
+        """Why none of the attempts was accepted."""
+        best = max(candidates, key=lambda each: each.verdict.share)
+        if best.verdict.ok:
+            method = self._broken_method(component, stage, best)
+            passed = sum(each.verdict.ok for each in candidates)
+            return (
+                f"{passed} of {_answers(candidates)} hold the cases, and none keeps to the method: {method}"
+            )
+        if all(map(self._attempts.is_prose, candidates)):
+            return f"{_answers(candidates)} without code: the model writes prose"
+        passed_cases = f"{best.verdict.passed} of {len(best.verdict.cases)} cases"
+        return f"the best of {_answers(candidates)} holds {passed_cases}: {best.verdict.reason}"
+
+    def _broken_method(self, component: Component, stage: Stage, attempt: Attempt) -> str:
+        found = StageState(
+            source=attempt.submission.source, verdict=attempt.verdict, evidence=attempt.evidence
+        )
+        checks = check_stage(stage, self._before(component, stage), found)
+        broken = ", ".join(name for name, held in checks.items() if not held) or "its cost cannot be measured"
+        used = ", ".join(attempt.verdict.facts.optimisations)
+        return f"{broken} (it uses {used})" if stage == 1 and used else broken
+
+    def _feedback(self, component: Component, stage: Stage, candidates: list[Attempt]) -> str:
+        """Why the best attempt failed, without the cases that are hidden."""
+        if not candidates:
+            return ""
+        best = max(candidates, key=lambda each: each.verdict.share)
+        if best.verdict.ok:
+            return f"it does not keep to the method: {self._broken_method(component, stage, best)}"
+        if self._attempts.is_prose(best):
+            return "the answer has no code block"
+        shown = [call.id for call in shown_calls(component, stage)]
+        reasons = [best.verdict.cases.get(each, "") for each in shown]
+        failed = next((reason for reason in reasons if reason), "")
+        return failed or "a case that is not shown does not hold"
+
+    def _fail(self, begun: BuiltComponent, stage: int, reason: str) -> BuiltComponent:
+        key = fingerprint([begun.id, stage, reason])[:24]
+        if self._journal.find(FAILED, key) is None:
+            self._journal.add(FAILED, key, component=begun.id, stage=stage, reason=reason)
+        return begun.model_copy(update={"failed": reason, "failed_stage": stage})
+
+
+def with_dependencies(plan: ComponentPlan, wanted: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(wanted)
+    while waiting:
+        each = plan.get(waiting.pop())
+        if each.id not in found:
+            found.add(each.id)
+            waiting += [*each.dependencies, *each.after]
+    return found
+
+
+def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float | None:
+    """Of the samples that hold every shown case, the mean share of hidden cases that hold."""
+    hidden = hidden_ids(component.cases)
+    shares = []
+    for verdict in verdicts:
+        unseen = [not reason for case, reason in verdict.cases.items() if case in hidden]
+        shown = [not reason for case, reason in verdict.cases.items() if case not in hidden]
+        if unseen and all(shown):
+            shares.append(sum(unseen) / len(unseen))
+    return sum(shares) / len(shares) if shares else None
+
+
+def _rank(stage: Stage, attempt: Attempt, number: int) -> tuple[int, int, int, int]:
+    """Stage 3 takes what costs least; the others the cleanest, then the shortest."""
+    facts, evidence = attempt.verdict.facts, attempt.evidence
+    assert evidence is not None
+    if stage == 3:
+        return (evidence.events, evidence.peak_bytes, facts.lines, number)
+    return (len(facts.effects) + max(0, len(facts.public) - 1), len(facts.quality), facts.lines, number)
+
+
+def _answers(candidates: Collection[Attempt]) -> str:
+    return f"{len(candidates)} answer{'s' if len(candidates) != 1 else ''}"
+
+
+STUB_MARK = "# stub of a component that is not built"
+
+
+def write_stub(component: Component) -> str:
+    """Gives what the cases give for their arguments, and raises NotImplementedError for all others."""
+    known = [[list(call.args), call.gives, call.raises] for call in component.cases.calls if not call.named]
+    return (
+        f"{STUB_MARK}\n"
+        "import builtins\nimport json\n\n"
+        f"_KNOWN = json.loads({json.dumps(known)!r})\n\n\n"
+        f"def {component.function}(*args):\n"
+        "    given = json.loads(json.dumps(args))\n"
+        "    for arguments, value, error in json.loads(json.dumps(_KNOWN)):\n"
+        "        if given == arguments:\n"
+        "            if error:\n"
+        "                raise getattr(builtins, error, ValueError)(error)\n"
+        "            return value\n"
+        f"    raise NotImplementedError({component.id!r})\n"
+    )

@@ -1,0 +1,286 @@
+"""One generation from beginning to end: hacks, stages, scores, package. The same call resumes it.
+
+In: a plan, a model, a folder. Out: the package in that folder, its journal below `generation/`, an outcome.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graftwork.components.generate.attempts import Attempts, Budget, OnProgress, submission_key
+from graftwork.components.generate.hack_check import find_accepted_hacks, require_no_hack
+from graftwork.components.generate.journal import GenerationJournal
+from graftwork.components.generate.model import ComponentModel
+from graftwork.components.generate.package import (
+    PACKAGED,
+    PackageManifest,
+    find_handwritten,
+    manifest_key,
+    package_files,
+    read_manifest,
+    require_free,
+    source_name,
+    text_hash,
+    write_package,
+)
+from graftwork.components.generate.report import GenerationOutcome, spent_tokens, stage_rates
+from graftwork.components.generate.run import (
+    STAGES,
+    BuiltComponent,
+    ComponentBuilder,
+    with_dependencies,
+)
+from graftwork.components.generate.score import ScoreCard, score_component
+from graftwork.components.settings import GenerateSettings
+from graftwork.components.spec.cases import Stage
+from graftwork.components.spec.component import ComponentPlan
+from graftwork.components.verify.elixir import ElixirVerifier, why_no_elixir
+from graftwork.components.verify.verdict import MutationScore
+from graftwork.components.verify.verifier import SourceVerifier, Submission, Verifier
+from graftwork.grading.interface import CannotGrade, Rater
+from graftwork.process.sandbox import open_sandbox
+from graftwork.process.worker import hold_lock
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.records.report import Case
+
+GENERATION_FOLDER = "generation"
+STARTED, MUTATION, JUDGED, EXUNIT = "started", "mutation", "judged", "exunit"
+MUTATED_TOGETHER = 4
+"""Components: their mutants are one batch, and one step of progress."""
+
+
+class GenerateJob(NamedTuple):
+    """What is generated, by whom, and where to."""
+
+    plan: ComponentPlan
+    model: ComponentModel
+    out: Path
+    settings: GenerateSettings
+    wanted: tuple[str, ...] = ()
+    """Ids; all components without any."""
+    stages: tuple[Stage, ...] = STAGES
+    judge: Rater | None = None
+    verifier: SourceVerifier | None = None
+    """Without one, the sandbox of the settings."""
+    on_progress: OnProgress = lambda _phase, _done, _total: None
+
+
+def generate(job: GenerateJob) -> GenerationOutcome:
+    folder = job.out / GENERATION_FOLDER
+    verifier = job.verifier or open_verifier(job.plan, job.settings)
+    wanted = job.wanted or tuple(each.id for each in job.plan.components)
+    chosen = with_dependencies(job.plan, wanted)
+    _require_cases(job.plan, chosen, find_handwritten(job.out, job.plan))
+    require_free(job.out, job.plan, chosen)
+    with hold_lock(folder):
+        journal = GenerationJournal(folder)
+        handwritten = find_handwritten(job.out, job.plan)
+        _note_start(job, journal)
+        if job.settings.hacks and job.plan.language == "python":
+            tried = [each for each in job.plan.components if each.id in chosen]
+            require_no_hack(find_accepted_hacks(tried, verifier, journal, on_progress=job.on_progress))
+        budget = Budget(job.settings, spent_tokens(journal))
+        attempts = Attempts(job.model, verifier, journal, job.settings, budget, on_progress=job.on_progress)
+        builder = ComponentBuilder(
+            job.plan,
+            attempts,
+            journal,
+            job.settings,
+            handwritten=handwritten,
+            on_progress=job.on_progress,
+        )
+        earlier = _built_earlier(job, chosen)
+        built = builder.run(wanted, stages=job.stages, recalled=earlier)
+        cards = _score(job, builder, built, verifier, journal)
+        own = {source_name(job.plan, each) for each in job.plan.components if each.module in handwritten}
+        cards = _run_exunit(job, built, cards, verifier, journal)
+        files = package_files(job.plan, built, cards)
+        manifest = write_package(job.out, files, _manifest(job, built, journal), handwritten=own)
+        key = manifest_key(manifest)
+        if journal.find(PACKAGED, key) is None:
+            journal.add(PACKAGED, key, files=manifest.files)
+    gone = [each for each in earlier if each not in manifest.components]
+    return GenerationOutcome(
+        package=job.plan.package,
+        out=str(job.out),
+        language=job.plan.language,
+        model=job.model.label,
+        built=tuple(each.id for each in built if each.source is not None),
+        failed={each.id: f"stage {each.failed_stage}: {each.failed}" for each in built if each.failed},
+        cards=tuple(cards),
+        rates=stage_rates(journal),
+        answers=sum(1 for _ in journal.of_kind("answer")),
+        verdicts=sum(1 for _ in journal.of_kind("verdict")),
+        tokens=spent_tokens(journal),
+        journal=str(folder),
+        skipped=f"{', '.join(gone)} left the package: made for another specification" if gone else "",
+    )
+
+
+def _built_earlier(job: GenerateJob, chosen: set[str]) -> list[str]:
+    """Components of the package that is there, which this run does not build."""
+    manifest = read_manifest(job.out)
+    if manifest is None or manifest.package != job.plan.package:
+        return []
+    return [each.id for each in job.plan.components if each.id in manifest.components.keys() - chosen]
+
+
+def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[str, str]) -> None:
+    components = [each for each in plan.components if each.id in chosen]
+    if any(each.cases.calls or each.cases.properties or each.module in handwritten for each in components):
+        return
+    shown = ", ".join(each.id for each in components[:8])
+    raise UserMistake(
+        f"no component has an executable case: {shown}" if components else "the specification has no leaf",
+        why="an answer is accepted by cases, and by nothing else",
+        fix="write calls or properties in NAME.cases.yaml next to the specification; docs/components.md "
+        "shows them",
+        where=f"components.{components[0].id}" if components else "",
+    )
+
+
+def open_verifier(plan: ComponentPlan, settings: GenerateSettings) -> SourceVerifier:
+    """EnvironmentLacks where the language of the plan cannot run here."""
+    sandbox = open_sandbox(settings.sandbox)
+    if plan.language == "python":
+        return Verifier(plan, sandbox)
+    if lacking := why_no_elixir():
+        raise EnvironmentLacks(
+            f"the components of {plan.package} cannot be verified here", why=lacking, fix="install it"
+        )
+    return ElixirVerifier(plan, sandbox)
+
+
+def _note_start(job: GenerateJob, journal: GenerationJournal) -> None:
+    """The first link of the chain: which spec, which model, which settings."""
+    content = {
+        "spec": job.plan.spec_hash,
+        "package": job.plan.package,
+        "model": job.model.label,
+        "identity": job.model.identity,
+        "settings": job.settings.model_dump(mode="json"),
+    }
+    key = text_hash(repr(sorted(content.items(), key=str)))[:24]
+    if journal.find(STARTED, key) is None:
+        journal.add(STARTED, key, **content)
+
+
+def _score(
+    job: GenerateJob,
+    builder: ComponentBuilder,
+    built: Sequence[BuiltComponent],
+    verifier: SourceVerifier,
+    journal: GenerationJournal,
+) -> list[ScoreCard]:
+    known = {each.id: each for each in built}
+    given = {
+        each.id: Submission(component, each.source, 4, builder.modules_for(component))
+        for each in built
+        if each.source is not None and (component := job.plan.get(each.id))
+    }
+    mutations = dict(zip(given, _mutate(job, list(given.values()), verifier, journal), strict=True))
+    cards = []
+    for each in built:
+        users = [known[user.id] for user in job.plan.users_of(each.id) if user.id in known]
+        component, mutation = job.plan.get(each.id), mutations.get(each.id)
+        card = score_component(
+            component, each, users, mutation, job.settings.thresholds, language=job.plan.language
+        )
+        judged = _judge(job, given[each.id], journal) if each.id in given else None
+        cards.append(card.model_copy(update={"judge": judged}))
+    return cards
+
+
+def _mutate(
+    job: GenerateJob, given: Sequence[Submission], verifier: SourceVerifier, journal: GenerationJournal
+) -> list[MutationScore]:
+    keys = [submission_key(each) for each in given]
+    missing = {
+        key: each for key, each in zip(keys, given, strict=True) if journal.find(MUTATION, key) is None
+    }
+    left = list(missing)
+    for first in range(0, len(left), MUTATED_TOGETHER):
+        job.on_progress("mutation score", first, len(left))
+        part = left[first : first + MUTATED_TOGETHER]
+        for key, score in zip(part, verifier.mutate([missing[each] for each in part]), strict=True):
+            journal.add(MUTATION, key, score=score.model_dump(mode="json"))
+    found = [journal.find(MUTATION, key) for key in keys]
+    return [MutationScore.model_validate(entry["score"]) for entry in found if entry is not None]
+
+
+def _judge(job: GenerateJob, given: Submission, journal: GenerationJournal) -> float | None:
+    """A judge's mark for a source, shown next to the figures. One that gives none changes nothing."""
+    if job.judge is None:
+        return None
+    key = submission_key(given)
+    entry = journal.find(JUDGED, key)
+    if entry is None:
+        from graftwork.components.generate.prompts import write_prompt
+
+        messages = write_prompt(job.plan, given.component, 4)
+        case = Case(
+            id=given.component.id, origin=Origin(file="spec", line=given.component.line), messages=messages,
+            reference="",
+        )  # fmt: skip
+        try:
+            mark: float | None = job.judge.rate(case, f"```python\n{given.source}```")
+        except CannotGrade:
+            mark = None
+        entry = journal.add(JUDGED, key, mark=mark)
+    found: Any = entry["mark"]
+    return None if found is None else float(found)
+
+
+def _run_exunit(
+    job: GenerateJob,
+    built: Sequence[BuiltComponent],
+    cards: list[ScoreCard],
+    verifier: SourceVerifier,
+    journal: GenerationJournal,
+) -> list[ScoreCard]:
+    """The shipped tests of an Elixir package, run on it as a whole: a gate of every component."""
+    if not isinstance(verifier, ElixirVerifier) or not any(card.built for card in cards):
+        return cards
+    files = package_files(job.plan, list(built), [])
+    key = text_hash(repr(sorted(files.items())))[:24]
+    entry = journal.find(EXUNIT, key)
+    if entry is None:
+        total, failures = verifier.run_tests(files)
+        entry = journal.add(EXUNIT, key, total=total, failures=failures)
+    note = f"ExUnit: {entry['total']} tests of the package, {entry['failures']} failures"
+    passed = entry["failures"] == 0 and entry["total"] > 0
+    return [
+        card.model_copy(update={"gates": {**card.gates, "exunit": passed}, "notes": (*card.notes, note)})
+        if card.built
+        else card
+        for card in cards
+    ]
+
+
+def _manifest(
+    job: GenerateJob, built: Sequence[BuiltComponent], journal: GenerationJournal
+) -> PackageManifest:
+    """The last entry before packaging: packaging the same work again gives the same manifest."""
+    work = [entry for entry in journal.entries if entry["kind"] != PACKAGED]
+    components = {
+        each.id: {
+            "function": each.function,
+            "file": source_name(job.plan, job.plan.get(each.id)),
+            "source": text_hash(each.source),
+            "submission": each.stages[-1].submission,
+            "how": each.stages[-1].how,
+        }
+        for each in built
+        if each.source is not None
+    }
+    return PackageManifest(
+        package=job.plan.package,
+        language=job.plan.language,
+        spec_hash=job.plan.spec_hash,
+        model=job.model.label,
+        model_identity=job.model.identity,
+        journal=str(work[-1]["hash"]),
+        components=components,
+        files={},
+    )

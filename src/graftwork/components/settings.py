@@ -1,0 +1,42 @@
+"""Settings of component generation, checked when graft.yaml is read."""
+
+from pydantic import Field
+
+from graftwork.process.sandbox import SandboxSettings
+from graftwork.records.base import Record
+
+
+class ScoreThresholds(Record):
+    """Scores that a component needs. Each is from 0 to 1; docs/components.md defines them."""
+
+    atomicity: float | None = Field(0.95, ge=0, le=1, description="One function, no effect on import, small.")
+    adherence: float | None = Field(0.95, ge=0, le=1, description="Every stage keeps to the method.")
+    compliance: float | None = Field(0.90, ge=0, le=1, description="Signature, types, requirements.")
+    supervision: float | None = Field(0.85, ge=0, le=1, description="Cases that no prompt showed.")
+    integration: float | None = Field(1.0, ge=0, le=1, description="Cases with real dependencies.")
+    performance: float | None = Field(None, ge=0, le=1, description="Limits of the cases.")
+    quality: float | None = Field(None, ge=0, le=1, description="Rules of code quality.")
+    coverage: float | None = Field(None, ge=0, le=1, description="Lines that the cases run.")
+    mutation: float | None = Field(None, ge=0, le=1, description="Mutants that the cases notice.")
+    consistency: float | None = Field(None, ge=0, le=1, description="Samples that behave alike.")
+
+
+class GenerateSettings(Record):
+    """How components are generated from a specification."""
+
+    samples: int = Field(4, ge=1, le=256, description="Answers for each component, stage and round.")
+    rounds: int = Field(2, ge=1, le=16, description="Rounds with feedback per component.")
+    temperature: float = Field(
+        0.8, ge=0, le=2, description="Temperature of all samples but the first, which is greedy."
+    )
+    max_tokens: int = Field(768, ge=16, description="The longest answer.")
+    max_total_tokens: int | None = Field(None, ge=1, description="Budget of all tokens, read and written.")
+    max_minutes: float | None = Field(None, gt=0, description="Budget of time for one run.")
+    hacks: bool = Field(True, description="Try the catalogue of hacks on the cases before anything is asked.")
+    thresholds: ScoreThresholds = Field(
+        default_factory=ScoreThresholds, description="Gates of the score card."
+    )
+    sandbox: SandboxSettings = Field(
+        default_factory=lambda: SandboxSettings(seconds=4.0, memory_mib=256),
+        description="For generated code.",
+    )

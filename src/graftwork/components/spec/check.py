@@ -1,0 +1,300 @@
+"""What is wrong with a specification, and which of its requirements can be run.
+
+In: a tree and its cases. Out: a report of findings by line, and of requirements with and without a case.
+Changes nothing and stops at nothing.
+"""
+
+import json
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from graftwork.components.spec.cases import (
+    CaseFile,
+    ComponentCases,
+    case_from_requirement,
+    cases_path,
+    covered_by,
+    read_cases,
+)
+from graftwork.components.spec.component import (
+    component_nodes,
+    dependencies_by_id,
+    describe_cycle,
+    find_cycle,
+    function_of,
+    resolve_names,
+    to_identifier,
+)
+from graftwork.components.spec.read import read_spec
+from graftwork.components.spec.tree import (
+    UNNAMED,
+    Dialect,
+    Level,
+    SpecFinding,
+    SpecNode,
+    SpecTree,
+    dependencies_of,
+    parameters_of,
+    requirements_of,
+    snake_case,
+    unread_fields,
+)
+from graftwork.components.spec.types import read_type
+from graftwork.files.disk import file_digest
+from graftwork.records.base import Record
+
+FIXES = {
+    "id_missing": "write an id that no other node has, in quotes",
+    "id_twice": "give one of the nodes another id",
+    "id_not_quoted": 'write the id in quotes: id: "1.10"',
+    "key_twice": "remove one of the two",
+    "name_missing": "write a name; it becomes the name of the function",
+    "name_taken": "rename one of the nodes, or write `function` in the cases",
+    "version_missing": "write a version at the root",
+    "dangling": "correct the id, or remove it",
+    "cycle": "remove one of these dependencies",
+    "field_unread": "write it in one of the forms that docs/components.md shows",
+    "parameter_renamed": "write a name that Python accepts",
+    "type_missing": "write the type behind the name",
+    "type_unknown": "write a Python type, such as str, int, list[str] or dict",
+    "type_foreign": "nothing is wrong; the Python type is what components are asked for",
+    "case_dangling": "correct the id in the file of cases, in quotes",
+    "case_arguments": "correct the arguments of the call, or the inputs of the node",
+    "covers_nothing": "copy the requirement as it is written in the specification",
+    "no_cases": "write calls or properties for it in NAME.cases.yaml, or a requirement that is a call",
+    "misplaced": "number the heading below its parent",
+    "number_gap": "number the headings in order",
+    "numbered": "write numbers: *1, *1**1",
+    "file_twice": "remove one of the two files",
+}
+"""What to do about a finding, by its rule."""
+_REFERENCE = re.compile(r"\[cross_reference:\s*([^\]]+)\]")
+_STARS = re.compile(r"\*+")
+
+
+class RequirementState(Record):
+    """A requirement, and whether a case decides it."""
+
+    node: str
+    line: int
+    text: str
+    executable: bool
+
+
+class SpecReport(Record):
+    """One file: what it holds and what was found."""
+
+    file: str
+    dialect: Dialect
+    nodes: int
+    leaves: int
+    components_with_cases: int
+    findings: tuple[SpecFinding, ...]
+    requirements: tuple[RequirementState, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.level == "error" for finding in self.findings)
+
+
+def check_file(path: Path, cases: Path | None = None) -> SpecReport:
+    tree = read_spec(path)
+    case_file = read_cases(cases or cases_path(path))
+    found = [*tree.findings, *check_tree(tree, case_file)]
+    findings = sorted(found, key=lambda finding: (finding.line, finding.code))
+    return SpecReport(
+        file=str(path),
+        dialect=tree.dialect,
+        nodes=sum(1 for _ in tree.walk()),
+        leaves=len(tree.leaves()),
+        components_with_cases=len(case_file.components),
+        findings=tuple(
+            finding.model_copy(update={"file": str(path), "fix": FIXES.get(finding.code, "")})
+            for finding in findings
+        ),
+        requirements=tuple(list_requirements(tree, case_file)),
+    )
+
+
+def find_duplicates(paths: list[Path]) -> Iterator[SpecFinding]:
+    """Files with the same bytes as an earlier one."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        original = first.setdefault(file_digest(path), path)
+        if original is not path:
+            message = f"the file has the same bytes as {original}"
+            yield SpecFinding(
+                level="warning",
+                code="file_twice",
+                node="",
+                line=1,
+                message=message,
+                fix=FIXES["file_twice"],
+                file=str(path),
+            )
+
+
+def check_tree(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
+    yield from _check_ids(tree)
+    yield from _check_names(tree, cases)
+    yield from _check_fields(tree)
+    yield from _check_references(tree)
+    yield from _check_cycles(tree, cases)
+    yield from _check_types(tree)
+    yield from _check_cases(tree, cases)
+
+
+def _found(level: Level, code: str, node: SpecNode, message: str, line: int | None = None) -> SpecFinding:
+    return SpecFinding(level=level, code=code, node=node.id, line=line or node.line, message=message)
+
+
+def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
+    counted = Counter(node.id for node in tree.walk() if node.id)
+    for node in tree.walk():
+        if not node.id:
+            shown = f" ({node.name})" if node.name else ""
+            yield _found("error", "id_missing", node, f"the node{shown} has no id")
+        elif counted[node.id] > 1:
+            yield _found("error", "id_twice", node, f"the id {node.id} is used {counted[node.id]} times")
+        if not node.name:
+            yield _found("warning", "name_missing", node, f"the node {node.id or UNNAMED} has no name")
+    if tree.dialect == "yaml" and "version" not in tree.root.fields:
+        yield _found("note", "version_missing", tree.root, "the root has no version")
+
+
+def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
+    """Each component is a module of the package: names differ, and are no words of Python."""
+    seen: dict[str, SpecNode] = {}
+    for node in component_nodes(tree, cases):
+        function = function_of(node, cases.components.get(node.id, ComponentCases()))
+        other = seen.setdefault(function, node)
+        if keyword.iskeyword(function):
+            yield _found(
+                "error", "name_taken", node, f"{function} is a word of Python, not a function's name"
+            )
+        elif other is not node:
+            message = f"the components {other.id} and {node.id} are both called {function}"
+            yield _found("error", "name_taken", node, message)
+
+
+def _check_fields(tree: SpecTree) -> Iterator[SpecFinding]:
+    for node in tree.walk():
+        for message, line in unread_fields(node):
+            level: Level = "error" if message.startswith("`children`") else "warning"
+            yield _found(level, "field_unread", node, message, line)
+        for each in parameters_of(node, "inputs"):
+            if (name := to_identifier(each.name)) != each.name:
+                message = f"the input {each.name!r} is no Python name: it becomes {name}"
+                yield _found("warning", "parameter_renamed", node, message, each.line)
+
+
+def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
+    known = resolve_names(tree)
+    for node in tree.walk():
+        for name, line in dependencies_of(node):
+            if name not in known:
+                message = f"{node.id or UNNAMED} depends on {name}, which is no node of this tree"
+                yield _found("warning", "dangling", node, message, line)
+        for found in _REFERENCE.finditer(node.tail + "\n" + node.body):
+            target = _STARS.sub(".", found[1].strip()).strip(".")
+            if target not in known:
+                line = node.line + (node.tail + "\n" + node.body)[: found.start()].count("\n")
+                yield _found(
+                    "warning", "dangling", node, f"the reference {found[1].strip()} leads nowhere", line
+                )
+    stages = tree.root.fields.get("stages")
+    for stage, content in stages.items() if isinstance(stages, dict) else ():
+        listed = content.get("components") if isinstance(content, dict) else None
+        for number, name in enumerate(listed if isinstance(listed, list) else []):
+            if str(name) not in known:
+                line = tree.root.line_of("stages", stage, "components", str(number))
+                message = f"{stage} names the component {name}, which is no node of this tree"
+                yield _found("error", "dangling", tree.root, message, line)
+
+
+def _check_cycles(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
+    nodes = {node.id: node for node in component_nodes(tree, cases)}
+    if cycle := find_cycle(dependencies_by_id(tree, cases)):
+        node = nodes[cycle[0]]
+        line = next((line for name, line in dependencies_of(node) if name == cycle[1]), None)
+        yield _found("error", "cycle", node, describe_cycle(cycle), line)
+
+
+def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
+    for node in tree.walk():
+        for key in ("inputs", "outputs"):
+            for each in parameters_of(node, key):
+                if not each.type:
+                    yield _found("note", "type_missing", node, f"{key}: {each.name} has no type", each.line)
+                    continue
+                found = read_type(each.type)
+                if found.shape is None:
+                    message = (
+                        f"{key}: {each.name} has the type `{each.type}`, which no Python type is known for"
+                    )
+                    yield _found("warning", "type_unknown", node, message, each.line)
+                elif found.foreign:
+                    words = ", ".join(f"`{word}`" for word in found.foreign)
+                    message = (
+                        f"{key}: {each.name} is written in another language's types: {words} → {found.shape}"
+                    )
+                    yield _found("note", "type_foreign", node, message, each.line)
+
+
+def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
+    known = {node.id: node for node in tree.walk() if node.id}
+    for each, own in cases.components.items():
+        if each not in known:
+            yield _found("error", "case_dangling", tree.root, f"there are cases for {each}, which is no node")
+            continue
+        stated = {requirement.text for requirement in requirements_of(known[each])}
+        for text in sorted(covered_by(own) - stated):
+            message = f"a case covers {text!r}, which is no requirement of {each}"
+            yield _found("warning", "covers_nothing", known[each], message)
+        taken = len(parameters_of(known[each], "inputs"))
+        for call in own.calls:
+            if taken and not call.raises and len(call.args) + len(call.named) > taken:
+                message = f"the call with {json.dumps(call.args)} has more arguments than {each} has inputs"
+                yield _found("warning", "case_arguments", known[each], message)
+    for node in tree.leaves():
+        own = cases.components.get(node.id, ComponentCases())
+        names = (function_of(node, own), snake_case(node.name))
+        stated_cases = [case_from_requirement(each.text, names) for each in requirements_of(node)]
+        if not own.calls and not own.properties and not any(stated_cases):
+            yield _found("warning", "no_cases", node, f"the leaf {node.label} has no executable case")
+
+
+def list_requirements(tree: SpecTree, cases: CaseFile) -> Iterator[RequirementState]:
+    for node in tree.walk():
+        own = cases.components.get(node.id, ComponentCases())
+        covered, names = covered_by(own), (function_of(node, own), snake_case(node.name))
+        for each in requirements_of(node):
+            runs = each.text in covered or case_from_requirement(each.text, names) is not None
+            yield RequirementState(node=node.id, line=each.line, text=each.text, executable=runs)
+
+
+def to_outline(tree: SpecTree) -> list[dict[str, Any]]:
+    """The tree as rows for tables and JSON."""
+    rows = []
+    waiting = [(0, tree.root)]
+    while waiting:
+        depth, node = waiting.pop()
+        rows.append(
+            {
+                "id": node.id,
+                "name": node.name,
+                "depth": depth,
+                "line": node.line,
+                "leaf": node.is_leaf,
+                "inputs": {each.name: each.type for each in parameters_of(node, "inputs")},
+                "outputs": {each.name: each.type for each in parameters_of(node, "outputs")},
+                "dependencies": [name for name, _ in dependencies_of(node)],
+                "requirements": [each.text for each in requirements_of(node)],
+            }
+        )
+        waiting += [(depth + 1, child) for child in reversed(node.children)]
+    return rows

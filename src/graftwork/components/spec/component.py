@@ -1,0 +1,311 @@
+"""Components: nodes of a tree with everything that generation needs to know, in the order they are built.
+
+In: a tree and its cases. Out: components, dependencies before what uses them. A node is a component if it is
+a leaf or has cases. A cycle, or two components of one name, is a UserMistake that names the nodes.
+"""
+
+import keyword
+from collections.abc import Collection
+from pathlib import Path
+
+from graftwork.components.spec.cases import (
+    CaseFile,
+    ComponentCases,
+    Language,
+    cases_path,
+    read_cases,
+    with_requirements,
+)
+from graftwork.components.spec.read import read_spec
+from graftwork.components.spec.tree import (
+    SpecNode,
+    SpecTree,
+    dependencies_of,
+    metadata_of,
+    parameters_of,
+    requirements_of,
+    snake_case,
+)
+from graftwork.components.spec.types import Shape, read_type
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import UserMistake
+
+
+class Component(Record):
+    """One function with its module, its interface and its cases."""
+
+    id: str
+    name: str
+    module: str
+    function: str
+    description: str = ""
+    parameters: tuple[tuple[str, str], ...] = ()
+    """Names and types as the spec writes them."""
+    outputs: tuple[tuple[str, str], ...] = ()
+    requirements: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()
+    """Ids of components that it may call."""
+    after: tuple[str, ...] = ()
+    """Ids of components that its properties call: they are built first."""
+    cases: ComponentCases = ComponentCases()
+    line: int = 1
+
+    @property
+    def signature(self) -> str:
+        typed = [(name, python_type(kind)) for name, kind in self.parameters]
+        shown = ", ".join(f"{name}: {kind}" if kind else name for name, kind in typed)
+        result = self.returns
+        return f"def {self.function}({shown})" + (f" -> {result}:" if result else ":")
+
+    @property
+    def returns(self) -> str:
+        if len(self.outputs) == 1:
+            return python_type(self.outputs[0][1])
+        return "dict" if self.outputs else ""
+
+
+class ComponentPlan(Record):
+    """All components of a spec, in the order they are built."""
+
+    package: str
+    language: Language = "python"
+    components: tuple[Component, ...] = ()
+    spec_hash: str = ""
+
+    def get(self, identifier: str) -> Component:
+        return next(each for each in self.components if each.id == identifier)
+
+    def waves(self) -> list[list[Component]]:
+        """Components whose dependencies are all in earlier waves."""
+        depth: dict[str, int] = {}
+        for each in self.components:
+            earlier = (*each.dependencies, *each.after)
+            depth[each.id] = 1 + max((depth[other] for other in earlier), default=-1)
+        found: list[list[Component]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+        for each in self.components:
+            found[depth[each.id]].append(each)
+        return found
+
+    def users_of(self, identifier: str) -> list[Component]:
+        return [each for each in self.components if identifier in each.dependencies]
+
+
+def load_plan(spec: Path, cases: Path | None = None) -> ComponentPlan:
+    """The components of a spec file and of the cases next to it."""
+    return make_plan(read_spec(spec), read_cases(cases or cases_path(spec)), where=str(spec))
+
+
+def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
+    """UserMistake, with the node and its line, for what no order of building can be found for."""
+    _require_ids(tree, cases, where=where)
+    nodes = component_nodes(tree, cases)
+    uses = dependencies_by_id(tree, cases)
+    earlier = {each: (*used, *_inverses(each, cases, uses)) for each, used in uses.items()}
+    order = sort_by_dependencies(earlier, where=where, lines={node.id: node.line for node in nodes})
+    by_id = {node.id: node for node in nodes}
+    found = tuple(_to_component(by_id[each], uses[each], cases) for each in order)
+    _require_distinct(found, where=where)
+    package = cases.package or snake_case(tree.root.name) or "components"
+    content = [package, cases.language, [each.model_dump(mode="json", exclude={"line"}) for each in found]]
+    return ComponentPlan(
+        package=package, language=cases.language, components=found, spec_hash=fingerprint(content)
+    )
+
+
+def component_nodes(tree: SpecTree, cases: CaseFile) -> list[SpecNode]:
+    return [node for node in tree.walk() if node.id and (node.is_leaf or node.id in cases.components)]
+
+
+def resolve_names(tree: SpecTree) -> dict[str, str]:
+    """Ids, names and function names of nodes, each with the id it means."""
+    found: dict[str, str] = {}
+    for node in tree.walk():
+        for name in (snake_case(node.name), node.name, node.id):
+            if name and node.id:
+                found.setdefault(name, node.id)
+    return found | {node.id: node.id for node in tree.walk() if node.id}
+
+
+def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
+    """Cases and dependencies name nodes by their ids: each component has one of its own."""
+    lines: dict[str, int] = {}
+    for node in tree.walk():
+        if not node.id and node.is_leaf:
+            raise UserMistake(
+                f"the leaf {node.name} has no id" if node.name else "a leaf has no id and no name",
+                why="cases and dependencies name components by their ids",
+                fix="write an id that no other node has, in quotes",
+                where=f"{where}:{node.line}",
+            )
+        if node.id and node.id in lines:
+            raise UserMistake(
+                f"the id {node.id} is used twice: in lines {lines[node.id]} and {node.line}",
+                why="cases and dependencies name components by their ids",
+                fix="give one of the nodes another id",
+                where=f"{where}:{node.line}",
+            )
+        lines[node.id] = node.line
+    if unknown := [each for each in cases.components if each not in lines]:
+        raise UserMistake(
+            f"there are cases for {unknown[0]}, which is no node of the specification",
+            fix="correct the id in the cases, in quotes; `graft spec show` lists the nodes",
+            where=f"components.{unknown[0]}",
+        )
+
+
+def dependencies_by_id(tree: SpecTree, cases: CaseFile) -> dict[str, tuple[str, ...]]:
+    """What each component uses, by id."""
+    nodes, named = component_nodes(tree, cases), resolve_names(tree)
+    known = {node.id for node in nodes}
+    found: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        found[node.id] = (*found.get(node.id, ()), *_dependency_ids(node, known, named))
+    return found
+
+
+def _dependency_ids(node: SpecNode, known: set[str], named: dict[str, str]) -> tuple[str, ...]:
+    """What it names; where it names nothing, the components directly below it.
+
+    Its own name means something else that is called the same; its own id is a cycle.
+    """
+    stated = [name for name, _ in dependencies_of(node)]
+    wanted = [named[name] for name in stated if name in named and (named[name] != node.id or name == node.id)]
+    if not wanted:
+        wanted = [inner for child in node.children for inner in _components_below(child, known)]
+    return tuple(dict.fromkeys(each for each in wanted if each in known))
+
+
+def _inverses(identifier: str, cases: CaseFile, known: Collection[str]) -> tuple[str, ...]:
+    rules = cases.components.get(identifier, ComponentCases()).properties
+    named = [rule.inverse for rule in rules if rule.inverse is not None]
+    if missing := [each for each in named if each not in known]:
+        raise UserMistake(
+            f"a property of {identifier} names the component {missing[0]}, which does not exist",
+            fix="name the id of a component as `inverse`",
+            where=f"components.{identifier}.properties",
+        )
+    return tuple(named)
+
+
+def _components_below(node: SpecNode, known: set[str]) -> list[str]:
+    if node.id in known:
+        return [node.id]
+    return [inner for child in node.children for inner in _components_below(child, known)]
+
+
+def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines: dict[str, int]) -> list[str]:
+    """Dependencies first, otherwise in the order of the file; UserMistake for a cycle."""
+    order: list[str] = []
+    left = dict(uses)
+    while left:
+        ready = [each for each, needed in left.items() if not any(other in left for other in needed)]
+        if not ready:
+            cycle = find_cycle(left)
+            raise UserMistake(
+                describe_cycle(cycle),
+                why="a component is built after what it uses, and after the `inverse` of its properties",
+                fix="remove one of these dependencies",
+                where=f"{where}:{lines.get(cycle[0], 1)}",
+            )
+        order.append(ready[0])
+        del left[ready[0]]
+    return order
+
+
+def describe_cycle(cycle: list[str]) -> str:
+    if len(cycle) == 2:
+        return f"the component {cycle[0]} depends on itself"
+    return f"the components {' → '.join(cycle)} depend on each other"
+
+
+def find_cycle(uses: dict[str, tuple[str, ...]]) -> list[str]:
+    """A cycle of these, with its first member again at the end; empty where there is none."""
+    path: list[str] = []
+    done: set[str] = set()
+    for start in uses:
+        waiting = [iter([start])]
+        path = []
+        while waiting:
+            other = next(waiting[-1], None)
+            if other is None:
+                waiting.pop()
+                if path:
+                    done.add(path.pop())
+            elif other in path:
+                return [*path[path.index(other) :], other]
+            elif other in uses and other not in done:
+                path.append(other)
+                waiting.append(iter(uses[other]))
+    return []
+
+
+def _to_component(node: SpecNode, dependencies: tuple[str, ...], cases: CaseFile) -> Component:
+    own = cases.components.get(node.id, ComponentCases())
+    requirements = requirements_of(node)
+    function = function_of(node, own)
+    return Component(
+        id=node.id,
+        name=node.name,
+        module=function,
+        function=function,
+        description=describe(node),
+        parameters=tuple((to_identifier(each.name), each.type) for each in parameters_of(node, "inputs")),
+        outputs=tuple((each.name, each.type) for each in parameters_of(node, "outputs")),
+        requirements=tuple(each.text for each in requirements),
+        dependencies=dependencies,
+        after=tuple(rule.inverse for rule in own.properties if rule.inverse is not None),
+        cases=with_requirements(own, requirements, {function, snake_case(node.name)}),
+        line=node.line,
+    )
+
+
+def function_of(node: SpecNode, cases: ComponentCases) -> str:
+    return cases.function or snake_case(node.name) or snake_case(f"component {node.id}")
+
+
+def to_identifier(name: str) -> str:
+    """A parameter's name as Python can write it: `file path` is file_path, `class` is class_."""
+    plain = name if name.isidentifier() else snake_case(name) or "value"
+    return f"{plain}_" if keyword.iskeyword(plain) else plain
+
+
+def describe(node: SpecNode) -> str:
+    """What the node is for, in the words of the spec."""
+    given = metadata_of(node)
+    listed = given.get("responsibilities")
+    parts = [given.get("description"), *(listed if isinstance(listed, list) else [])]
+    text = ". ".join(str(part).replace("_", " ").strip().rstrip(".") for part in parts if part)
+    return text or node.body.strip()
+
+
+def python_type(text: str) -> str:
+    """As Python writes it; empty where none is known."""
+    shape = read_type(text).shape
+    return str(shape) if shape is not None and shape.kind != "any" else ""
+
+
+def result_shape(component: Component) -> Shape | None:
+    """The shape of a result: one output is the value itself, several are a dictionary."""
+    if len(component.outputs) == 1:
+        return read_type(component.outputs[0][1]).shape
+    return Shape("dict") if component.outputs else None
+
+
+def _require_distinct(components: tuple[Component, ...], *, where: str) -> None:
+    seen: dict[str, Component] = {}
+    for each in components:
+        if keyword.iskeyword(each.function):
+            raise UserMistake(
+                f"the component {each.id} is called {each.function}, which is a word of Python",
+                why="its function and its module have this name",
+                fix=f"give it another name, or `function` under components.{each.id} in the cases",
+                where=f"{where}:{each.line}",
+            )
+        other = seen.setdefault(each.module, each)
+        if other is not each:
+            raise UserMistake(
+                f"the components {other.id} and {each.id} are both called {each.module}",
+                why="each becomes a module of the package",
+                fix="give one of them another name, or `function` in the cases",
+                where=f"{where}:{each.line}",
+            )

@@ -1,0 +1,545 @@
+"""The program that runs next to a generated component in the sandbox: reads its source, calls it, counts.
+
+In: one task as JSON. Out: a line with facts about the source, written before any of it has run, and a line
+with what the calls gave. Expected values are not here. Imports nothing of ours: its text is sent to the
+sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import json
+import os
+import sys
+import tracemalloc
+from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+DEEPEST = 20
+MOST_EVENTS = 5_000_000
+FORBIDDEN_NAMES = frozenset([
+    "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "open", "input",
+    "breakpoint", "exit", "quit", "memoryview",
+])  # fmt: skip
+FORBIDDEN_ATTRIBUTES = frozenset([
+    "_getframe", "f_back", "f_locals", "f_globals", "gi_frame", "tb_frame", "settrace", "setprofile",
+    "attrgetter", "methodcaller", "get_type_hints", "ForwardRef",
+])  # fmt: skip
+BY_NAME = frozenset(["getattr", "setattr", "delattr"])
+ALLOWED_DUNDER = frozenset([
+    "__init__", "__name__", "__doc__", "__all__", "__len__", "__iter__", "__next__", "__eq__",
+    "__hash__", "__str__", "__repr__",
+])  # fmt: skip
+OPTIMISED_NAMES = frozenset([
+    "lru_cache", "cache", "cached_property", "intern", "bytearray", "ThreadPoolExecutor",
+    "ProcessPoolExecutor",
+])  # fmt: skip
+OPTIMISED_MODULES = frozenset([
+    "functools", "threading", "multiprocessing", "concurrent", "asyncio", "array", "ctypes", "mmap",
+    "numba", "numpy", "heapq", "bisect",
+])  # fmt: skip
+BUILTINS = frozenset([
+    "list", "dict", "set", "str", "int", "float", "bool", "type", "id", "sum", "min", "max", "len",
+    "map", "filter", "input", "all", "any", "next", "iter", "hash",
+])  # fmt: skip
+BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert)
+
+
+def main(text: str) -> None:
+    task = json.loads(text)
+    write = _writer()
+    found: dict[str, Any] = {}
+    if task["mode"] == "judge":
+        write(judge(task["items"]))
+        return
+    facts = read_facts(task["source"], task["function"])
+    allowed = set(task["allowed"])
+    refused = refuse(facts, allowed) or refuse_reach(task["source"], task["module"], allowed)
+    write({**facts, "refused": refused})
+    if not refused:
+        found = measure(task) if task["mode"] == "evidence" else {"calls": call_all(task)}
+    write(found)
+
+
+def _writer() -> Any:
+    """Writes a line past whatever the component puts in the place of standard output."""
+    output, dump, put = os.dup(1), json.dumps, os.write
+
+    def write(value: Any) -> None:
+        data = (dump(value) + "\n").encode()
+        while data:
+            data = data[put(output, data) :]
+
+    return write
+
+
+def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
+    """Why a source is not run at all; empty where it is."""
+    if facts["syntax"]:
+        return f"is not Python: {facts['syntax']}"
+    beyond = [name for name in facts["imports"] if name not in allowed]
+    if beyond:
+        return f"imports {', '.join(beyond)}, which the spec does not allow"
+    if facts["forbidden"]:
+        return f"uses {', '.join(facts['forbidden'])}, which no component needs"
+    if not facts["defines"]:
+        return "does not define the function that the spec asks for"
+    return ""
+
+
+def read_facts(source: str, function: str) -> dict[str, Any]:
+    """What the source says by itself; nothing of it is run."""
+    facts: dict[str, Any] = {"syntax": "", "imports": [], "forbidden": [], "defines": False}
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        return {**facts, "syntax": f"{type(error).__name__}{line}"}
+    own = next(
+        (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function), None
+    )
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {
+        "syntax": "",
+        "imports": list(dict.fromkeys(_imports(tree))),
+        "forbidden": list(dict.fromkeys(_forbidden(tree))),
+        "defines": own is not None,
+        "public": [getattr(node, "name", "") for node in tree.body if _is_public(node)],
+        "parameters": _parameters(own) if own is not None else [],
+        "effects": [node.lineno for node in tree.body if _has_effect(node)],
+        "complexity": max((_complexity(node) for node in functions), default=0),
+        "lines": _count_lines(tree),
+        "optimisations": sorted(set(_optimisations(tree))),
+        "statements": list(_statements(tree)),
+        "quality": sorted(set(_quality(tree))),
+        "literals": _literals(tree),
+    }
+
+
+def _is_public(node: ast.stmt) -> bool:
+    return isinstance(
+        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) and not node.name.startswith("_")
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def _forbidden(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and (node.id in FORBIDDEN_NAMES or _is_internal(node.id)):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and (
+            node.attr in FORBIDDEN_ATTRIBUTES or _is_internal(node.attr)
+        ):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            yield from (each for each in names if each in FORBIDDEN_ATTRIBUTES or _is_internal(each))
+        elif isinstance(node, ast.MatchClass):
+            yield from (name for name in node.kwd_attrs if _is_internal(name))
+    literal = {
+        id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _names_plainly(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in BY_NAME and id(node) not in literal:
+            yield f"{node.id} with a computed or internal name"
+
+
+def _names_plainly(call: ast.Call) -> bool:
+    """Whether the second argument is a literal that could be written as an attribute."""
+    name = call.args[1] if len(call.args) > 1 else None
+    if any(isinstance(each, ast.Starred) for each in call.args[:2]) or not isinstance(name, ast.Constant):
+        return False
+    forbidden = name.value in FORBIDDEN_ATTRIBUTES or _is_internal(str(name.value))
+    return isinstance(name.value, str) and not forbidden
+
+
+def refuse_reach(source: str, own: str, allowed: set[str]) -> str:
+    """Why a source gets from the modules that it may import to others; empty where it does not."""
+    reach = _ImportReach(ast.parse(source), own.partition(".")[0], allowed)
+    return f"reaches {', '.join(dict.fromkeys(reach.beyond))} through an import" if reach.beyond else ""
+
+
+class _ImportReach(ast.NodeVisitor):
+    """Collects members of imported modules that are modules or not public, and modules used as values."""
+
+    def __init__(self, tree: ast.Module, package: str, allowed: set[str]) -> None:
+        self._package, self._allowed = package, allowed
+        self._modules: dict[str, set[str]] = {}
+        self._hidden: frozenset[str] = frozenset()
+        self.beyond: list[str] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    module = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self._modules.setdefault(alias.asname or module, set()).add(module)
+            elif isinstance(node, ast.ImportFrom):
+                self._from(node.module or "", node.names)
+        self.visit(tree)
+
+    def _from(self, module: str, names: list[ast.alias]) -> None:
+        public = self._members(module)
+        for alias in names:
+            inner = f"{module}.{alias.name}"
+            if inner in self._allowed:
+                self._modules.setdefault(alias.asname or alias.name, set()).add(inner)
+            elif alias.name == "*" and not self._is_own(module):
+                self.beyond += [
+                    f"{module}.{name}" for name in public or () if not self._is_plain(module, name)
+                ]
+            elif public is not None and not (alias.name in public and self._is_plain(module, alias.name)):
+                self.beyond.append(inner)
+
+    def _members(self, module: str) -> set[str] | None:
+        """Public names; None for a module that is not here."""
+        if self._is_own(module):
+            tree, names = _read_own(module), set()
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    names |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+            bound = [getattr(node, "name", None) or getattr(node, "id", "") for node in ast.walk(tree)]
+            return {name for name in bound if name and not name.startswith("_")} - names
+        found = _find_module(module)
+        if found is None:
+            return None
+        return set(getattr(found, "__all__", None) or (name for name in dir(found) if name[:1] != "_"))
+
+    def _is_own(self, module: str) -> bool:
+        return module.partition(".")[0] == self._package
+
+    def _is_plain(self, module: str, name: str) -> bool:
+        return self._is_own(module) or not isinstance(getattr(_find_module(module), name, None), type(sys))
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in self._modules and node.id not in self._hidden and isinstance(node.ctx, ast.Load):
+            self.beyond.append(f"the module {node.id} as a value")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        parts, base = [node.attr], node.value
+        while isinstance(base, ast.Attribute):
+            parts, base = [base.attr, *parts], base.value
+        if not isinstance(base, ast.Name) or base.id not in self._modules or base.id in self._hidden:
+            self.visit(base)
+            return
+        self.beyond += filter(None, (self._follow(each, parts) for each in self._modules[base.id]))
+
+    def _follow(self, module: str, parts: list[str]) -> str:
+        """The dotted name that is beyond what is allowed; empty where the parts lead to a plain member."""
+        for part in parts:
+            inner = f"{module}.{part}"
+            if any(f"{each}.".startswith(f"{inner}.") for each in self._allowed):
+                module = inner
+            elif self._is_own(module):
+                return "" if part in (self._members(module) or ()) else inner
+            else:
+                return "" if self._is_plain(module, part) else inner
+        return f"{module} as a value"
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if any(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body):
+            self.beyond.append("a module as an attribute of a class")
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """A parameter hides a module in the body, unless the source rebinds that name."""
+        given = node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        names = {each.arg for each in every if each is not None}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                names -= {(each.asname or each.name).partition(".")[0] for each in inner.names}
+            elif isinstance(inner, ast.Global):
+                names -= set(inner.names)
+        for part in (*node.decorator_list, given, node.returns):
+            if part is not None:
+                self.visit(part)
+        before, self._hidden = self._hidden, self._hidden | names
+        for statement in node.body:
+            self.visit(statement)
+        self._hidden = before
+
+
+def _find_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception:
+        return None
+
+
+def _read_own(module: str) -> ast.AST:
+    """A module of the package, which is read and not run."""
+    try:
+        return ast.parse(Path(module.replace(".", "/") + ".py").read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _is_internal(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in ALLOWED_DUNDER
+
+
+def _parameters(function: ast.FunctionDef) -> list[dict[str, Any]]:
+    """Names in order, and whether each must be given."""
+    given = function.args
+    named = [*given.posonlyargs, *given.args]
+    needed = len(named) - len(given.defaults)
+    found = [{"name": each.arg, "needed": number < needed} for number, each in enumerate(named)]
+    found += [
+        {"name": each.arg, "needed": default is None, "keyword": True}
+        for each, default in zip(given.kwonlyargs, given.kw_defaults)  # noqa: B905
+    ]
+    found += [
+        {"name": f"*{each.arg}", "needed": False} for each in (given.vararg, given.kwarg) if each is not None
+    ]
+    return found
+
+
+def _has_effect(node: ast.stmt) -> bool:
+    """Whether importing the module does more than define names."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+        return False
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return False
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        value = node.value
+        calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)] if value is not None else []
+        return any(
+            ast.unparse(each.func) not in ("re.compile", "frozenset", "str.maketrans") for each in calls
+        )
+    return True
+
+
+def _complexity(function: ast.AST) -> int:
+    found = 1
+    for node in ast.walk(function):
+        if isinstance(node, BRANCHES):
+            found += 1
+        elif isinstance(node, ast.BoolOp):
+            found += len(node.values) - 1
+    return found
+
+
+def _count_lines(tree: ast.Module) -> int:
+    """Lines with code, without those of documentation."""
+    used: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not _is_docstring(node):
+            last = node.end_lineno if not hasattr(node, "body") else node.lineno
+            used |= set(range(node.lineno, (last or node.lineno) + 1))
+    return len(used)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _optimisations(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in OPTIMISED_NAMES:
+            yield node.id
+        elif isinstance(node, ast.Attribute) and node.attr in OPTIMISED_NAMES:
+            yield node.attr
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield type(node).__name__.lower()
+    yield from (name for name in _imports(tree) if name.partition(".")[0] in OPTIMISED_MODULES)
+
+
+def _statements(tree: ast.AST) -> Iterator[list[str]]:
+    """Simple statements as kind and normalized text, wherever they are nested."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and not _is_docstring(node):
+            yield [type(node).__name__, ast.unparse(node)]
+        elif isinstance(node, ast.For | ast.While | ast.If):
+            head = node.iter if isinstance(node, ast.For) else node.test
+            yield [type(node).__name__, ast.unparse(head)]
+
+
+def _quality(tree: ast.Module) -> Iterator[str]:
+    """Findings of nine rules."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    public = [node for node in functions if not node.name.startswith("_")]
+    if any(ast.get_docstring(node, clean=False) is None for node in public):
+        yield "public function without documentation"
+    if any(
+        node.returns is None or any(each.annotation is None for each in node.args.args) for node in public
+    ):
+        yield "public function without types"
+    if any(
+        isinstance(each, ast.List | ast.Dict | ast.Set) for node in functions for each in node.args.defaults
+    ):
+        yield "mutable default"
+    if any(len(node.args.args) > 7 for node in functions):
+        yield "more than seven parameters"
+    if max((len(line) for line in ast.unparse(tree).splitlines()), default=0) > 120:
+        yield "line over 120 characters"
+    yield from _quality_of_nodes(tree)
+
+
+def _quality_of_nodes(tree: ast.Module) -> Iterator[str]:
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    if any(isinstance(node.ctx, ast.Store) and node.id in BUILTINS for node in names):
+        yield "shadows a builtin"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield "bare except"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            if any(alias.name == "*" for alias in node.names):
+                yield "star import"
+            elif (
+                {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+                - read
+                - {"annotations"}
+            ):
+                yield "unused import"
+
+
+QUALITY_RULES = 9
+
+
+def _literals(tree: ast.AST) -> list[Any]:
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    plain = [value for value in found if isinstance(value, str | int | float) and not isinstance(value, bool)]
+    return [value for value in plain if len(str(value)) < 500][:200]
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as JSON has it, of exactly these types: an object that only looks like one is refused."""
+    if depth > DEEPEST:
+        raise ValueError("too deep")
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple):
+        return [plain(item, depth + 1) for item in value]
+    if kind is dict and all(type(key) is str for key in value):
+        return {key: plain(item, depth + 1) for key, item in value.items()}
+    raise TypeError("not a plain value: " + kind.__name__)
+
+
+class _Sink:
+    """What the component prints goes nowhere."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def _load(task: dict[str, Any]) -> Any:
+    sys.stdout = sys.stderr = _Sink()
+    sys.dont_write_bytecode = True
+    module = importlib.import_module(task["module"])
+    return getattr(module, task["function"])
+
+
+def call_all(task: dict[str, Any]) -> list[dict[str, Any]]:
+    function = _load(task)
+    found = []
+    for call in task["calls"]:
+        try:
+            value = function(*copy.deepcopy(call["args"]), **copy.deepcopy(call["named"]))
+            result = {"value": plain(value)}
+            if call.get("again"):
+                result["again"] = plain(function(copy.deepcopy(result["value"])))
+            if call.get("then"):
+                module, _, name = call["then"].partition(":")
+                other = getattr(importlib.import_module(module), name)
+                result["then"] = plain(other(copy.deepcopy(result["value"])))
+            found.append(result)
+        except BaseException as error:
+            found.append({"raises": type(error).__name__})
+    return found
+
+
+class _Enough(BaseException):
+    pass
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Executed lines of the component, the peak of its memory, and which of its lines ran."""
+    function = _load(task)
+    path = sys.modules[task["module"]].__file__
+    ran: set[int] = set()
+    events = 0
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        nonlocal events
+        if frame.f_code.co_filename != path:
+            return None
+        if event == "line":
+            events += 1
+            ran.add(frame.f_lineno)
+            if events > MOST_EVENTS:
+                raise _Enough
+        return trace
+
+    tracemalloc.start()
+    peak = 0
+    for call in task["calls"]:
+        args, named = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        try:
+            function(*args, **named)
+        except BaseException:
+            events += 0
+        peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    for call in task["calls"]:
+        args, named = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
+        sys.settrace(trace)
+        try:
+            function(*args, **named)
+        except BaseException:
+            events += 0
+        finally:
+            sys.settrace(None)
+    executable = _executable(compile(task["source"], "answer", "exec"))
+    return {
+        "events": events,
+        "peak_bytes": peak,
+        "ran": len(ran & executable),
+        "executable": len(executable),
+        "missed": sorted(executable - ran)[:50],
+    }
+
+
+def _executable(code: Any) -> set[int]:
+    """Lines of function bodies; definitions themselves run on import."""
+    found: set[int] = set()
+    waiting = [constant for constant in code.co_consts if hasattr(constant, "co_lines")]
+    while waiting:
+        inner = waiting.pop()
+        lines = {line for _, _, line in inner.co_lines() if line is not None}
+        found |= lines - {inner.co_firstlineno} if inner.co_name != "<lambda>" else set()
+        waiting += [constant for constant in inner.co_consts if hasattr(constant, "co_lines")]
+    return found
+
+
+def judge(items: list[dict[str, Any]]) -> list[bool | None]:
+    """Whether each expression holds for its names; None where it cannot be evaluated."""
+    found: list[bool | None] = []
+    for item in items:
+        try:
+            found.append(bool(eval(item["expression"], dict(item["names"]))))
+        except Exception:
+            found.append(None)
+    return found

@@ -1,0 +1,357 @@
+"""Python sources against the cases of their component, many at a time.
+
+In: a component, a stage, sources, the modules that they may import. Out: a verdict for each, and evidence for
+those that hold. Sources are read, called and mutated in the sandbox; their values come out as JSON and are
+compared here, by type and value, with expectations that never go in.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from graftwork.components.spec.cases import PropertyCase, Stage
+from graftwork.components.spec.component import Component, ComponentPlan, result_shape
+from graftwork.components.spec.types import fits
+from graftwork.components.verify.draws import draw_for, draw_free
+from graftwork.components.verify.verdict import Evidence, MutationScore, SourceFacts, SourceVerdict
+from graftwork.grading.calls import PythonCall, is_right, same_value
+from graftwork.process.sandbox import Sandbox, SandboxResult
+from graftwork.process.sandbox.batch import BatchJob, Prelude, run_batch
+from graftwork.records.base import fingerprint
+
+MODULES = (
+    "ast",
+    "json",
+    "copy",
+    "importlib",
+    "tracemalloc",
+    "re",
+    "collections",
+    "itertools",
+    "string",
+    "math",
+)
+"""Imported once for all sources."""
+MOST_MUTANTS = 40
+JUDGED_TOGETHER = 24
+ALWAYS_ALLOWED = ("__future__", "typing", "collections.abc", "logging")
+_REASONS = {
+    "wall_clock": "takes too long",
+    "cpu": "takes too long",
+    "memory": "takes too much memory",
+    "output": "writes too much",
+    "disk": "writes too many files",
+    "signal": "ends by a signal",
+    "exit": "ends the interpreter",
+}
+
+
+class Submission(NamedTuple):
+    """A source that claims to be a component, the cases it is held against, and modules of dependencies."""
+
+    component: Component
+    source: str
+    stage: Stage
+    modules: tuple[tuple[str, str], ...] = ()
+    """File names in the package and their text."""
+
+
+class SourceVerifier(Protocol):
+    """Verifies sources of one language."""
+
+    def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]: ...
+
+    def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
+        """What each costs; None for one that cannot be run."""
+        ...
+
+    def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
+        """How many mutants of sources that hold their cases fail them."""
+        ...
+
+
+class PlannedCall(NamedTuple):
+    """One call in the sandbox, and the case that its value decides; None for a free draw."""
+
+    case: str | None
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    expected: PythonCall | None = None
+    rule: PropertyCase | None = None
+
+
+@lru_cache
+def prelude(file: str = "inside.py") -> Prelude:
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return Prelude("harness", text, MODULES)
+
+
+def calls_of(component: Component, stage: Stage) -> list[PlannedCall]:
+    """Every call that this stage is verified by: cases up to it, draws of properties, free draws."""
+    found = []
+    for call in component.cases.calls:
+        if call.stage <= stage:
+            expected = PythonCall(
+                call=component.function,
+                args=call.args,
+                named=call.named,
+                gives=call.gives,
+                raises=call.raises,
+            )
+            found.append(PlannedCall(call.id, call.args, call.named, expected))
+    for rule in component.cases.properties:
+        if rule.stage <= stage:
+            found += [PlannedCall(rule.id, tuple(args), {}, rule=rule) for args in draw_for(component, rule)]
+    return found + [PlannedCall(None, tuple(args), {}) for args in draw_free(component)]
+
+
+def case_ids(component: Component, stage: Stage) -> list[str]:
+    calls = [call.id for call in component.cases.calls if call.stage <= stage]
+    return [*calls, *(rule.id for rule in component.cases.properties if rule.stage <= stage)]
+
+
+class Verifier:
+    """Python components of one plan in one kind of sandbox."""
+
+    def __init__(self, plan: ComponentPlan, sandbox: Sandbox, *, at_once: int | None = None) -> None:
+        self._plan, self._sandbox, self._at_once = plan, sandbox, at_once
+        self.verified = 0
+        """Sources that were run."""
+
+    def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]:
+        calls = [calls_of(each.component, each.stage) for each in submissions]
+        results = self._run(
+            [self._job(each, "values", own) for each, own in zip(submissions, calls, strict=True)]
+        )
+        self.verified += len(submissions)
+        read = [read_result(result) for result in results]
+        held = self.judge(
+            [
+                (each.component, own, found.calls)
+                for each, own, found in zip(submissions, calls, read, strict=True)
+            ]
+        )
+        return [
+            conclude(each, own, found, rules)
+            for each, own, found, rules in zip(submissions, calls, read, held, strict=True)
+        ]
+
+    def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
+        """What each costs; None for one that cannot be run."""
+        jobs = [self._job(each, "evidence", calls_of(each.component, each.stage)) for each in submissions]
+        found = []
+        for result in self._run(jobs):
+            lines = result.stdout.splitlines()
+            parsed = parse_line(lines[-1]) if result.ok and len(lines) == 2 else None
+            found.append(Evidence.model_validate(parsed) if isinstance(parsed, dict) and parsed else None)
+        return found
+
+    def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
+        """How many mutants of sources that hold their cases fail them."""
+        tasks = [{"source": each.source, "most": MOST_MUTANTS} for each in submissions]
+        made = [
+            parse_line(result.stdout) if result.ok else None
+            for result in self._run([BatchJob(_main(t)) for t in tasks], "mutants.py")
+        ]
+        mutants = [
+            (number, mutant)
+            for number, found in enumerate(made)
+            for mutant in (found if isinstance(found, list) else [])
+        ]
+        verdicts = self.verify([submissions[number]._replace(source=m["source"]) for number, m in mutants])
+        self.verified -= len(mutants)
+        survived: list[list[int]] = [[] for _ in submissions]
+        counts = [0] * len(submissions)
+        for (number, mutant), verdict in zip(mutants, verdicts, strict=True):
+            counts[number] += 1
+            if verdict.ok:
+                survived[number].append(int(mutant["line"]))
+        return [
+            MutationScore(mutants=count, killed=count - len(lines), survived=tuple(sorted(set(lines))))
+            for count, lines in zip(counts, survived, strict=True)
+        ]
+
+    def _run(self, jobs: list[BatchJob], program: str = "inside.py") -> list[SandboxResult]:
+        return run_batch(jobs, sandbox=self._sandbox, prelude=prelude(program), at_once=self._at_once)
+
+    def _job(self, given: Submission, mode: str, calls: list[PlannedCall]) -> BatchJob:
+        component, package = given.component, self._plan.package
+        task = {
+            "mode": mode,
+            "module": f"{package}.{component.module}",
+            "function": component.function,
+            "source": given.source,
+            "allowed": sorted(self.allowed_imports(component)),
+            "calls": [
+                {
+                    "args": call.args,
+                    "named": call.named,
+                    "again": bool(call.rule and call.rule.idempotent),
+                    "then": self._inverse(call.rule),
+                }
+                for call in calls
+            ],
+        }
+        files = {f"{package}/__init__.py": "", **{f"{package}/{name}": text for name, text in given.modules}}
+        files[f"{package}/{component.module}.py"] = given.source
+        return BatchJob(_main(task), tuple(files.items()))
+
+    def allowed_imports(self, component: Component) -> set[str]:
+        package = self._plan.package
+        own = {f"{package}.{self._plan.get(each).module}" for each in component.dependencies}
+        return {*ALWAYS_ALLOWED, *component.cases.imports, *own}
+
+    def _inverse(self, rule: PropertyCase | None) -> str:
+        if rule is None or rule.inverse is None:
+            return ""
+        other = self._plan.get(rule.inverse)
+        return f"{self._plan.package}.{other.module}:{other.function}"
+
+    def judge(
+        self, groups: list[tuple[Component, list[PlannedCall], list[dict[str, Any]]]]
+    ) -> list[dict[int, bool | None]]:
+        """Expressions of properties, evaluated in a sandbox that none of the sources is in.
+
+        Several sources share a program; if that one fails, each gets its own.
+        """
+        asked: dict[int, dict[int, dict[str, Any]]] = {}
+        for number, (component, calls, results) in enumerate(groups):
+            items = {
+                place: _judged(component, call, results[place])
+                for place, call in enumerate(calls)
+                if place < len(results) and call.rule is not None and call.rule.holds
+            }
+            if items:
+                asked[number] = items
+        found: list[dict[int, bool | None]] = [{} for _ in groups]
+        numbers = list(asked)
+        together = [
+            numbers[first : first + JUDGED_TOGETHER] for first in range(0, len(numbers), JUDGED_TOGETHER)
+        ]
+        while together:
+            again: list[list[int]] = []
+            jobs = [_judge_job(asked, part) for part in together]
+            for part, result in zip(together, self._run(jobs), strict=True):
+                held = parse_line(result.stdout) if result.ok else None
+                if isinstance(held, list) and len(held) == sum(len(asked[number]) for number in part):
+                    verdicts = iter(held)
+                    for number in part:
+                        found[number] = {place: next(verdicts) for place in asked[number]}
+                elif len(part) > 1:
+                    again += [[number] for number in part]
+            together = again
+        return found
+
+
+def _judge_job(asked: dict[int, dict[int, dict[str, Any]]], part: list[int]) -> BatchJob:
+    items = [item for number in part for item in asked[number].values()]
+    return BatchJob(_main({"mode": "judge", "items": items}))
+
+
+def _judged(component: Component, call: PlannedCall, result: dict[str, Any]) -> dict[str, Any]:
+    names = dict(zip((name for name, _ in component.parameters), call.args, strict=False))
+    assert call.rule is not None
+    return {
+        "expression": call.rule.holds,
+        "names": {**names, "result": result.get("value"), "error": result.get("raises")},
+    }
+
+
+def _main(task: Mapping[str, Any]) -> str:
+    return f"import harness\nharness.main({json.dumps(task)!r})\n"
+
+
+class ReadResult(NamedTuple):
+    facts: SourceFacts
+    refused: str
+    calls: list[dict[str, Any]]
+
+
+def read_result(result: SandboxResult) -> ReadResult:
+    """The first line is ours for certain: it was written before any of the source ran."""
+    lines = result.stdout.splitlines()
+    first = parse_line(lines[0]) if lines else None
+    if not isinstance(first, dict) or "syntax" not in first:
+        return ReadResult(SourceFacts(), _REASONS.get(result.reason, "could not be read"), [])
+    refused = str(first.pop("refused", ""))
+    facts = SourceFacts.model_validate(first)
+    if refused:
+        return ReadResult(facts, refused, [])
+    if not result.ok:
+        return ReadResult(facts, _REASONS.get(result.reason, "fails on import"), [])
+    last = parse_line(lines[-1]) if len(lines) > 1 else None
+    calls = last.get("calls") if isinstance(last, dict) else None
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        return ReadResult(facts, "gave no values", [])
+    return ReadResult(facts, "", calls)
+
+
+def parse_line(line: str) -> Any:
+    try:
+        return json.loads(line, parse_constant=lambda _name: None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def conclude(
+    given: Submission, calls: list[PlannedCall], found: ReadResult, held: dict[int, bool | None]
+) -> SourceVerdict:
+    ids = case_ids(given.component, given.stage)
+    if found.refused or len(found.calls) != len(calls):
+        reason = found.refused or "gave another number of values"
+        return SourceVerdict(ok=False, reason=reason, cases=dict.fromkeys(ids, reason), facts=found.facts)
+    cases = dict.fromkeys(ids, "")
+    for place, (call, result) in enumerate(zip(calls, found.calls, strict=True)):
+        if call.case is not None and not cases[call.case]:
+            cases[call.case] = _fault(call, result, held.get(place))
+    shape = result_shape(given.component)
+    values = [result["value"] for result in found.calls if "value" in result]
+    shape_ok = shape is None or all(fits(value, shape) for value in values)
+    failed = next((f"{each}: {why}" for each, why in cases.items() if why), "")
+    return SourceVerdict(
+        ok=bool(cases) and not failed,
+        reason=failed or ("" if cases else "there is no case"),
+        cases=cases,
+        facts=found.facts,
+        values=fingerprint([{k: r[k] for k in ("value", "raises") if k in r} for r in found.calls]),
+        shape_ok=shape_ok,
+    )
+
+
+def _fault(call: PlannedCall, result: dict[str, Any], held: bool | None) -> str:
+    """Why a case does not hold; empty where it does."""
+    shown = json.dumps([*call.args], ensure_ascii=False)[:200]
+    if call.expected is None:
+        assert call.rule is not None
+        fault = _fault_of_property(call.rule, call.args, result, held)
+        return f"{shown}{fault}" if fault else ""
+    if is_right(call.expected, result):
+        return ""
+    raises, gives = call.expected.raises, call.expected.gives
+    wanted = f"raise {raises}" if raises else f"give {_short(gives)}"
+    given = f"raises {result['raises']}" if "raises" in result else f"gives {_short(result.get('value'))}"
+    return f"{shown} should {wanted}, {given}"
+
+
+def _fault_of_property(
+    rule: PropertyCase, args: tuple[Any, ...], result: dict[str, Any], held: bool | None
+) -> str:
+    raised = result.get("raises")
+    needs_value = rule.idempotent or rule.inverse
+    if raised is not None and (
+        needs_value or (rule.raises_only is not None and raised not in rule.raises_only)
+    ):
+        return f" raises {raised}"
+    if rule.idempotent and not same_value(result.get("again"), result.get("value")):
+        return ": its result gives another result"
+    if rule.inverse and not same_value(result.get("then"), args[0] if args else None):
+        return f" is not what {rule.inverse} gives back"
+    if not rule.holds or held:
+        return ""
+    return f": {rule.holds} {'cannot be evaluated' if held is None else 'does not hold'}"
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:120]

@@ -1,0 +1,147 @@
+"""Cron expressions: when a schedule is due next, in a time zone with daylight saving time.
+
+In: five fields, or a name such as @daily. Out: moments in seconds since 1970. A local time that is skipped in
+spring comes as much later; one that occurs twice in autumn counts once. Where the hour is free (`*`), every
+hour that passes counts.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+LONGEST_DAYS = 366 * 9
+"""29 February may be eight years away."""
+_PART = re.compile(r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d+))?")
+
+
+class _Field(NamedTuple):
+    name: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+
+
+FIELDS = (
+    _Field("minute", 0, 59),
+    _Field("hour", 0, 23),
+    _Field("day of the month", 1, 31),
+    _Field("month", 1, 12, ("", *MONTHS)),
+    _Field("day of the week", 0, 7, WEEKDAYS),
+)
+
+
+class CronSchedule(NamedTuple):
+    """The values of each field. Weekdays are 0 (Sunday) to 6."""
+
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    any_hour: bool
+    any_day: bool
+    any_weekday: bool
+
+    def matches_day(self, day: date) -> bool:
+        """If both days are restricted, either of them counts, as in every cron."""
+        if day.month not in self.months:
+            return False
+        of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        if self.any_day or self.any_weekday:
+            return of_month and of_week
+        return of_month or of_week
+
+    def next_after(self, moment: float, zone: ZoneInfo) -> float:
+        """The first moment after this one."""
+        # A day earlier: a skipped local time of yesterday may come today.
+        first = datetime.fromtimestamp(moment, zone).date() - timedelta(days=1)
+        for offset in range(LONGEST_DAYS):
+            day = first + timedelta(days=offset)
+            if self.matches_day(day):
+                later = [at for at in self._moments(day, zone) if at > moment]
+                if later:
+                    return min(later)
+        raise ValueError("this date never comes")
+
+    def _moments(self, day: date, zone: ZoneInfo) -> Iterator[float]:
+        for hour in self.hours:
+            for minute in self.minutes:
+                local = datetime.combine(day, time(hour, minute), zone)
+                early = local.timestamp()
+                skipped = datetime.fromtimestamp(early, zone).replace(tzinfo=None) != local.replace(
+                    tzinfo=None
+                )
+                if not (skipped and self.any_hour):
+                    yield early
+                if self.any_hour and not skipped:
+                    yield local.replace(fold=1).timestamp()
+
+
+@lru_cache(maxsize=64)
+def parse_cron(expression: str) -> CronSchedule:
+    """Raises ValueError with the field that is wrong, or if no such date exists."""
+    text = NAMED.get(expression.strip().lower(), expression)
+    fields = text.split()
+    if len(fields) != len(FIELDS):
+        raise ValueError(
+            f"a cron expression has five fields (minute, hour, day, month, weekday), {expression!r} has "
+            f"{len(fields)}"
+        )
+    values = [_values(field, given) for field, given in zip(FIELDS, fields, strict=True)]
+    minutes, hours, days, months, weekdays = values
+    schedule = CronSchedule(
+        minutes=tuple(sorted(minutes)),
+        hours=tuple(sorted(hours)),
+        days=frozenset(days),
+        months=frozenset(months),
+        weekdays=frozenset(weekday % 7 for weekday in weekdays),
+        any_hour=fields[1].startswith("*"),
+        any_day=fields[2].startswith("*"),
+        any_weekday=fields[4].startswith("*"),
+    )
+    try:
+        schedule.next_after(datetime(2026, 1, 1, tzinfo=UTC).timestamp(), ZoneInfo("UTC"))
+    except ValueError:
+        raise ValueError(f"{expression!r} never comes: no such date exists") from None
+    return schedule
+
+
+def _values(field: _Field, text: str) -> set[int]:
+    found: set[int] = set()
+    for part in text.lower().split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"the {field.name} {part!r} cannot be read; write 5, 1-5, */10 or 1,3")
+        step = int(match["step"] or 1)
+        if match["first"] == "*":
+            low, high = field.low, field.high
+        else:
+            low = _number(field, match["first"])
+            high = _number(field, match["last"]) if match["last"] else field.high if match["step"] else low
+        if step < 1 or low > high:
+            raise ValueError(f"the {field.name} {part!r} is empty")
+        found |= set(range(low, high + 1, step))
+    return found
+
+
+def _number(field: _Field, text: str) -> int:
+    number = field.names.index(text) if text and text in field.names else -1
+    if text.isdecimal() and text.isascii():
+        number = int(text)
+    if not field.low <= number <= field.high:
+        raise ValueError(f"the {field.name} must be {field.low} to {field.high}, not {text}")
+    return number

@@ -1,0 +1,180 @@
+"""What the coordinator does next: begin a cycle, do a step, wait, or close the cycle.
+
+In: the state, the settings, facts about the project and the moment. Out: one action. Knows no stores, no
+clock and no models; the simulator and the real coordinator both ask it.
+"""
+
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from graftwork.cycle.cron import parse_cron
+from graftwork.cycle.settings import CANARY, DELIVER, PROMOTE, CycleSettings
+from graftwork.cycle.state import CoordinatorState, CycleOutcome, CycleState, CycleStepState, is_free
+
+AFTER_DEPLOY = ("release", "try", CANARY, PROMOTE, DELIVER)
+"""Steps that are skipped unless the gate says deploy."""
+FAR_AWAY = 366 * 86400.0
+
+
+class CycleFacts(NamedTuple):
+    """What triggers compare; None where it was not measured."""
+
+    rows: int | None = None
+    """Usable rows in all."""
+    drift: float | None = None
+
+
+class Rest(NamedTuple):
+    """Nothing to do before `until`."""
+
+    until: float
+    why: str
+
+
+class AwaitApproval(NamedTuple):
+    """A person has to allow the step."""
+
+    step: str
+
+
+class Begin(NamedTuple):
+    model: str
+    cause: str
+
+
+class DoStep(NamedTuple):
+    step: str
+
+
+class SkipStep(NamedTuple):
+    step: str
+    why: str
+
+
+class Close(NamedTuple):
+    outcome: CycleOutcome
+    reason: str
+
+
+Action = Rest | AwaitApproval | Begin | DoStep | SkipStep | Close
+
+
+def next_action(
+    state: CoordinatorState, settings: CycleSettings, facts: CycleFacts, *, now: float, place: str
+) -> Action:
+    if state.paused is not None:
+        why = f": {state.paused.why}" if state.paused.why else ""
+        return Rest(now + FAR_AWAY, f"paused by {state.paused.who}{why}")
+    if state.open_cycle is not None:
+        return _in_cycle(state.open_cycle, settings, now=now, place=place)
+    if state.queue:
+        return Begin(state.queue[0], state.queue_cause)
+    cause = find_cause(state, settings, facts, now=now)
+    if cause:
+        return Begin("", cause)
+    return _until_due(state, settings, now=now)
+
+
+def find_cause(state: CoordinatorState, settings: CycleSettings, facts: CycleFacts, *, now: float) -> str:
+    """Why a cycle is due now; empty if it is not."""
+    due = next_scheduled(state, settings, now=now)
+    if due is not None and due <= now:
+        return f"schedule {settings.schedule}"
+    if now < rests_until(state, settings):
+        return ""
+    when, new = settings.when, count_new(state, facts)
+    if when.new_rows is not None and new is not None and new >= when.new_rows:
+        return f"{new:,} new usable rows"
+    if when.drift is not None and facts.drift is not None and facts.drift > when.drift:
+        return f"drift: at least {facts.drift:.0%} of live prompts are unlike the training data"
+    return ""
+
+
+def rests_until(state: CoordinatorState, settings: CycleSettings) -> float:
+    """Until then no event begins a cycle: what it would change was tried just now."""
+    last = state.cycle.finished_at if state.cycle is not None else None
+    return 0.0 if last is None else last + settings.when.rest_hours * 3600
+
+
+def count_new(state: CoordinatorState, facts: CycleFacts) -> int | None:
+    return None if facts.rows is None else max(facts.rows - state.rows_counted, 0)
+
+
+def next_scheduled(state: CoordinatorState, settings: CycleSettings, *, now: float) -> float | None:
+    """The next time of the schedule. Times that were missed while nothing ran count once."""
+    return next_date(settings, after=state.served_until or now)
+
+
+def next_date(settings: CycleSettings, *, after: float) -> float | None:
+    """The first time of the schedule after this moment."""
+    if settings.schedule is None:
+        return None
+    return parse_cron(settings.schedule).next_after(after, ZoneInfo(settings.timezone))
+
+
+def _until_due(state: CoordinatorState, settings: CycleSettings, *, now: float) -> Rest:
+    checked = max(now + settings.check_minutes * 60, rests_until(state, settings))
+    due = next_scheduled(state, settings, now=now)
+    if not settings.when.is_set:
+        if due is None:
+            return Rest(now + FAR_AWAY, "nothing begins a cycle by itself: set cycle.schedule or cycle.when")
+        return Rest(due, "waiting for the schedule")
+    return Rest(min(checked, due) if due is not None else checked, "nothing is due")
+
+
+def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: str) -> Action:
+    step = cycle.current
+    if step is None:
+        return _close(cycle)
+    if not is_free(step, place, now):
+        return Rest(step.until, f"{step.holder} does {step.name}")
+    if step.status == "waiting" and (why := why_skipped(cycle, step.name, settings)):
+        return SkipStep(step.name, why)
+    if needs_approval(cycle, step, settings):
+        return AwaitApproval(step.name)
+    if step.status == "waiting" and step.not_before > now:
+        return Rest(step.not_before, _why_waiting(step))
+    return DoStep(step.name)
+
+
+def needs_approval(cycle: CycleState, step: CycleStepState, settings: CycleSettings) -> bool:
+    given = {approval.step for approval in cycle.approvals}
+    return step.name in settings.approve and step.name not in given
+
+
+def why_skipped(cycle: CycleState, step: str, settings: CycleSettings) -> str:
+    """Why this cycle does without the step; empty if it does not."""
+    if cycle.summary("plan").get("same_as_last"):
+        return "nothing is new since the last cycle"
+    decision = cycle.summary("gate").get("decision")
+    if step in AFTER_DEPLOY and decision != "deploy":
+        return f"the gate said {str(decision).replace('_', ' ')}"
+    if step == CANARY and settings.canary is None:
+        return "no canary is configured"
+    if step == DELIVER:
+        if cycle.summary(PROMOTE).get("action") == "rolled_back":
+            return "the release was rolled back"
+        if not settings.deliver:
+            return "no serving machine is configured"
+    return ""
+
+
+def _close(cycle: CycleState) -> Close:
+    if cycle.summary("plan").get("same_as_last"):
+        return Close("nothing_new", "data and settings are those of the last cycle")
+    gate = cycle.summary("gate")
+    if gate.get("decision") != "deploy":
+        decision = str(gate.get("decision")).replace("_", " ")
+        return Close("not_promoted", f"the gate said {decision}: {gate.get('reason', '')}")
+    for step in (DELIVER, PROMOTE):
+        found = cycle.summary(step)
+        if found.get("action") == "rolled_back":
+            return Close("rolled_back", str(found.get("why", "")))
+    release = str(cycle.summary("release").get("id", ""))[:12]
+    return Close("promoted", f"release {release} is live")
+
+
+def _why_waiting(step: CycleStepState) -> str:
+    if step.failures:
+        return f"{step.name} failed {step.failures} time(s): {step.error.get('what', '')}; trying again"
+    return f"{step.name}: {step.summary.get('why', 'waiting')}"

@@ -1,0 +1,213 @@
+"""The `cycle` section of graft.yaml: when to train again, where, who is asked and who is notified."""
+
+from typing import Annotated, Any, Literal, Self, get_args
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from graftwork.cycle.cron import parse_cron
+from graftwork.records.base import NotSecret, Record, SecretLink, SecretText
+from graftwork.text.redact import VariableName
+
+COLLECT, CANARY, PROMOTE, DELIVER, REPORT = "collect", "canary", "promote", "deliver", "report"
+CYCLE_STEPS = (
+    COLLECT,
+    "audit",
+    "prepare",
+    "plan",
+    "train",
+    "evaluate",
+    "gate",
+    "release",
+    "try",
+    CANARY,
+    PROMOTE,
+    DELIVER,
+    REPORT,
+)
+"""The steps of a cycle in their order: those of `graft run`, with what comes before and after."""
+
+NoticeKind = Literal[
+    "gate", "promoted", "rolled_back", "approval", "stalled", "spend", "failed", "paused", "finished"
+]
+NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
+QUIET: tuple[NoticeKind, ...] = ("finished",)
+"""Not sent unless they are asked for."""
+
+
+def _require_cron(expression: str) -> str:
+    parse_cron(expression)
+    return expression
+
+
+def _require_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"there is no time zone {name!r}; write one like Europe/Berlin") from None
+    return name
+
+
+class TriggerSettings(Record):
+    """A cycle begins when one of these holds; they are checked every `check_minutes`."""
+
+    new_rows: int | None = Field(
+        None, ge=1, description="Usable captures and new log rows since the last cycle."
+    )
+    drift: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of live prompts that are unlike any training prompt, by the lower end of its "
+        "interval.",
+    )
+    rest_hours: float = Field(
+        12.0, ge=0, description="After a cycle, no event begins another one for so long; the schedule may."
+    )
+
+    @property
+    def is_set(self) -> bool:
+        return self.new_rows is not None or self.drift is not None
+
+
+class CanarySettings(Record):
+    """A new release answers a share of live sessions first (`serve.split`), and is promoted if it holds."""
+
+    minutes: float = Field(60.0, ge=0, description="How long it is watched, unless it is decided before.")
+    fewest_sessions: int = Field(
+        20,
+        ge=0,
+        description="Sessions of the new release that are waited for, at most three times `minutes`.",
+    )
+    max_failures: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Share of failed answers above the champion's from which it is rolled back.",
+    )
+    metric: str = Field(
+        "feedback", description="What the two are compared by, as in `graft release ab --metric`."
+    )
+
+
+class DeliverSettings(Record):
+    """A serving machine that gets the promoted release."""
+
+    to: Annotated[str, NotSecret("a host and a folder, or the URL of a store")] = Field(
+        min_length=1,
+        description="`[user@]host:/folder` of a project there that `graft serve` runs in, `here`, or the URL "
+        "of a store.",
+    )
+    graft: str = Field("graft", description="The command `graft` on that machine.")
+    requests: int = Field(
+        3, ge=0, description="Questions that the endpoint must answer; otherwise the alias goes back."
+    )
+
+
+def _as_deliveries(given: Any) -> Any:
+    """One line will do: `deliver: gpu1:/srv/helpdesk`."""
+    listed = given if isinstance(given, list | tuple) else [given]
+    return [{"to": item} if isinstance(item, str) else item for item in listed]
+
+
+class EmailSettings(Record):
+    """Notifications by e-mail."""
+
+    host: str = Field(min_length=1, description="The SMTP server.")
+    port: int = Field(587, ge=1, le=65535, description="Its port.")
+    security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="`tls` from the first byte, `starttls`, or `none`."
+    )
+    sender: str = Field(min_length=3, description="The address that messages come from.")
+    to: tuple[str, ...] = Field(min_length=1, description="Recipients.")
+    user: str | None = Field(None, description="The login, if the server wants one.")
+    password_env: VariableName | None = Field(
+        None, description="Name of the environment variable that holds the password."
+    )
+
+
+class NotifySettings(Record):
+    """Who is notified of what. Notices are kept until they are delivered."""
+
+    kinds: tuple[NoticeKind, ...] = Field(
+        tuple(kind for kind in NOTICE_KINDS if kind not in QUIET), description="Which notices are sent."
+    )
+    command: SecretText | None = Field(
+        None, description="A command that receives the notice as JSON on standard input."
+    )
+    webhook: SecretLink | None = Field(None, description="An http(s) URL that receives the notice as JSON.")
+    email: EmailSettings | None = Field(None, description="An SMTP server that sends it.")
+    spend_shares: tuple[float, ...] = Field(
+        (0.5, 0.8, 1.0), description="Shares of `fleet.caps.month_usd` at which a notice is sent."
+    )
+
+
+class RetrySettings(Record):
+    """What happens when a step fails for a reason that may pass."""
+
+    attempts: int = Field(5, ge=1, description="Attempts at a step, then the cycle has failed.")
+    first_seconds: float = Field(30.0, ge=0, description="Pause after the first failure; it doubles.")
+    longest_seconds: float = Field(3600.0, ge=0, description="The longest pause.")
+    cycles: int = Field(
+        3, ge=1, description="Failed cycles in a row, then the coordinator pauses and says so."
+    )
+
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row."""
+        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 40), self.longest_seconds))
+
+
+class CycleSettings(Record):
+    """What `graft up` does: collect, data, plan, train, evaluate, gate, release, canary, promote, deliver."""
+
+    schedule: Annotated[str, AfterValidator(_require_cron)] | None = Field(
+        None, description="A cron expression, such as `0 2 * * *`, or @daily. Unset: no fixed times."
+    )
+    timezone: Annotated[str, AfterValidator(_require_zone)] = Field(
+        "UTC", description="The time zone of the schedule, such as Europe/Berlin."
+    )
+    when: TriggerSettings = Field(default_factory=TriggerSettings, description="Events that start a cycle.")
+    check_minutes: float = Field(10.0, gt=0, description="How often `when` is checked.")
+    models: tuple[str, ...] = Field(
+        (), description="Models that a cycle is run for, one after the other; empty: the main model."
+    )
+    collect: str | None = Field(
+        None,
+        description="The log file that captures are exported to first; `data.logs` must match it. Unset: "
+        "logs are read as they are.",
+    )
+    place: str = Field(
+        "local",
+        min_length=1,
+        description="Where training runs: local, or a place of `graft fleet places`. Its cost is limited by "
+        "`fleet.caps`.",
+    )
+    gpu: str = Field("", description="The card to order at a place; empty: the cheapest.")
+    approve: tuple[str, ...] = Field(
+        (), description="Steps that wait for a person, such as train or promote: `graft up approve`."
+    )
+    canary: CanarySettings | None = Field(
+        None, description="Watch a new release in live traffic before it is promoted; needs `serve.split`."
+    )
+    deliver: Annotated[tuple[DeliverSettings, ...], BeforeValidator(_as_deliveries)] = Field(
+        (), description="Where promoted releases go: `gpu1:/srv/helpdesk`, or a list."
+    )
+    notify: NotifySettings = Field(default_factory=NotifySettings, description="Notifications.")
+    retry: RetrySettings = Field(default_factory=RetrySettings, description="Failures and pauses.")
+    lease_seconds: float = Field(
+        60.0,
+        ge=1,
+        description="A coordinator on another machine takes over after this long without a heartbeat.",
+    )
+
+    @model_validator(mode="after")
+    def _known_steps(self) -> Self:
+        unknown = [step for step in self.approve if step not in CYCLE_STEPS]
+        if unknown:
+            raise ValueError(f"approve: there is no step {unknown[0]!r}; known: {', '.join(CYCLE_STEPS)}")
+        return self
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether anything begins a cycle besides a person."""
+        return self.schedule is not None or self.when.is_set

@@ -1,0 +1,383 @@
+"""The durable state of the coordinator, and every change of it as a pure function.
+
+In: a state and a moment. Out: the next state. A step is claimed before it is done, and only the claim that
+was given last may report its end: a coordinator that was thought dead cannot overwrite what another one did.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from graftwork.cycle.settings import NoticeKind, RetrySettings
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+
+FORMAT = 1
+MOST_ENTRIES = 200
+"""Entries of the log of people's decisions that are kept."""
+
+StepStatus = Literal["waiting", "running", "done", "skipped", "failed"]
+OPEN_STATUS: frozenset[StepStatus] = frozenset({"waiting", "running"})
+CycleOutcome = Literal[
+    "running", "promoted", "rolled_back", "not_promoted", "nothing_new", "refused", "failed", "canceled"
+]
+
+
+class Superseded(GraftError):
+    """Another coordinator has taken over the step, or the cycle was canceled."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(
+            f"the step {step} is no longer this coordinator's",
+            why="another coordinator took it over after a silence, or the cycle was canceled",
+            fix="nothing is lost: the state is that of the other one",
+        )
+
+
+class CycleStepState(Record):
+    """One step of a cycle. `token` counts the claims: only the newest may report."""
+
+    name: str
+    status: StepStatus = "waiting"
+    token: int = 0
+    holder: str = ""
+    place: str = ""
+    """Host and folder of the holder: a coordinator that starts there knows that the holder is gone."""
+    until: float = 0.0
+    """The end of the holder's lease."""
+    failures: int = 0
+    not_before: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+    summary: dict[str, Any] = {}
+    error: dict[str, Any] = {}
+
+
+class Approval(Record):
+    step: str
+    who: str
+    at: float
+    why: str = ""
+
+
+class Notice(Record):
+    """Something that people are notified of. It stays in the outbox until it is delivered."""
+
+    id: str
+    """The same notice has the same id, however often it is delivered."""
+    kind: NoticeKind
+    project: str = ""
+    cycle: int
+    at: float
+    what: str
+    why: str = ""
+    fix: str = ""
+    tries: int = 0
+    not_before: float = 0.0
+
+
+class LogEntry(Record):
+    """Who paused, resumed, canceled or approved what."""
+
+    at: float
+    who: str
+    action: str
+    what: str = ""
+    why: str = ""
+
+
+class CycleState(Record):
+    number: int
+    model: str
+    cause: str
+    version: str
+    """Of the graftwork that began it; a later one goes on with the same steps."""
+    started_at: float
+    finished_at: float | None = None
+    outcome: CycleOutcome = "running"
+    reason: str = ""
+    steps: tuple[CycleStepState, ...]
+    approvals: tuple[Approval, ...] = ()
+    asked: tuple[str, ...] = ()
+    """Steps whose approval was asked for."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome == "running"
+
+    def step(self, name: str) -> CycleStepState | None:
+        return next((step for step in self.steps if step.name == name), None)
+
+    def summary(self, name: str) -> dict[str, Any]:
+        found = self.step(name)
+        return found.summary if found is not None and found.status == "done" else {}
+
+    @property
+    def current(self) -> CycleStepState | None:
+        """The first step that is not done."""
+        return next((step for step in self.steps if step.status in OPEN_STATUS), None)
+
+
+class CoordinatorState(Record):
+    """All that the coordinator of a project remembers; finished cycles are kept apart."""
+
+    format: int = FORMAT
+    paused: LogEntry | None = None
+    queue: tuple[str, ...] = ()
+    """Models whose cycle comes next."""
+    queue_cause: str = ""
+    cycle: CycleState | None = None
+    """The open cycle, or the last one."""
+    failed_in_a_row: int = 0
+    rows_counted: int = 0
+    """Usable rows when the last cycle collected them."""
+    served_until: float = 0.0
+    """Times of the schedule up to here have been served."""
+    spend_month: str = ""
+    spend_share: float = 0.0
+    """The largest share of the month's cap that a notice was sent for."""
+    alerts: dict[str, int] = {}
+    """How many alerts of a run have become notices."""
+    outbox: tuple[Notice, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+
+    @property
+    def open_cycle(self) -> CycleState | None:
+        return self.cycle if self.cycle is not None and self.cycle.is_open else None
+
+
+class Holder(NamedTuple):
+    """A coordinator: its name, and the host and folder that it alone may work in."""
+
+    name: str
+    place: str
+
+
+def start_schedule(state: CoordinatorState, *, now: float) -> CoordinatorState:
+    """From the first start on, dates of the schedule are due."""
+    return state if state.served_until else state.model_copy(update={"served_until": now})
+
+
+def begin(
+    state: CoordinatorState, *, model: str, cause: str, now: float, steps: tuple[str, ...], version: str
+) -> CoordinatorState:
+    """Open the next cycle. Without effect if one is open already: two coordinators may both see it due."""
+    if state.open_cycle is not None:
+        return state
+    number = state.cycle.number + 1 if state.cycle is not None else 1
+    cycle = CycleState(
+        number=number,
+        model=model,
+        cause=cause,
+        version=version,
+        started_at=now,
+        steps=tuple(CycleStepState(name=name) for name in steps),
+    )
+    queue = state.queue[1:] if state.queue[:1] == (model,) else state.queue
+    return state.model_copy(update={"cycle": cycle, "served_until": now, "queue": queue})
+
+
+def enqueue(state: CoordinatorState, models: tuple[str, ...], *, cause: str) -> CoordinatorState:
+    """Ask for a cycle of each of these models, unless they wait already."""
+    new = tuple(model for model in models if model not in state.queue)
+    return state.model_copy(update={"queue": (*state.queue, *new), "queue_cause": cause})
+
+
+def request(
+    state: CoordinatorState, models: tuple[str, ...], entry: LogEntry, *, cause: str
+) -> CoordinatorState:
+    """A person asks for a cycle of each of these models; it begins when the open one has ended."""
+    why = f", {entry.why}" if entry.why else ""
+    return _logged(enqueue(state, models, cause=f"{cause} of {entry.who}{why}"), entry)
+
+
+def claim(
+    state: CoordinatorState, step: str, holder: Holder, *, now: float, lease: float
+) -> tuple[CoordinatorState, int | None]:
+    """Take the step, and the token of the claim; None if another coordinator has it."""
+    cycle = state.open_cycle
+    found = cycle.current if cycle is not None else None
+    if found is None or found.name != step or not is_free(found, holder.place, now):
+        return state, None
+    token = found.token + 1
+    taken = found.model_copy(
+        update={
+            "status": "running",
+            "token": token,
+            "holder": holder.name,
+            "place": holder.place,
+            "until": now + lease,
+            "started_at": found.started_at if found.started_at is not None else now,
+        }
+    )
+    return _with_step(state, taken), token
+
+
+def is_free(step: CycleStepState, place: str, now: float) -> bool:
+    """Whether a coordinator at this place may take the step."""
+    return step.status == "waiting" or step.until <= now or step.place == place
+
+
+def renew(state: CoordinatorState, step: str, token: int, *, now: float, lease: float) -> CoordinatorState:
+    return _with_step(state, _held(state, step, token).model_copy(update={"until": now + lease}))
+
+
+def complete(
+    state: CoordinatorState, step: str, token: int, *, now: float, summary: dict[str, Any]
+) -> CoordinatorState:
+    held = _held(state, step, token)
+    done = held.model_copy(
+        update={"status": "done", "finished_at": now, "summary": summary, "error": {}, "failures": 0}
+    )
+    return _with_step(state, done)
+
+
+def skip(state: CoordinatorState, step: str, *, why: str, now: float) -> CoordinatorState:
+    cycle = state.open_cycle
+    found = cycle.step(step) if cycle is not None else None
+    if found is None or found.status != "waiting":
+        return state
+    update = {"status": "skipped", "finished_at": now, "summary": {"why": why}}
+    return _with_step(state, found.model_copy(update=update))
+
+
+def postpone(state: CoordinatorState, step: str, token: int, *, until: float, why: str) -> CoordinatorState:
+    """Give the step back: it is looked at again later, and this is no failure."""
+    update = {"status": "waiting", "not_before": until, "until": 0.0, "summary": {"why": why}}
+    return _with_step(state, _held(state, step, token).model_copy(update=update))
+
+
+def reopen(state: CoordinatorState, step: str, *, why: str) -> CoordinatorState:
+    """Do this step and all after it again: its files are gone, or on another machine."""
+    cycle = state.open_cycle
+    if cycle is None:
+        return state
+    names = [known.name for known in cycle.steps]
+    again = set(names[names.index(step) :])
+    steps = tuple(
+        known.model_copy(
+            update={"status": "waiting", "until": 0.0, "summary": {"why": why}, "finished_at": None}
+        )
+        if known.name in again and known.status != "waiting"
+        else known
+        for known in cycle.steps
+    )
+    return state.model_copy(update={"cycle": cycle.model_copy(update={"steps": steps})})
+
+
+def fail(
+    state: CoordinatorState,
+    step: str,
+    token: int,
+    *,
+    now: float,
+    error: dict[str, Any],
+    retry: RetrySettings | None,
+) -> CoordinatorState:
+    """Note the failure: another attempt after a pause, or the end of the cycle; without `retry` the end."""
+    held = _held(state, step, token)
+    failures = held.failures + 1
+    if retry is not None and failures < retry.attempts:
+        update = {
+            "status": "waiting",
+            "failures": failures,
+            "not_before": now + retry.pause(failures),
+            "until": 0.0,
+            "error": error,
+        }
+        return _with_step(state, held.model_copy(update=update))
+    update = {"status": "failed", "failures": failures, "finished_at": now, "error": error}
+    state = _with_step(state, held.model_copy(update=update))
+    attempts = f" after {failures} attempts" if failures > 1 else ""
+    return finish(state, "failed", reason=f"{step} failed{attempts}: {error.get('what', 'a bug')}", now=now)
+
+
+def finish(state: CoordinatorState, outcome: CycleOutcome, *, reason: str, now: float) -> CoordinatorState:
+    cycle = state.open_cycle
+    if cycle is None:
+        return state
+    ended = cycle.model_copy(update={"outcome": outcome, "reason": reason, "finished_at": now})
+    failed = state.failed_in_a_row + 1 if outcome == "failed" else 0
+    return state.model_copy(update={"cycle": ended, "failed_in_a_row": failed})
+
+
+def pause(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
+    """The running step ends; no other one begins."""
+    return _logged(state.model_copy(update={"paused": entry}), entry)
+
+
+def resume(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
+    return _logged(state.model_copy(update={"paused": None, "failed_in_a_row": 0}), entry)
+
+
+def cancel(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
+    """End the open cycle; the coordinator that works on it stops at a safe point."""
+    cycle = state.open_cycle
+    if cycle is None:
+        raise UserMistake("no cycle is open", why="there is nothing to cancel", fix="graft up status")
+    why = f": {entry.why}" if entry.why else ""
+    ended = finish(state, "canceled", reason=f"canceled by {entry.who}{why}", now=entry.at)
+    return _logged(ended, entry)
+
+
+def approve(state: CoordinatorState, step: str, entry: LogEntry) -> CoordinatorState:
+    """Note who allowed the step. A step that is done cannot be approved any more."""
+    cycle = state.open_cycle
+    if cycle is None:
+        raise UserMistake("no cycle is open", why="there is nothing to approve", fix="graft up status")
+    found = cycle.step(step)
+    if found is None or found.status not in OPEN_STATUS:
+        known = ", ".join(other.name for other in cycle.steps if other.status in OPEN_STATUS)
+        raise UserMistake(
+            f"{step!r} is no step that is still to be done in cycle {cycle.number}",
+            why=f"still to be done: {known or 'nothing'}",
+            fix="name one of these",
+            where="STEP",
+        )
+    given = Approval(step=step, who=entry.who, at=entry.at, why=entry.why)
+    approved = cycle.model_copy(update={"approvals": (*cycle.approvals, given)})
+    return _logged(state.model_copy(update={"cycle": approved}), entry)
+
+
+def ask_approval(state: CoordinatorState, step: str, notice: Notice) -> CoordinatorState:
+    """Notify people once that a step waits for them."""
+    cycle = state.open_cycle
+    if cycle is None or step in cycle.asked:
+        return state
+    asked = cycle.model_copy(update={"asked": (*cycle.asked, step)})
+    return post_notices(state.model_copy(update={"cycle": asked}), (notice,))
+
+
+def post_notices(state: CoordinatorState, notices: tuple[Notice, ...]) -> CoordinatorState:
+    """Add notices to the outbox, each once."""
+    known = {notice.id for notice in state.outbox}
+    new = tuple(notice for notice in notices if notice.id not in known)
+    return state.model_copy(update={"outbox": (*state.outbox, *new)}) if new else state
+
+
+def settle_notice(state: CoordinatorState, notice_id: str, *, retry_at: float | None) -> CoordinatorState:
+    """Remove a delivered notice; or note a try that failed, with the moment of the next one."""
+    outbox = tuple(
+        notice.model_copy(update={"tries": notice.tries + 1, "not_before": retry_at or 0.0})
+        if notice.id == notice_id
+        else notice
+        for notice in state.outbox
+        if notice.id != notice_id or retry_at is not None
+    )
+    return state.model_copy(update={"outbox": outbox})
+
+
+def _held(state: CoordinatorState, step: str, token: int) -> CycleStepState:
+    cycle = state.open_cycle
+    found = cycle.step(step) if cycle is not None else None
+    if found is None or found.status != "running" or found.token != token:
+        raise Superseded(step)
+    return found
+
+
+def _with_step(state: CoordinatorState, changed: CycleStepState) -> CoordinatorState:
+    assert state.cycle is not None
+    steps = tuple(changed if step.name == changed.name else step for step in state.cycle.steps)
+    return state.model_copy(update={"cycle": state.cycle.model_copy(update={"steps": steps})})
+
+
+def _logged(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
+    return state.model_copy(update={"log": (*state.log, entry)[-MOST_ENTRIES:]})

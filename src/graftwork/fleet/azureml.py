@@ -1,0 +1,431 @@
+"""Azure Machine Learning as a place, by azure-ai-ml. Contract-tested against a stand-in, not live-validated.
+
+In: an order. Out: a command job whose name is the job's label: a second request with that name makes no
+second job. Bundles and results go through a datastore of the workspace, which the job mounts. Secrets go
+through Key Vault, which the job reads on behalf of the user.
+"""
+
+import json
+import logging
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.rest import RestClient
+from graftwork.fleet.settings import AzureMLSettings
+from graftwork.fleet.storage import (
+    ask_to_stop,
+    fetch_results,
+    read_beat_of,
+    read_exit,
+    ship,
+    start_words,
+)
+from graftwork.records.errors import GraftError, needs_extra
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+SPARE_SECONDS = 600
+"""Azure's own limit comes so long after that of the job: for the download of the image."""
+TAG = "graftwork"
+WORK, LOG = "/tmp/graftwork/work", "job.log"
+OVER = {"Completed": 0, "Failed": 1, "Canceled": 75}
+RUNNING = ("Running", "Finalizing", "CancelRequested", "NotResponding")
+RETRIES = 3
+VAULT_SCOPE = "https://vault.azure.net/.default"
+VAULT_VERSION = "api-version=7.4"
+# The client would send branch and commit of the folder that it is called in, unless one is given.
+NO_GIT = dict.fromkeys(("mlflow.source.git.commit", "mlflow.source.git.branch", "azureml.git.dirty"), "")
+
+
+class AzureMLPlace:
+    name = "azureml"
+    paid = True
+
+    def __init__(self, settings: AzureMLSettings, *, prices: Iterable[Offer] = ()) -> None:
+        self._settings = settings
+        self._prices = tuple(prices)
+        self._azure = AzureClients(settings)
+        self._storage = BlobStorage(self._azure, settings.folder.strip("/"))
+        self.sent_bytes = 0
+
+    def offer(self) -> tuple[Offer, ...]:
+        """The machine sizes of the settings, or of the catalog, at their dedicated price.
+
+        What a low-priority machine costs is not known before; it is never above that price.
+        """
+        _ask(lambda: next(iter(self._azure.jobs.list(tag=TAG)), None))
+        return self.offer_rows()
+
+    def offer_rows(self) -> tuple[Offer, ...]:
+        """What `offer` gives, without asking Azure."""
+        known = {row.instance: row for row in self._prices if row.usd_per_hour and row.gpus <= 1}
+        prices = self._settings.instances
+        if not prices:
+            return tuple(row.model_copy(update={"place": self.name}) for row in known.values())
+        offers = []
+        for instance, price in prices.items():
+            if instance not in known:
+                raise Refused(
+                    f"the catalog does not know the machine size {instance}",
+                    why=f"it knows: {', '.join(sorted(known))}",
+                    fix="name one of these, or add it to prices.csv: `graft plan catalog`",
+                    where="fleet.azureml.instances",
+                )
+            stated: dict[str, Any] = {"usd_per_hour": price, "spot_usd_per_hour": None}
+            stated |= {"source": "fleet.azureml.instances", "dated": date.today().isoformat()}
+            offers.append(known[instance].model_copy(update={"place": self.name, **stated}))
+        return tuple(offers)
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        offer = self._offer_for(order)
+        job = self._placed(order.label, offer.instance)
+        if self._get(order.label) is not None:
+            return job
+        self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
+        if secrets:
+            self._keep_secrets(order.label, secrets)
+        command = _ask(lambda: self._command(order, offer.instance, with_secrets=bool(secrets)))
+        try:
+            _ask(lambda: self._azure.jobs.create_or_update(command))
+        except Refused:
+            self._forget_secrets(order.label)
+            raise
+        return job
+
+    def command_line(self, order: JobOrder, *, with_secrets: bool = False) -> str:
+        """What the machine runs. `${{…}}` are the mounted folders."""
+        root, out = "${{inputs.files}}", "${{outputs.job}}/out"
+        words = start_words(order.label, order.seconds, root=root, work=WORK)
+        words += ["--out", out]
+        words += ["--secrets", f"azure:{self._vault()}/secrets/{order.label}"] if with_secrets else []
+        # Azure fills in the folders before the shell reads the line.
+        line = " ".join(word if "${{" in word else shlex.quote(word) for word in words)
+        return f"mkdir -p {WORK} && {line} 2>&1 | tee {WORK}/{LOG}"
+
+    def _command(self, order: JobOrder, instance: str, *, with_secrets: bool) -> Any:
+        from azure.ai.ml import Input, Output, UserIdentityConfiguration, command
+        from azure.ai.ml.entities import Environment, QueueSettings
+
+        settings = self._settings
+        files = f"azureml://datastores/{settings.datastore}/paths/{settings.folder.strip('/')}"
+        job = command(
+            name=order.label,
+            display_name=order.label,
+            experiment_name="graftwork",
+            tags={TAG: order.label, "instance": instance},
+            command=self.command_line(order, with_secrets=with_secrets),
+            environment=Environment(image=settings.image),
+            inputs={"files": Input(type="uri_folder", path=f"{files}/", mode="ro_mount")},
+            outputs={"job": Output(type="uri_folder", path=f"{files}/jobs/{order.label}/", mode="rw_mount")},
+            compute=settings.compute or None,
+            instance_type=None if settings.compute else instance,
+            instance_count=1,
+            timeout=int(order.seconds) + SPARE_SECONDS,
+            identity=UserIdentityConfiguration(),
+        )
+        if not settings.compute:
+            job.queue_settings = QueueSettings(job_tier="spot" if settings.spot else "standard")
+        job.properties = {**(job.properties or {}), **NO_GIT}
+        return job
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        found = self._get(job.label)
+        if found is None:
+            self._forget_secrets(job.label)
+            return JobPoll(phase="gone")
+        ended = read_exit(self._storage, job.label)
+        status = _status_of(found)
+        if ended is not None or status in OVER:
+            self._forget_secrets(job.label)
+        if ended is not None:
+            return ended
+        if status in OVER:
+            return JobPoll(
+                phase="ended",
+                exit_code=OVER[status] or 1,
+                message=f"Azure says: {status.lower()}, and it left no result; {found.studio_url or ''}",
+            )
+        if status not in RUNNING:
+            return JobPoll(phase="starting", message=status)
+        return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label))
+
+    def log(self, job: PlacedJob) -> str:
+        names = (f"jobs/{job.label}/out/{name}" for name in (LOG, "run/worker.log"))
+        return "".join((self._storage.read(name) or b"").decode(errors="replace") for name in names)
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if not fetch_results(self._storage, job.label, folder) and self._get(job.label) is None:
+            raise unknown_job(self.name, job.label)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        """The flag lets the job write a checkpoint; to cancel it gives it no time."""
+        if not at_once:
+            ask_to_stop(self._storage, job.label)
+            return
+        with suppress(_JobIsOver, NotThere):
+            _ask(lambda: self._azure.jobs.begin_cancel(job.label, polling=False))
+        self._forget_secrets(job.label)
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        found = _ask(lambda: [*self._azure.jobs.list(tag=TAG)])
+        return tuple(
+            self._placed(str(entry.name), str(entry.tags.get("instance", "")), found=entry)
+            for entry in found
+            if entry is not None and LABEL.fullmatch(str(entry.name)) and _status_of(entry) not in OVER
+        )
+
+    def _get(self, label: str) -> Any:
+        try:
+            return _ask(lambda: self._azure.jobs.get(label))
+        except NotThere:
+            return None
+
+    def _placed(self, label: str, instance: str, *, found: Any = None) -> PlacedJob:
+        given = getattr(getattr(found, "resources", None), "instance_type", None) or instance
+        offers = [offer for offer in self.offer_rows() if offer.instance == given]
+        gpu, price = (offers[0].gpu, offers[0].usd_per_hour or 0.0) if offers else ("", 0.0)
+        made = getattr(getattr(found, "creation_context", None), "created_at", None)
+        return PlacedJob(
+            place=self.name,
+            id=label,
+            label=label,
+            gpu=gpu,
+            usd_per_hour=price,
+            created_at=made.timestamp() if made is not None else 0.0,
+        )
+
+    def _offer_for(self, order: JobOrder) -> Offer:
+        rows = [
+            row for row in self.offer_rows() if row.gpu == order.gpu and order.instance in ("", row.instance)
+        ]
+        if not rows:
+            named = f"{order.instance} is no machine size with" if order.instance else "no machine size has"
+            raise Refused(
+                f"{named} the card {order.gpu or 'none'}",
+                fix="name one of `graft fleet offers --place azureml`",
+                where="--gpu",
+            )
+        return min(rows, key=lambda row: row.usd_per_hour or 0.0)
+
+    def _vault(self) -> str:
+        return self._azure.vault_address
+
+    def _keep_secrets(self, label: str, secrets: Mapping[str, str]) -> None:
+        self._azure.forgotten.discard(label)
+        self._ask_vault("PUT", label, {"value": json.dumps(dict(secrets))})
+
+    def forget(self, label: str) -> None:
+        if label not in self._azure.forgotten:
+            self._ask_vault("DELETE", label)
+            self._azure.forgotten.add(label)
+
+    def _forget_secrets(self, label: str) -> None:
+        with suppress(GraftError):
+            self.forget(label)
+
+    def _ask_vault(self, method: str, label: str, body: Any = None) -> None:
+        client = VaultClient("Key Vault", self._vault(), key=self._azure.token(VAULT_SCOPE))
+        status, content = client.repeat(method, f"/secrets/{label}?{VAULT_VERSION}", body)
+        if status != 404:
+            client.checked(status, content)
+
+
+class VaultClient(RestClient):
+    def explain(self, status: int, content: dict[str, Any]) -> GraftError:
+        text = str((content.get("error") or {}).get("message", ""))[:200]
+        if status in (401, 403):
+            return Refused(
+                f"Key Vault refuses the login: {text or status}",
+                fix="give your user the role `Key Vault Secrets Officer` at the vault of the workspace",
+                where="fleet.azureml.vault",
+            )
+        return super().explain(status, {"detail": text})
+
+
+class BlobStorage:
+    """The files of jobs in a folder of the datastore's container."""
+
+    def __init__(self, azure: "AzureClients", prefix: str) -> None:
+        self._azure, self._prefix = azure, f"{prefix}/"
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        def rows() -> dict[str, int]:
+            found = self._azure.container.list_blobs(name_starts_with=self._prefix + prefix)
+            return {str(blob.name).removeprefix(self._prefix): int(blob.size) for blob in found}
+
+        found: dict[str, int] = _ask(rows)
+        return found
+
+    def put(self, name: str, source: Path) -> None:
+        def upload() -> None:
+            with source.open("rb") as content:
+                self._azure.container.upload_blob(self._prefix + name, content, overwrite=True)
+
+        _ask(upload)
+
+    def write(self, name: str, content: bytes) -> None:
+        _ask(lambda: self._azure.container.upload_blob(self._prefix + name, content, overwrite=True))
+
+    def flush(self) -> None:
+        """Every write is there when it returns."""
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            content: bytes = _ask(lambda: self._azure.container.download_blob(self._prefix + name).readall())
+        except NotThere:
+            return None
+        return content
+
+
+class AzureClients:
+    """Clients of one login, each made when it is first needed. None of them sends telemetry."""
+
+    def __init__(self, settings: AzureMLSettings) -> None:
+        self._settings = settings
+        self.forgotten: set[str] = set()
+        """Labels whose secrets are deleted."""
+
+    @cached_property
+    def credential(self) -> Any:
+        with needs_extra("azureml", why="the place `azureml` is used"):
+            from azure.identity import DefaultAzureCredential
+        return DefaultAzureCredential()
+
+    def token(self, scope: str) -> str:
+        return str(_ask(lambda: self.credential.get_token(scope)).token)
+
+    @cached_property
+    def workspace(self) -> Any:
+        """The client of the workspace."""
+        os.environ.setdefault("AZURE_CORE_COLLECT_TELEMETRY", "0")
+        with needs_extra("azureml", why="the place `azureml` is used"):
+            from azure.ai.ml import MLClient
+        for name in ("azure.ai.ml", "azure.identity"):
+            # It warns of classes that may change; the version is pinned.
+            logging.getLogger(name).setLevel(logging.ERROR)
+        settings = self._settings
+        return MLClient(
+            self.credential,
+            settings.subscription,
+            settings.resource_group,
+            settings.workspace,
+            enable_telemetry=False,
+            show_progress=False,
+            retry_total=RETRIES,
+        )
+
+    @property
+    def jobs(self) -> Any:
+        return self.workspace.jobs
+
+    @cached_property
+    def container(self) -> Any:
+        """The container of the datastore, with the login that the datastore has; else that of the user."""
+        store = self.workspace.datastores.get(self._settings.datastore, include_secrets=True)
+        from azure.storage.blob import ContainerClient
+
+        address = self._settings.container or (
+            f"{store.protocol}://{store.account_name}.blob.{store.endpoint}/{store.container_name}"
+        )
+        given = store.credentials
+        login = getattr(given, "account_key", None) or getattr(given, "sas_token", None) or self.credential
+        return ContainerClient.from_container_url(address, credential=login, retry_total=RETRIES)
+
+    @cached_property
+    def vault_address(self) -> str:
+        if self._settings.vault:
+            return self._settings.vault.rstrip("/")
+        found = _ask(lambda: self.workspace.workspaces.get(self._settings.workspace))
+        return f"https://{str(found.key_vault).rpartition('/')[2]}.vault.azure.net"
+
+
+def _status_of(job: Any) -> str:
+    """The client gives a text, or a member of an enumeration whose own text has its name in front."""
+    return str(getattr(job.status, "value", job.status))
+
+
+class _JobIsOver(Refused):
+    """The job has ended."""
+
+
+def _ask(call: Callable[[], Any]) -> Any:
+    """Call Azure; errors become what, why and fix."""
+    with needs_extra("azureml", why="the place `azureml` is used"):
+        from azure.ai.ml.exceptions import MlException, ValidationException
+        from azure.core.exceptions import (
+            AzureError,
+            ClientAuthenticationError,
+            HttpResponseError,
+            ServiceRequestError,
+            ServiceResponseError,
+        )
+    try:
+        return call()
+    except ClientAuthenticationError as error:
+        raise _denied(str(error)) from None
+    except (ServiceRequestError, ServiceResponseError) as error:
+        raise PlaceUnreachable(f"Azure does not answer: {str(error)[:200]}", fix="try again later") from None
+    except HttpResponseError as error:
+        code = str(getattr(error.error, "code", "") or getattr(error, "error_code", "") or "")
+        raise _explain(code, str(error.message or error), int(error.status_code or 0)) from None
+    except AzureError as error:
+        raise PlaceUnreachable(
+            f"Azure does not answer as it should: {str(error)[:200]}", fix="try again later"
+        ) from None
+    except ValidationException as error:
+        raise Refused(
+            f"azure-ai-ml refuses the job: {str(error)[:300]}",
+            fix="check the names in fleet.azureml",
+            where="fleet.azureml",
+        ) from None
+    except MlException as error:
+        # It may have sent the request before.
+        raise PlaceUnreachable(
+            f"azure-ai-ml failed: {str(error)[:300]}",
+            fix="`graft fleet reconcile` finds out whether the job was made; then run the command again",
+        ) from None
+
+
+def _denied(text: str) -> Refused:
+    return Refused(
+        f"Azure refuses the login: {text.splitlines()[0][:200] if text else 'no reason'}",
+        fix="make `az account show` work (`az login`); the user needs the roles `AzureML Data Scientist` "
+        "at the workspace and `Storage Blob Data Contributor` at its storage",
+        where="fleet.azureml",
+    )
+
+
+def _explain(code: str, message: str, status: int) -> GraftError:
+    text = message.splitlines()[0][:300] if message else str(status)
+    if status in (401, 403):
+        return _denied(text)
+    if status == 404:
+        return NotThere(
+            f"Azure does not have it: {text}",
+            fix="check subscription, resource_group, workspace and datastore in fleet.azureml",
+            where="fleet.azureml",
+        )
+    if "quota" in f"{code} {message}".lower():
+        return Refused(
+            f"the quota of the subscription does not allow this machine: {text}",
+            why="Azure has a quota of cores for each family of machines, apart for low-priority ones; it "
+            "starts at 0",
+            fix="ask for more below Quotas in the studio of the workspace, or name another card",
+        )
+    if status == 429 or status >= 500 or not status:
+        return PlaceUnreachable(f"Azure does not answer as it should: {status} {text}", fix="try again later")
+    if "terminal state" in message or code == "JobNotCancelable":
+        return _JobIsOver(text)
+    return Refused(
+        f"Azure refuses the request: {text}",
+        why=f"{code}, status {status}",
+        fix="check fleet.azureml: image, instances and compute",
+        where="fleet.azureml",
+    )

@@ -1,0 +1,244 @@
+"""Lambda Cloud as a place, by its REST API v1. Contract-tested against a stand-in, not live-validated.
+
+In: an order. Out: an instance whose name is the job's label. Lambda bills it until it is terminated, also
+when the machine is shut down from within. LAMBDA_API_KEY holds the key of the account, LAMBDA_API_BASE_URL
+another address of the API.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
+from graftwork.fleet.rented import RentedMachine, RentedPlace, read_public_key
+from graftwork.fleet.rest import RestClient, understood
+from graftwork.fleet.settings import LambdaSettings
+from graftwork.process.http_client import may_pass
+from graftwork.records.errors import GraftError
+from graftwork.records.fleet import JobOrder, PlacedJob
+from graftwork.records.hardware import Offer
+
+BASE_URL = "https://cloud.lambda.ai"
+GONE = ("terminated", "preempted")
+QUOTA, CAPACITY = "global/quota-exceeded", "instance-operations/launch/insufficient-capacity"
+
+
+class LambdaClient(RestClient):
+    """The six requests that a place needs. Lambda takes one a second, and a launch every 12 seconds."""
+
+    def __init__(self, key: str, *, base_url: str, wait: Callable[[float], None] = time.sleep) -> None:
+        super().__init__("Lambda", base_url, key=key, wait=wait)
+
+    def list_types(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self.get("/api/v1/instance-types")["data"]
+        return found
+
+    def list_keys(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/api/v1/ssh-keys")["data"]
+        return found
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/api/v1/instances")["data"]
+        return found
+
+    def get_instance(self, instance_id: str) -> dict[str, Any] | None:
+        status, body = self.repeat("GET", f"/api/v1/instances/{quote(instance_id, safe='')}")
+        if status == 404:
+            return None
+        with understood(self.name):
+            found: dict[str, Any] = self.checked(status, body)["data"]
+            return found
+
+    def launch(self, request: dict[str, Any]) -> str:
+        with understood(self.name):
+            (made,) = self.create("/api/v1/instance-operations/launch", request)["data"]["instance_ids"]
+            return str(made)
+
+    def terminate(self, instance_id: str) -> None:
+        status, body = self.repeat(
+            "POST", "/api/v1/instance-operations/terminate", {"instance_ids": [instance_id]}
+        )
+        if status != 404:
+            self.checked(status, body)
+
+    def explain(self, status: int, content: dict[str, Any]) -> GraftError:
+        error = content.get("error") or {}
+        code, text = str(error.get("code", "")), str(error.get("message", ""))[:300]
+        if code == QUOTA:
+            return Refused(
+                f"the quota of the account does not allow this machine: {text}",
+                fix="terminate other instances, or ask Lambda's support for more",
+            )
+        if code == CAPACITY:
+            return Refused(
+                f"Lambda has no such machine now: {text}",
+                fix="name one of `graft fleet offers --place lambda`; fleet.lambda_cloud.regions limits them",
+                where="--gpu",
+            )
+        if status in (401, 403):
+            return Refused(
+                f"Lambda refuses the key: {text or status}",
+                fix="set LAMBDA_API_KEY to a key of the console; the account needs a way to pay",
+                where="LAMBDA_API_KEY",
+            )
+        if may_pass(status):
+            return PlaceUnreachable(f"Lambda answered with status {status}: {text}", fix="try again later")
+        return Refused(
+            f"Lambda refuses the request: {text or status}",
+            why=f"{code}, status {status}",
+            fix="check fleet.lambda_cloud; quota and credit are in Lambda's console",
+        )
+
+
+class LambdaPlace(RentedPlace):
+    name = "lambda"
+
+    def __init__(
+        self,
+        settings: LambdaSettings,
+        *,
+        state: Path,
+        prices: Iterable[Offer] = (),
+        client: LambdaClient | None = None,
+    ) -> None:
+        super().__init__(state=state, python=settings.python, folder=settings.folder)
+        self._settings, self._own_client = settings, client
+        self._cards = {offer.instance: offer.gpu for offer in prices}
+
+    @property
+    def _client(self) -> LambdaClient:
+        if self._own_client is None:
+            key = os.environ.get("LAMBDA_API_KEY", "")
+            if not key:
+                raise Refused(
+                    "there is no key for Lambda",
+                    fix="create one in the console, below API keys, and set LAMBDA_API_KEY",
+                    where="LAMBDA_API_KEY",
+                )
+            self._own_client = LambdaClient(key, base_url=os.environ.get("LAMBDA_API_BASE_URL") or BASE_URL)
+        return self._own_client
+
+    def offer(self) -> tuple[Offer, ...]:
+        """The instance types with one card that some region has now."""
+        today = date.today().isoformat()
+        return tuple(
+            Offer(
+                place=self.name,
+                gpu=self._card(kind),
+                usd_per_hour=kind["price_cents_per_hour"] / 100,
+                instance=str(kind["name"]),
+                region=region,
+                vcpus=float(kind["specs"]["vcpus"]),
+                memory_gib=float(kind["specs"]["memory_gib"]),
+                source="Lambda's catalog",
+                dated=today,
+            )
+            for kind, region in self._available()
+        )
+
+    def _available(self) -> list[tuple[dict[str, Any], str]]:
+        """Instance types with one card, and a region that has them."""
+        wanted, found = self._settings.regions, []
+        for entry in self._client.list_types().values():
+            kind = entry["instance_type"]
+            there = [str(region["name"]) for region in entry["regions_with_capacity_available"]]
+            regions = [name for name in there if not wanted or name in wanted]
+            if regions and kind["specs"]["gpus"] == 1:
+                found.append((kind, regions[0]))
+        return found
+
+    def rent(self, order: JobOrder) -> PlacedJob:
+        request = self.request_of(order)
+        made = self._client.launch(request)
+        return PlacedJob(
+            place=self.name, id=made, label=order.label, gpu=order.gpu, usd_per_hour=order.usd_per_hour
+        )
+
+    def request_of(self, order: JobOrder) -> dict[str, Any]:
+        """The body of the request that launches the instance."""
+        rows = [
+            (kind, region)
+            for kind, region in self._available()
+            if self._card(kind) == order.gpu and order.instance in ("", kind["name"])
+        ]
+        if not rows:
+            raise Refused(
+                f"Lambda has no machine with the card {order.gpu or 'none'} now",
+                fix="name one of `graft fleet offers --place lambda`",
+                where="--gpu",
+            )
+        kind, region = min(rows, key=lambda row: float(row[0]["price_cents_per_hour"]))
+        return {
+            "region_name": region,
+            "instance_type_name": str(kind["name"]),
+            "ssh_key_names": [self._key_name()],
+            "name": order.label,
+            "tags": [{"key": "graftwork", "value": order.label}],
+        }
+
+    def _key_name(self) -> str:
+        """The name that the account gives to our public key."""
+        wanted = self._settings.ssh_key
+        keys = self._client.list_keys()
+        if wanted:
+            found = [key for key in keys if key["name"] == wanted]
+        else:
+            own = read_public_key(self._settings.public_key, setting="fleet.lambda_cloud.public_key").split()[
+                :2
+            ]
+            found = [key for key in keys if str(key["public_key"]).split()[:2] == own]
+        if found:
+            return str(found[0]["name"])
+        raise Refused(
+            "the account at Lambda does not have the SSH key",
+            why=f"it knows: {', '.join(str(key['name']) for key in keys) or 'none'}",
+            fix=f"add {wanted or self._settings.public_key} below SSH keys in Lambda's console, or name "
+            "another one in fleet.lambda_cloud.ssh_key",
+            where="fleet.lambda_cloud.ssh_key",
+        )
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        with understood("Lambda"):
+            return tuple(
+                self._placed(instance)
+                for instance in self._client.list_instances()
+                if LABEL.fullmatch(str(instance.get("name") or "")) and instance["status"] not in GONE
+            )
+
+    def machine_of(self, job: PlacedJob) -> RentedMachine | None:
+        instance = self._client.get_instance(job.id)
+        with understood("Lambda"):
+            return self._machine(instance) if instance is not None else None
+
+    def _machine(self, instance: dict[str, Any]) -> RentedMachine | None:
+        if instance["status"] in GONE:
+            return None
+        status = instance["status"]
+        has_address = status in ("active", "unhealthy") and instance.get("ip")
+        return RentedMachine(
+            self._placed(instance),
+            address=f"{self._settings.user}@{instance['ip']}" if has_address else "",
+            port=self._settings.ssh_port,
+            failure=f"the instance is {status}" if status in ("unhealthy", "terminating") else "",
+        )
+
+    def give_back(self, job: PlacedJob) -> None:
+        self._client.terminate(job.id)
+
+    def _placed(self, instance: dict[str, Any]) -> PlacedJob:
+        kind = instance["instance_type"]
+        return PlacedJob(
+            place=self.name,
+            id=str(instance["id"]),
+            label=str(instance.get("name") or ""),
+            gpu=self._card(kind),
+            usd_per_hour=kind["price_cents_per_hour"] / 100,
+        )
+
+    def _card(self, kind: dict[str, Any]) -> str:
+        """As the catalog names it; else the start of Lambda's description, as A10 of `A10 (24 GB PCIe)`."""
+        return self._cards.get(str(kind["name"])) or str(kind["gpu_description"]).partition(" (")[0]

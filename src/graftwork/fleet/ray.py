@@ -1,0 +1,276 @@
+"""A Ray cluster as a place, by its Jobs API; needs `ray[default]` and a folder that all nodes share.
+
+In: an order. Out: a Ray job whose submission id is the job's label: a second submit of it is refused by Ray.
+The state is that of Ray while the job is there, then that of the files which it wrote. Ray does not start a
+job again whose node died: the next submit does, under the label with a number, and the job goes on from its
+checkpoint. An id is not used twice: Ray may take the end of its first job for that of the second.
+"""
+
+import json
+import os
+import re
+import shlex
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from graftwork.files.disk import write_atomic
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.settings import RaySettings
+from graftwork.fleet.shared_folder import SharedFolder
+from graftwork.process.cluster.ray_tasks import require_ray
+from graftwork.records.errors import GraftError
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+TOKEN_FILE = "~/.ray/auth_token"
+TOKEN_VARIABLE, TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+SECRETS = "secrets.json"
+STOP, ATTEMPT = "work/stop", "attempt"
+SUBMISSION = re.compile(rf"(?P<label>{LABEL.pattern})(-\d+)?")
+ASK_SECONDS = 20.0
+KILL_SECONDS = 1
+"""Ray sends TERM and, so long after it, KILL. A stop in order is a file instead."""
+WAITING, RUNNING = "PENDING", "RUNNING"
+STATUS = re.compile(r"status code (\d{3})\b")
+"""How Ray's client states the HTTP status in its errors."""
+Answer = TypeVar("Answer")
+
+
+class RayPlace:
+    name = "ray"
+    paid = False
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = settings
+        self._files = SharedFolder(self.name, settings.folder)
+        self.sent_bytes = 0
+
+    def offer(self) -> tuple[Offer, ...]:
+        nodes = [node for node in self._nodes() if node.get("raylet", {}).get("state") == "ALIVE"]
+        today = date.today().isoformat()
+        return tuple(
+            Offer(
+                place=self.name,
+                gpu=gpus[0].get("name", "GPU") if gpus else "",
+                gpus=len(gpus),
+                usd_per_hour=0.0,
+                instance=str(node.get("hostname", "node")),
+                source=self._settings.jobs,
+                dated=today,
+            )
+            for node in nodes
+            for gpus in [node.get("gpus") or []]
+        )
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        placed = PlacedJob(place=self.name, id=order.label, label=order.label)
+        state = self._state(order.label)
+        if state in (WAITING, RUNNING):
+            return placed
+        self.sent_bytes = self._files.lay_out(order)
+        if self._files.has_ended(order.label):
+            return placed
+        if secrets:
+            # Not by Ray's environment, which its agents write to their logs. The job removes the file.
+            path = self._files.job(order.label) / SECRETS
+            write_atomic(path, json.dumps(dict(secrets)), private=True)
+        if state is not None:
+            # Its node died, or it was ended. Two submitters write the same number: Ray takes one.
+            number = self._attempt(order.label) + 1
+            write_atomic(self._files.job(order.label) / ATTEMPT, str(number))
+        try:
+            self._ask(lambda: self._start(order, with_secrets=bool(secrets)))
+        except _SubmittedBefore:
+            return placed
+        except Refused:
+            self.forget(order.label)
+            raise
+        return placed
+
+    def _attempt(self, label: str) -> int:
+        try:
+            return int((self._files.job(label) / ATTEMPT).read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def _submission(self, label: str) -> str:
+        """The id of the last job that was submitted for this label."""
+        number = self._attempt(label)
+        return f"{label}-{number}" if number else label
+
+    def _start(self, order: JobOrder, *, with_secrets: bool) -> None:
+        folder, settings = self._files.job(order.label), self._settings
+        words = self._files.bootstrap(order.label, python=settings.python, seconds=order.seconds)
+        words += ["--secrets", str(folder / SECRETS)] if with_secrets else []
+        # Ray sets it to the cores of the job; the plan of the run says how many threads it has.
+        threads = os.environ.get("OMP_NUM_THREADS")
+        chosen = f"OMP_NUM_THREADS={threads}" if threads else "-u OMP_NUM_THREADS"
+        log = shlex.quote(str(folder / "job.log"))
+        # The mark is that of the job's own processes: in the environment of Ray it would be its agent's too.
+        begin = f"cd {shlex.quote(str(folder))} && exec env {chosen} GRAFT_FLEET_JOB={order.label}"
+        self._client.submit_job(
+            entrypoint=f"{begin} {shlex.join(words)} >> {log} 2>&1",
+            submission_id=self._submission(order.label),
+            runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(KILL_SECONDS)}},
+            entrypoint_num_cpus=settings.cpus,
+            entrypoint_num_gpus=settings.gpus,
+            metadata={"run": order.run_id},
+        )
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        state = self._state(job.label)
+        if state == WAITING:
+            return JobPoll(phase="starting", message="waiting for a node")
+        if state == RUNNING:
+            return self._files.status_in_queue(job.label)
+        return self._files.status(job.label)
+
+    def log(self, job: PlacedJob) -> str:
+        return self._files.log(job.label)
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        self._files.fetch(job, folder)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        state = self._state(job.label)
+        if state == RUNNING and not at_once:
+            write_atomic(self._files.job(job.label) / STOP, "")
+            return
+        if state in (WAITING, RUNNING):
+            self._ask(lambda: self._client.stop_job(self._submission(job.label)))
+        self.forget(job.label)
+
+    def forget(self, label: str) -> None:
+        """A job that never started did not remove its secrets."""
+        (self._files.job(label) / SECRETS).unlink(missing_ok=True)
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        jobs = self._ask(lambda: tuple(self._client.list_jobs()))
+        labels = {
+            found["label"]
+            for job in jobs
+            if str(job.status) in (WAITING, RUNNING)
+            and (found := SUBMISSION.fullmatch(str(job.submission_id))) is not None
+        }
+        return tuple(PlacedJob(place=self.name, id=label, label=label) for label in sorted(labels))
+
+    def _state(self, label: str) -> str | None:
+        """What Ray says of the job; None if it does not know it."""
+        try:
+            return str(self._ask(lambda: self._client.get_job_status(self._submission(label))).value)
+        except _Unknown:
+            return None
+
+    @cached_property
+    def _client(self) -> Any:
+        require_ray()
+        from ray.job_submission import JobSubmissionClient
+
+        self._require_authentication()
+        return JobSubmissionClient(self._settings.jobs, headers=self._headers())
+
+    def _ask(self, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except GraftError:
+            raise
+        except Exception as error:  # the client raises plain RuntimeErrors
+            raise self._explain(error) from None
+
+    def _explain(self, error: Exception) -> GraftError:
+        text = str(error)
+        last = text.strip().splitlines()[-1][:300] if text.strip() else type(error).__name__
+        status = int(found[1]) if (found := STATUS.search(text)) else None
+        if status == 404:
+            return _Unknown(last)
+        if "already exists" in text:
+            return _SubmittedBefore(last)
+        if status in (401, 403) or (status is None and ("nauthorized" in text or "uthentication" in text)):
+            return Refused(
+                "the Ray cluster refuses the token",
+                why=last,
+                fix="copy the token of its head (`ray get-auth-token`), and name its file in fleet.ray.token",
+                where="fleet.ray.token",
+            )
+        if isinstance(error, ConnectionError):
+            return _unreachable(self._settings.jobs, last)
+        return PlaceUnreachable(f"Ray says: {last}", fix="try again later", where=self._settings.jobs)
+
+    def _headers(self) -> dict[str, str]:
+        if self._settings.authentication == "none":
+            return {}
+        return {"Authorization": f"Bearer {self._token()}"}
+
+    def _token(self) -> str:
+        named = self._settings.token or os.environ.get(TOKEN_PATH_VARIABLE, "")
+        if not named and (given := os.environ.get(TOKEN_VARIABLE)):
+            return given
+        path = Path(named or TOKEN_FILE).expanduser()
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise Refused(
+                "there is no token for the Ray cluster",
+                why=f"{path}: {error.strerror}",
+                fix="copy it from the head: `ray get-auth-token`; or name its file in fleet.ray.token",
+                where="fleet.ray.token",
+            ) from None
+
+    def _require_authentication(self) -> None:
+        """Refuse a cluster that runs the code of anybody, unless the settings say that this is meant."""
+        if self._settings.authentication == "none":
+            return
+        try:
+            with self._open("/api/jobs/", {}):
+                pass
+        except urllib.error.HTTPError:
+            return
+        except OSError as error:
+            raise _unreachable(self._settings.jobs, str(getattr(error, "reason", error))) from None
+        raise Refused(
+            "this Ray cluster takes jobs from anybody who reaches it",
+            why="it was started without RAY_AUTH_MODE=token",
+            fix="start it with RAY_AUTH_MODE=token; or set `fleet.ray.authentication: none`",
+            where=self._settings.jobs,
+        )
+
+    def _nodes(self) -> Iterable[dict[str, Any]]:
+        client = self._ask(lambda: self._client)
+        assert client is not None
+        try:
+            with self._open("/nodes?view=summary", self._headers()) as answer:
+                found: Iterable[dict[str, Any]] = json.load(answer)["data"]["summary"]
+        except (OSError, ValueError, KeyError) as error:
+            raise PlaceUnreachable(
+                "the Ray cluster does not list its nodes",
+                why=str(error),
+                fix="check that fleet.ray.jobs is the address of its dashboard",
+                where=self._settings.jobs,
+            ) from None
+        return found
+
+    def _open(self, path: str, headers: dict[str, str]) -> Any:
+        request = urllib.request.Request(self._settings.jobs.rstrip("/") + path, headers=headers)
+        return urllib.request.urlopen(request, timeout=ASK_SECONDS)
+
+
+class _Unknown(NotThere):
+    """Ray does not know the job."""
+
+
+class _SubmittedBefore(GraftError):
+    """Another submit was first."""
+
+
+def _unreachable(address: str, why: str) -> PlaceUnreachable:
+    return PlaceUnreachable(
+        "the Ray cluster does not answer",
+        why=why,
+        fix="start it with `ray start --head`, or set the address of its dashboard in fleet.ray.jobs",
+        where=address,
+    )

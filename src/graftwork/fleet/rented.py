@@ -1,0 +1,151 @@
+"""Machines that are rented by a REST API and reached over SSH: what RunPod and Lambda have in common.
+
+In: a provider's requests, as a subclass states them. Out: a place. The machine gets a public SSH key; the
+bundle and the secrets go to it over SSH once it is up (`deliver`), never through the API.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.fleet.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
+from graftwork.fleet.place import unknown_job
+from graftwork.process.ssh import ssh_command
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+
+
+@dataclass(frozen=True)
+class RentedMachine:
+    """A machine as its provider shows it now."""
+
+    placed: PlacedJob
+    address: str = ""
+    """`user@host`, once it can be logged in to."""
+    port: int = 22
+    failure: str = ""
+    """Why it will not come up, or no longer runs."""
+
+
+class RentedPlace(ABC):
+    """A place whose machines are billed until they are given back."""
+
+    name: str
+    paid = True
+
+    def __init__(self, *, state: Path, python: str, folder: str) -> None:
+        self._state, self._python, self._folder = state, python, folder
+        self.sent_bytes = 0
+
+    @abstractmethod
+    def list(self) -> tuple[PlacedJob, ...]: ...
+
+    @abstractmethod
+    def rent(self, order: JobOrder) -> PlacedJob:
+        """Ask for the machine, once."""
+
+    @abstractmethod
+    def machine_of(self, job: PlacedJob) -> RentedMachine | None:
+        """The machine; None: the provider has it no longer."""
+
+    @abstractmethod
+    def give_back(self, job: PlacedJob) -> None: ...
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        """Rent the machine. The bundle follows once it is up (`deliver`)."""
+        del secrets
+        existing = [job for job in self.list() if job.label == order.label]
+        return existing[0] if existing else self.rent(order)
+
+    def deliver(self, order: JobOrder, job: PlacedJob, *, secrets: Mapping[str, str]) -> bool:
+        """Send the bundle and start the job, if the machine is up; may be called again at any time."""
+        host = self._host(job)
+        if host is None:
+            return False
+        host.submit(order, secrets=secrets)
+        self.sent_bytes = host.sent_bytes
+        return True
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        machine = self.machine_of(job)
+        if machine is None:
+            return JobPoll(phase="gone")
+        if machine.failure:
+            return JobPoll(phase="ended", exit_code=1, message=machine.failure)
+        host = self._host_of(machine)
+        if host is None:
+            return JobPoll(phase="starting")
+        found = host.poll(_at(job))
+        return found if found.phase != "gone" else JobPoll(phase="starting", message="the machine is up")
+
+    def log(self, job: PlacedJob) -> str:
+        host = self._host(job)
+        return host.log(_at(job)) if host is not None else ""
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        """Of a machine that has failed, what can still be had: it is not paid for until its limit."""
+        machine = self.machine_of(job)
+        host = None if machine is None else self._host_of(machine)
+        failed = machine is not None and bool(machine.failure)
+        if host is None and not failed:
+            raise unknown_job(self.name, job.label)
+        try:
+            if host is not None:
+                host.fetch(_at(job), folder)
+        except EnvironmentLacks:
+            if not failed:
+                raise
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        host = None if at_once else self._host(job)
+        if host is not None:
+            host.stop(_at(job))
+        else:
+            self.give_back(job)
+
+    def _host(self, job: PlacedJob) -> HostsPlace | None:
+        machine = self.machine_of(job)
+        return None if machine is None or machine.failure else self._host_of(machine)
+
+    def _host_of(self, machine: RentedMachine) -> HostsPlace | None:
+        """The machine as a host, once its address is known."""
+        if not machine.address:
+            return None
+        machine_id = machine.placed.id
+        self._state.mkdir(parents=True, exist_ok=True)
+        # Every machine has a new host key: it is learned once and compared from then on.
+        known = (
+            *("-o", "StrictHostKeyChecking=accept-new"),
+            *("-o", f"UserKnownHostsFile={self._state}/{machine_id}"),
+        )
+        options = ("-p", str(machine.port), *ALIVE, *shared_connection(), *known)
+        words = [*ssh_command(*options), machine.address, self._python]
+        connection = ProcessConnection(
+            machine_id, words, root=self._folder, far=True, address=machine.address
+        )
+        return HostsPlace(self.name, {machine_id: connection})
+
+
+def read_public_key(path: str, *, setting: str) -> str:
+    """The public SSH key in a file; a private one is refused."""
+    found = Path(path).expanduser()
+    try:
+        text = found.read_text().strip()
+    except OSError as error:
+        raise UserMistake(
+            "there is no public SSH key for the machine",
+            why=f"{found}: {error.strerror}",
+            fix=f"run `ssh-keygen -t ed25519`, or set {setting}",
+            where=setting,
+        ) from error
+    if "PRIVATE KEY" in text or not text.startswith(("ssh-", "ecdsa-", "sk-")):
+        raise UserMistake(
+            "this is no public SSH key", fix="name the file that ends in .pub", where=str(found)
+        )
+    return text
+
+
+def _at(job: PlacedJob) -> PlacedJob:
+    """The job as the machine's own host knows it."""
+    return job.model_copy(update={"host": job.id})

@@ -1,0 +1,386 @@
+"""SageMaker as a place, by boto3. Contract-tested against a stand-in, not live-validated.
+
+In: an order. Out: a training job whose name is the job's label: SageMaker refuses a second one of that name.
+Bundles and results go through S3; the work folder is the job's checkpoint folder, which SageMaker copies to
+S3 and brings back after a spot machine was taken away. Secrets go through Secrets Manager.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from graftwork.fleet.bundle import BUNDLE_FILE
+from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.settings import SageMakerSettings
+from graftwork.fleet.storage import START, ask_to_stop, fetch_results, read_beat_of, read_exit, ship
+from graftwork.records.errors import GraftError, needs_extra
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+SPARE_SECONDS = 600
+"""SageMaker's own limit comes so long after that of the job: for the download of the image and the data."""
+WAIT_SECONDS = 3600
+"""How long a spot job may wait for a machine, in all."""
+INPUT, CHECKPOINTS = "/opt/ml/input/data", "/opt/ml/checkpoints"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+RUNNING = ("Downloading", "Training", "Uploading", "Stopping", "Interrupted", "Restarting")
+ENDED = ("Completed", "Failed", "Stopped")
+DENIED = (
+    "UnrecognizedClientException",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "AccessDenied",
+    "AccessDeniedException",
+    "NoCredentialsError",
+    "NoRegionError",
+    "PartialCredentialsError",
+)
+
+
+class SageMakerPlace:
+    name = "sagemaker"
+    paid = True
+
+    def __init__(self, settings: SageMakerSettings, *, prices: Iterable[Offer] = ()) -> None:
+        self._settings = settings
+        self._prices = tuple(prices)
+        self._aws = AwsClients()
+        self._storage = S3Storage(self._aws, settings.bucket, settings.prefix.strip("/"))
+        self.sent_bytes = 0
+
+    def offer(self) -> tuple[Offer, ...]:
+        """The instance types of the settings, or of the catalog, at their on-demand price.
+
+        The price of managed spot is not known before; it is never above the on-demand price.
+        """
+        _ask(lambda: self._aws.client("sagemaker").list_training_jobs(MaxResults=1))
+        known = {offer.instance: offer for offer in self._prices if offer.usd_per_hour}
+        if not self._settings.instances:
+            return tuple(known.values())
+        offers = []
+        for instance, price in self._settings.instances.items():
+            if instance not in known:
+                raise Refused(
+                    f"the catalog does not know the instance type {instance}",
+                    why=f"it knows: {', '.join(sorted(known))}",
+                    fix="name one of these, or add it to prices.csv: `graft plan catalog`",
+                    where="fleet.sagemaker.instances",
+                )
+            update = {"usd_per_hour": price, "source": "fleet.sagemaker.instances"}
+            offers.append(known[instance].model_copy(update={**update, "dated": date.today().isoformat()}))
+        return tuple(offers)
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        offer = self._offer_for(order)
+        job = self._placed(order.label, offer.instance)
+        if self._describe(order.label) is not None:
+            return job
+        shipped = ship(self._storage, Path(order.bundle), order.label)
+        self.sent_bytes = shipped.sent_bytes
+        listed = [{"prefix": self._storage.url("blobs/")}, *shipped.blobs]
+        self._storage.write(f"jobs/{order.label}/blobs.manifest", json.dumps(listed).encode())
+        if secrets:
+            self._keep_secrets(order.label, secrets)
+        request = self.request_of(order, offer.instance, with_secrets=bool(secrets))
+        try:
+            _ask(lambda: self._aws.client("sagemaker").create_training_job(**request))
+        except _InUse:
+            return job
+        except Refused:
+            self._forget_secrets(order.label)
+            raise
+        return job
+
+    def request_of(self, order: JobOrder, instance: str, *, with_secrets: bool = False) -> dict[str, Any]:
+        """The request that creates the job."""
+        settings, label = self._settings, order.label
+        seconds = int(order.seconds) + SPARE_SECONDS
+        words = [
+            f"{INPUT}/job/{START}",
+            "--manifest",
+            f"{INPUT}/job/{BUNDLE_FILE}",
+            "--blobs",
+            f"{INPUT}/blobs",
+        ]
+        words += ["--work", CHECKPOINTS, "--scratch", "/tmp/graftwork", "--seconds", f"{order.seconds:.0f}"]
+        words += ["--label", label, *(["--secrets", f"aws:{label}"] if with_secrets else [])]
+        spot = {"MaxWaitTimeInSeconds": seconds + WAIT_SECONDS} if settings.spot else {}
+        return {
+            "TrainingJobName": label,
+            "AlgorithmSpecification": {
+                "TrainingImage": settings.image,
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python3"],
+                "ContainerArguments": words,
+            },
+            "RoleArn": settings.role,
+            "InputDataConfig": [
+                _channel("job", "S3Prefix", self._storage.url(f"jobs/{label}/in/")),
+                _channel("blobs", "ManifestFile", self._storage.url(f"jobs/{label}/blobs.manifest")),
+            ],
+            "OutputDataConfig": {"S3OutputPath": self._storage.url(f"jobs/{label}/model")},
+            "ResourceConfig": {
+                "InstanceType": instance,
+                "InstanceCount": 1,
+                "VolumeSizeInGB": settings.volume_gb,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **spot},
+            "EnableManagedSpotTraining": settings.spot,
+            "CheckpointConfig": {
+                "S3Uri": self._storage.url(f"jobs/{label}/out"),
+                "LocalPath": CHECKPOINTS,
+            },
+            "Tags": [{"Key": "graftwork", "Value": label}],
+        }
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        found = self._describe(job.label)
+        if found is None:
+            self._forget_secrets(job.label)
+            return JobPoll(phase="gone")
+        status, second = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
+        if status not in ENDED:
+            if second not in RUNNING:
+                return JobPoll(phase="starting", message=second)
+            return JobPoll(phase="running", beat=read_beat_of(self._storage, job.label), message=second)
+        self._forget_secrets(job.label)
+        ended = read_exit(self._storage, job.label)
+        if ended is not None:
+            return ended
+        why = found.get("FailureReason") or second
+        # A job that was stopped, or ran into a limit, has its checkpoints on S3.
+        code = 1 if status == "Failed" else 75
+        return JobPoll(phase="ended", exit_code=code, message=f"SageMaker: {status.lower()}, {why}")
+
+    def log(self, job: PlacedJob) -> str:
+        if self._describe(job.label) is None:
+            return ""
+        lines = []
+        with suppress(GraftError):
+            pages = _ask(
+                lambda: self._aws.client("logs").filter_log_events(
+                    logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job.label}/"
+                )
+            )
+            lines = [f"{event['message']}\n" for event in pages.get("events", ())]
+        worker = self._storage.read(f"jobs/{job.label}/out/run/worker.log") or b""
+        return "".join(lines) + worker.decode(errors="replace")
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if not fetch_results(self._storage, job.label, folder) and self._describe(job.label) is None:
+            raise unknown_job(self.name, job.label)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        """SageMaker sends TERM and allows two minutes: enough for a checkpoint either way."""
+        if not at_once:
+            with suppress(GraftError):
+                ask_to_stop(self._storage, job.label)
+        with suppress(_NotRunning, NotThere):
+            _ask(lambda: self._aws.client("sagemaker").stop_training_job(TrainingJobName=job.label))
+        if at_once:
+            self._forget_secrets(job.label)
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        found = []
+        for status in ("InProgress", "Stopping"):
+            for page in _ask(partial(self._pages, status)):
+                found += [str(row["TrainingJobName"]) for row in page["TrainingJobSummaries"]]
+        return tuple(self._listed(label) for label in sorted({*found}) if LABEL.fullmatch(label))
+
+    def _pages(self, status: str) -> Any:
+        lister = self._aws.client("sagemaker").get_paginator("list_training_jobs")
+        return [*lister.paginate(NameContains="graft-", StatusEquals=status)]
+
+    def _listed(self, label: str) -> PlacedJob:
+        found = self._describe(label) or {}
+        instance = str(found.get("ResourceConfig", {}).get("InstanceType", ""))
+        created = found.get("CreationTime")
+        return self._placed(label, instance, created=created.timestamp() if created else 0.0)
+
+    def _placed(self, label: str, instance: str, *, created: float = 0.0) -> PlacedJob:
+        offers = [offer for offer in self.offer_rows() if offer.instance == instance]
+        gpu, price = (offers[0].gpu, offers[0].usd_per_hour or 0.0) if offers else ("", 0.0)
+        return PlacedJob(
+            place=self.name, id=label, label=label, gpu=gpu, usd_per_hour=price, created_at=created
+        )
+
+    def offer_rows(self) -> tuple[Offer, ...]:
+        """What `offer` gives, without asking AWS."""
+        prices = self._settings.instances
+        return tuple(
+            offer.model_copy(update={"usd_per_hour": prices.get(offer.instance, offer.usd_per_hour)})
+            for offer in self._prices
+            if offer.usd_per_hour and (not prices or offer.instance in prices)
+        )
+
+    def _offer_for(self, order: JobOrder) -> Offer:
+        rows = [
+            row for row in self.offer_rows() if row.gpu == order.gpu and order.instance in ("", row.instance)
+        ]
+        if not rows:
+            named = f"{order.instance} is no instance type with" if order.instance else "no instance type has"
+            raise Refused(
+                f"{named} the card {order.gpu or 'none'}",
+                fix="name one of `graft fleet offers --place sagemaker`",
+                where="--gpu",
+            )
+        return min(rows, key=lambda row: row.usd_per_hour or 0.0)
+
+    def _describe(self, label: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = _ask(
+                lambda: self._aws.client("sagemaker").describe_training_job(TrainingJobName=label)
+            )
+        except NotThere:
+            return None
+        return found
+
+    def _keep_secrets(self, label: str, secrets: Mapping[str, str]) -> None:
+        text = json.dumps(dict(secrets))
+        with suppress(_InUse):
+            _ask(lambda: self._aws.client("secretsmanager").create_secret(Name=label, SecretString=text))
+
+    def forget(self, label: str) -> None:
+        client = self._aws.client("secretsmanager")
+        with suppress(NotThere):
+            _ask(lambda: client.delete_secret(SecretId=label, ForceDeleteWithoutRecovery=True))
+
+    def _forget_secrets(self, label: str) -> None:
+        with suppress(GraftError):
+            self.forget(label)
+
+
+class S3Storage:
+    """The files of jobs in a folder of a bucket."""
+
+    def __init__(self, aws: "AwsClients", bucket: str, prefix: str) -> None:
+        self._aws = aws
+        self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
+
+    def url(self, name: str) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{name}"
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        def pages() -> dict[str, int]:
+            lister = self._aws.client("s3").get_paginator("list_objects_v2")
+            return {
+                entry["Key"].removeprefix(self._prefix): int(entry["Size"])
+                for page in lister.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+                for entry in page.get("Contents", ())
+            }
+
+        found: dict[str, int] = _ask(pages)
+        return found
+
+    def put(self, name: str, source: Path) -> None:
+        _ask(lambda: self._aws.client("s3").upload_file(str(source), self._bucket, self._prefix + name))
+
+    def write(self, name: str, content: bytes) -> None:
+        _ask(
+            lambda: self._aws.client("s3").put_object(
+                Bucket=self._bucket, Key=self._prefix + name, Body=content
+            )
+        )
+
+    def flush(self) -> None:
+        """Every write is there when it returns."""
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            content: bytes = _ask(lambda: self._get(self._prefix + name))
+        except NotThere:
+            return None
+        return content
+
+    def _get(self, key: str) -> Any:
+        return self._aws.client("s3").get_object(Bucket=self._bucket, Key=key)["Body"].read()
+
+
+class _InUse(Refused):
+    """The name is taken: the job or secret exists already."""
+
+
+class _NotRunning(Refused):
+    """The job has ended."""
+
+
+class AwsClients:
+    """Clients of one session of boto3, each made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._clients: dict[str, Any] = {}
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            with needs_extra("sagemaker", why="the place `sagemaker` is used"):
+                import boto3
+            self._session = self._session or boto3.Session()
+            self._clients[service] = self._session.client(service)
+        return self._clients[service]
+
+
+def _channel(name: str, kind: str, url: str) -> dict[str, Any]:
+    source = {"S3DataType": kind, "S3Uri": url, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": "File"}
+
+
+def _ask(call: Callable[[], Any]) -> Any:
+    """Call AWS; errors become what, why and fix."""
+    with needs_extra("sagemaker", why="the place `sagemaker` is used"):
+        from boto3.exceptions import S3UploadFailedError
+        from botocore.exceptions import BotoCoreError, ClientError
+    try:
+        return call()
+    except S3UploadFailedError as error:
+        raise _explain("AccessDenied" if "AccessDenied" in str(error) else "upload", str(error), 0) from None
+    except ClientError as error:
+        details = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        raise _explain(str(details.get("Code", "")), str(details.get("Message", "")), status) from None
+    except BotoCoreError as error:
+        raise _explain(type(error).__name__, str(error), 0) from None
+
+
+def _explain(code: str, message: str, status: int) -> GraftError:
+    text = message[:300]
+    if code in DENIED:
+        return Refused(
+            f"AWS refuses the login: {text}",
+            fix="make `aws sts get-caller-identity` work and set AWS_DEFAULT_REGION; the user needs "
+            "SageMaker, S3 and Secrets Manager",
+            where="AWS_PROFILE",
+        )
+    for kind, codes, parts in _KINDS:
+        if code in codes or any(part in message for part in parts):
+            return kind(text, fix="check the names in fleet.sagemaker", where="fleet.sagemaker")
+    if code == "ResourceLimitExceeded":
+        return Refused(
+            f"the quota of the account does not allow this machine: {text}",
+            why="SageMaker has a quota for each instance type, apart for spot, which starts at 0",
+            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or name another card",
+        )
+    if status == 429 or status >= 500 or "Throttl" in code or not status:
+        return PlaceUnreachable(f"AWS does not answer as it should: {code} {text}", fix="try again later")
+    fix = "check role, image, instances and bucket in fleet.sagemaker"
+    if code == "NoSuchBucket":
+        fix = "create it, or name another one in fleet.sagemaker.bucket"
+    return Refused(f"AWS refuses the request: {text}", why=f"{code}, status {status}", fix=fix)
+
+
+_KINDS: tuple[tuple[type[Refused], tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        NotThere,
+        ("NoSuchKey", "ResourceNotFound", "ResourceNotFoundException"),
+        ("Requested resource not found",),
+    ),
+    (_InUse, ("ResourceInUse", "ResourceExistsException"), ("already exists",)),
+    (_NotRunning, (), ("The request was rejected because the training job is in status",)),
+)

@@ -1,0 +1,257 @@
+"""SkyPilot as a place, by its command in an environment of its own. Contract-tested, not live-validated.
+
+In: an order. Out: a managed job of SkyPilot whose name is the job's label; SkyPilot finds a machine in any of
+its clouds, recovers the job after a preemption, and takes the machine down at its end. Bundles and results go
+through a bucket that the job mounts. Secrets are those of SkyPilot, passed in the environment of the command.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused, unknown_job
+from graftwork.fleet.settings import SkyPilotSettings
+from graftwork.fleet.storage import (
+    UrlStorage,
+    ask_to_stop,
+    fetch_results,
+    read_beat_of,
+    read_exit,
+    shell_line,
+    ship,
+    start_words,
+)
+from graftwork.records.errors import GraftError
+from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
+from graftwork.records.hardware import Offer
+
+MOUNT = "/graftwork"
+COMMAND_SECONDS = 600
+"""SkyPilot starts its own controller machine at the first job."""
+WAITING = ("PENDING", "SUBMITTED", "STARTING")
+RUNNING = ("RUNNING", "RECOVERING", "CANCELLING")
+
+RunSky = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str, str]]
+"""Runs the command with these words and this much more environment: exit code, output, errors."""
+
+
+class SkyPilotPlace:
+    name = "skypilot"
+    paid = True
+
+    def __init__(self, settings: SkyPilotSettings, *, run: RunSky | None = None) -> None:
+        self._settings = settings
+        self._run = run or self._run_command
+        self._files: UrlStorage | None = None
+        self.sent_bytes = 0
+
+    @property
+    def _storage(self) -> UrlStorage:
+        self._files = self._files or UrlStorage(
+            self._settings.local_storage or self._settings.bucket, setting="fleet.skypilot.bucket"
+        )
+        return self._files
+
+    def offer(self) -> tuple[Offer, ...]:
+        """The cards of the settings at the most that an hour may cost; SkyPilot looks for less."""
+        self._queue(finished=False)
+        return tuple(
+            Offer(
+                place=self.name,
+                gpu=card,
+                usd_per_hour=price,
+                source="fleet.skypilot.accelerators, the most that is paid",
+                dated=date.today().isoformat(),
+            )
+            for card, price in self._settings.accelerators.items()
+        )
+
+    def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
+        if order.gpu not in self._settings.accelerators:
+            raise Refused(
+                f"fleet.skypilot does not name the card {order.gpu or 'none'}",
+                why=f"it names: {', '.join(self._settings.accelerators)}",
+                fix="name one of these, or add it with the most that an hour may cost",
+                where="--gpu",
+            )
+        existing = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
+        if existing:
+            return self._placed(existing[0])
+        self.sent_bytes = ship(self._storage, Path(order.bundle), order.label).sent_bytes
+        names = [word for name in sorted(secrets) for word in ("--secret", name)]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "task.yaml"
+            file.write_text(yaml.safe_dump(self.task_of(order), sort_keys=False))
+            self._text(
+                *("jobs", "launch", "-n", order.label, "-d", "-y", *names, str(file)), environment=secrets
+            )
+        made, why = [], "it may have been made"
+        try:
+            made = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
+        except Refused as refused:
+            # SkyPilot has taken the job: whatever it says now is no refusal of it.
+            why = refused.what
+        if not made:
+            raise PlaceUnreachable(
+                "SkyPilot does not show the job yet", why=why, fix="`graft fleet reconcile`"
+            )
+        return self._placed(made[0])
+
+    def task_of(self, order: JobOrder) -> dict[str, Any]:
+        """The task as SkyPilot reads it from YAML."""
+        settings = self._settings
+        words = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
+        words += ["--out", f"{MOUNT}/jobs/{order.label}/out"]
+        resources: dict[str, Any] = {
+            "accelerators": f"{order.gpu}:1",
+            "use_spot": settings.spot,
+            "disk_size": settings.disk_gb,
+            "max_hourly_cost": settings.accelerators[order.gpu],
+        }
+        if settings.infra:
+            resources["infra"] = settings.infra
+        if settings.image:
+            resources["image_id"] = f"docker:{settings.image}"
+        return {
+            "name": order.label,
+            "resources": resources,
+            "file_mounts": {MOUNT: {"source": settings.bucket, "mode": "MOUNT"}},
+            "run": shell_line(words),
+        }
+
+    def poll(self, job: PlacedJob) -> JobPoll:
+        found = self._find(job)
+        if found is None:
+            return JobPoll(phase="gone")
+        status = str(found.get("status", ""))
+        if status in WAITING:
+            return JobPoll(phase="starting", message=status.lower())
+        if status in RUNNING:
+            return JobPoll(
+                phase="running", beat=read_beat_of(self._storage, job.label), message=status.lower()
+            )
+        ended = read_exit(self._storage, job.label)
+        if ended is not None:
+            return ended
+        why = str(found.get("failure_reason") or found.get("details") or "")
+        code = 75 if status == "CANCELLED" else 1
+        return JobPoll(phase="ended", exit_code=code, message=f"SkyPilot: {status.lower()} {why}".strip())
+
+    def log(self, job: PlacedJob) -> str:
+        found = self._find(job)
+        return self._text("jobs", "logs", "--no-follow", str(found["job_id"])) if found is not None else ""
+
+    def fetch(self, job: PlacedJob, folder: Path) -> None:
+        if not fetch_results(self._storage, job.label, folder) and self._find(job) is None:
+            raise unknown_job(self.name, job.label)
+
+    def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
+        found = self._find(job)
+        if found is None or str(found.get("status")) not in (*WAITING, *RUNNING):
+            return
+        if at_once:
+            self._text("jobs", "cancel", "-y", str(found["job_id"]))
+        else:
+            ask_to_stop(self._storage, job.label)
+
+    def list(self) -> tuple[PlacedJob, ...]:
+        rows = self._queue(finished=False)
+        return tuple(self._placed(row) for row in rows if LABEL.fullmatch(str(row.get("job_name"))))
+
+    def _find(self, job: PlacedJob) -> dict[str, Any] | None:
+        key = "job_name" if job.id == job.label else "job_id"
+        rows = self._queue(finished=True)
+        return next((row for row in rows if str(row.get(key)) == job.id), None)
+
+    def _queue(self, *, finished: bool) -> Any:
+        words = ("jobs", "queue", "-o", "json", *(() if finished else ("--skip-finished",)))
+        text = self._text(*words)
+        # SkyPilot may write notes before the document.
+        start = text.find("[")
+        try:
+            return json.loads(text[start:]) if start >= 0 else []
+        except ValueError:
+            raise PlaceUnreachable(
+                "SkyPilot wrote something that is no JSON",
+                why=text[:200],
+                fix="try `sky jobs queue -o json`; fleet.skypilot.command names the command",
+            ) from None
+
+    def _placed(self, row: Mapping[str, Any]) -> PlacedJob:
+        cards = row.get("accelerators") or {}
+        gpu = next(iter(cards), "")
+        return PlacedJob(
+            place=self.name,
+            id=str(row["job_id"]),
+            label=str(row["job_name"]),
+            gpu=gpu,
+            usd_per_hour=self._settings.accelerators.get(gpu, 0.0),
+            created_at=float(row.get("submitted_at") or 0.0),
+        )
+
+    def _text(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
+        code, output, errors = self._run(words, environment or {})
+        if code:
+            raise _explain(errors.strip() or output.strip())
+        return output
+
+    def _run_command(self, words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+        command = str(Path(self._settings.command).expanduser())
+        try:
+            done = subprocess.run(
+                [command, *words],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMMAND_SECONDS,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", **environment},
+            )
+        except OSError as error:
+            raise Refused(
+                f"there is no command {command}",
+                why=str(error.strerror),
+                fix="install SkyPilot in an environment of its own; fleet.skypilot.command names its `sky`",
+                where="fleet.skypilot.command",
+            ) from error
+        except subprocess.TimeoutExpired:
+            raise PlaceUnreachable(
+                "SkyPilot does not answer",
+                why="it may go on with what it was asked",
+                fix="`graft fleet reconcile` finds out; `sky status` shows its controller",
+            ) from None
+        return done.returncode, done.stdout, done.stderr
+
+
+def _explain(errors: str) -> GraftError:
+    text = "no output"
+    with suppress(IndexError):
+        text = errors.splitlines()[-1][:300]
+    if any(part in errors for part in ("ResourcesUnavailable", "No resource satisfying", "quota")):
+        return Refused(
+            f"SkyPilot finds no machine: {text}",
+            why="no cloud that is enabled has the card below that price, or the quota is used up",
+            fix="raise the price in fleet.skypilot.accelerators, name another card, or run `sky check`",
+        )
+    if any(part in errors for part in ("No cloud", "credentials", "sky check", "Unauthorized", "API key")):
+        return Refused(
+            f"SkyPilot has no cloud to use: {text}", fix="run `sky check`", where="fleet.skypilot.command"
+        )
+    if any(
+        part in errors for part in ("Invalid task", "Invalid resources", "No such option", "Invalid value")
+    ):
+        return Refused(
+            f"SkyPilot refuses it: {text}",
+            fix="check infra, image and accelerators in fleet.skypilot, and the version of SkyPilot",
+            where="fleet.skypilot",
+        )
+    # Anything else may have come after the job was made.
+    return PlaceUnreachable(f"SkyPilot does not answer as it should: {text}", fix="try again later")

@@ -1,0 +1,205 @@
+"""Jobs whose files go through a provider's storage: what is sent, the stop flag, the results.
+
+In: a `JobStorage`, which a place implements with its own client, and a bundle. Out: `blobs/<sha256>`, sent
+once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<label>/out`, which the job
+fills. It starts nothing: that is the work of the place.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from graftwork.files.remote import has_buckets, open_url
+from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
+from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
+from graftwork.fleet.place import PlaceUnreachable, Refused
+from graftwork.fleet.results import OUTCOME, parse_exit, take_files
+from graftwork.records.base import hide_login
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.fleet import JobPoll
+from graftwork.records.job import Beat
+
+BLOBS = "blobs"
+START = "start.py"
+CHECKPOINTS = "run/checkpoints/"
+START_SOURCE = Path(__file__).with_name("far_start.py")
+
+
+class JobStorage(Protocol):
+    """Files by name, as a bucket has them."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The files below a prefix, with their length."""
+
+    def put(self, name: str, source: Path) -> None: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def flush(self) -> None:
+        """Return once everything that was written is there."""
+
+    def read(self, name: str) -> bytes | None:
+        """None: there is no such file."""
+
+
+class UrlStorage:
+    """The files of jobs below a folder or an fsspec URL."""
+
+    def __init__(self, url: str, *, setting: str) -> None:
+        self._setting = setting
+        address = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
+        self._url = address
+        try:
+            self._files, root = open_url(address, kind="storage", setting=setting)
+        except EnvironmentLacks as error:
+            # A package is missing here: nothing was asked of the place, and nothing is reserved for it.
+            raise Refused(error.what, why=error.why, fix=error.fix, where=error.where) from error
+        self._root = root.rstrip("/")
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        found = self._find(lambda: self._files.find(f"{self._root}/{prefix}", detail=True))
+        start = f"{self._root}/"
+        return {name.removeprefix(start): int(entry["size"]) for name, entry in (found or {}).items()}
+
+    def put(self, name: str, source: Path) -> None:
+        self.write(name, source.read_bytes())
+
+    def write(self, name: str, content: bytes) -> None:
+        target = f"{self._root}/{name}"
+        if not has_buckets(self._files):
+            self._do(lambda: self._files.makedirs(target.rpartition("/")[0], exist_ok=True))
+        self._do(lambda: self._files.pipe_file(target, content))
+
+    def flush(self) -> None:
+        """Every write is there when it returns."""
+
+    def read(self, name: str) -> bytes | None:
+        self._files.invalidate_cache()
+        content: bytes | None = self._find(lambda: self._files.cat_file(f"{self._root}/{name}"))
+        return content
+
+    def _find(self, call: Callable[[], Any]) -> Any:
+        """What is read; None if it is not there."""
+
+        def find() -> Any:
+            with suppress(FileNotFoundError):
+                return call()
+            return None
+
+        return self._do(find)
+
+    def _do(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # whatever a network library may raise
+            full = isinstance(error, OSError) and error.errno in FULL
+            raise PlaceUnreachable(
+                "the storage for the files of jobs is full"
+                if full
+                else f"the storage for the files of jobs cannot be used: {type(error).__name__}",
+                why=str(error)[:200] if full else "it is full, not mounted, or does not answer",
+                fix=f"check {self._setting}; the job must mount the same files",
+                where=hide_login(self._url),
+            ) from error
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What the start of a job needs to know."""
+
+    blobs: tuple[str, ...]
+    """The hashes of the bundle's files."""
+    sent_bytes: int
+
+
+def ship(storage: JobStorage, folder: Path, label: str) -> Shipped:
+    """Send the bundle; files that are there already are not sent again.
+
+    Raises `Refused` if that fails: a job is only made once its files are there.
+    """
+    try:
+        return _ship(storage, folder, label)
+    except PlaceUnreachable as error:
+        raise Refused(
+            f"the files of the job could not be sent: {error.what}",
+            why=f"{error.why}; no job was made" if error.why else "no job was made",
+            fix=error.fix or "try again later",
+            where=error.where,
+        ) from error
+
+
+def _ship(storage: JobStorage, folder: Path, label: str) -> Shipped:
+    bundle = read_bundle(folder)
+    there = storage.sizes(f"{BLOBS}/")
+    sent = 0
+    for name, file in sorted(bundle.files.items()):
+        blob = f"{BLOBS}/{file.sha256}"
+        if there.get(blob) != file.size:
+            storage.put(blob, folder / name)
+            there[blob] = file.size
+            sent += file.size
+    storage.write(f"jobs/{label}/in/{START}", START_SOURCE.read_bytes())
+    storage.write(f"jobs/{label}/in/{BUNDLE_FILE}", (folder / BUNDLE_FILE).read_bytes())
+    storage.flush()
+    return Shipped(tuple(sorted({file.sha256 for file in bundle.files.values()})), sent)
+
+
+def start_words(
+    label: str, seconds: float, *, root: str, work: str, scratch: str = "/tmp/graftwork"
+) -> list[str]:
+    """The command of a job whose storage is mounted at `root`."""
+    job = f"{root}/jobs/{label}"
+    words = ["python3", f"{job}/in/{START}", "--manifest", f"{job}/in/{BUNDLE_FILE}"]
+    words += ["--blobs", f"{root}/{BLOBS}", "--work", work, "--scratch", scratch]
+    return [*words, "--seconds", f"{seconds:.0f}", "--label", label]
+
+
+def shell_line(words: list[str]) -> str:
+    return shlex.join(words)
+
+
+def ask_to_stop(storage: JobStorage, label: str) -> None:
+    """Leave the flag that the job looks for."""
+    storage.write(f"jobs/{label}/{STOP_FILE}", b"")
+
+
+def read_exit(storage: JobStorage, label: str) -> JobPoll | None:
+    """How the job ended, by its own account; None: it has not ended."""
+    return parse_exit(storage.read(f"jobs/{label}/out/{EXIT_FILE}"))
+
+
+def read_beat_of(storage: JobStorage, label: str) -> Beat | None:
+    content = storage.read(f"jobs/{label}/out/run/heartbeat.json")
+    try:
+        return Beat.from_json(content) if content is not None else None
+    except ValidationError:
+        return None
+
+
+def fetch_results(storage: JobStorage, label: str, folder: Path) -> bool:
+    """Bring the run's files; without checkpoints once there is a result. False: there are none."""
+    prefix = f"jobs/{label}/out/"
+    names = [name.removeprefix(prefix) for name in storage.sizes(f"{prefix}run/")]
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for name in choose_results(names):
+            content = storage.read(prefix + name)
+            if content is not None:
+                yield name.removeprefix("run/"), content
+
+    take_files(files(), folder)
+    return bool(names)
+
+
+def choose_results(names: list[str]) -> list[str]:
+    done = f"run/{OUTCOME}" in names
+    return [
+        name
+        for name in sorted(names)
+        if name.startswith("run/") and not (done and name.startswith(CHECKPOINTS))
+    ]

@@ -1,0 +1,178 @@
+"""What checks can say of the beginning of an answer, while the rest is still being written.
+
+In: the name of a metric or check, a case, the text so far. Out: `fails` where no continuation can pass,
+`passes` where every one does, None where it depends on the rest. A check that is not known here judges whole
+answers only. An own function declares it by an attribute: `check.prefix = function(case, text)`, which gives
+True, False or None.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from graftwork.grading.answers import MISSING, AnswerFields, look_up, read_answer
+from graftwork.grading.checks import GradeCheck
+from graftwork.grading.custom import is_own, load_own
+from graftwork.grading.interface import CannotGrade, GradeContext
+from graftwork.grading.matching import PatternTooSlow, can_match, may_match
+from graftwork.grading.metrics import NOT_REFUSED, find_extension
+from graftwork.grading.rules import BLANK, BySchema, Contains, Exact, FormatRule, Regex, plain_text
+from graftwork.records.report import Case
+from graftwork.text.json_prefix import read_json_prefix
+
+PrefixGrade = Literal["fails", "passes"] | None
+PrefixJudge = Callable[[Case, str, GradeContext], PrefixGrade]
+
+
+def find_prefix_judge(name: str, context: GradeContext) -> PrefixJudge | None:
+    """What judges the beginning of an answer for this check; None where it needs the whole answer."""
+    check: GradeCheck | None = context.checks.get(name)
+    if check is None:
+        return _find_metric(name)
+    if check.field is not None or check.at_least is not None:
+        return None
+    inner = _find_own(check.metric, context) if is_own(check.metric) else _find_rule(check)
+    if inner is None:
+        return None
+    return lambda case, text, given: (
+        inner(case, text, replace(given, parameters=check.rule)) if check.where.holds(case) else "passes"
+    )
+
+
+def _find_metric(name: str) -> PrefixJudge | None:
+    if name in _METRICS:
+        return _METRICS[name]
+    judge: PrefixJudge | None = getattr(find_extension(name), "judge_prefix", None)
+    return judge
+
+
+def _find_rule(check: GradeCheck) -> PrefixJudge | None:
+    rule = check.rule
+    if rule is None:
+        return _find_metric(check.metric)
+    if isinstance(rule, Regex) and not can_match(rule.pattern):
+        return None
+    if isinstance(rule, Exact) and rule.value is None:
+        return None
+    return _RULES.get(type(rule))
+
+
+def _find_own(name: str, context: GradeContext) -> PrefixJudge | None:
+    if context.folder is None:
+        return None
+    judge = getattr(load_own(name, folder=context.folder), "prefix", None)
+    if not callable(judge):
+        return None
+
+    def ask(case: Case, text: str, _context: GradeContext) -> PrefixGrade:
+        try:
+            given = judge(case, text)
+        except (Exception, SystemExit) as error:
+            raise CannotGrade(f"{name}.prefix: {type(error).__name__}") from error
+        return None if given is None else "passes" if given else "fails"
+
+    return ask
+
+
+def _judge_json_object(_case: Case, text: str, _context: GradeContext) -> PrefixGrade:
+    found = read_json_prefix(text)
+    return "fails" if found is None or found.kind not in (None, "object") else None
+
+
+def _judge_schema(text: str, schema: dict[str, Any] | None) -> PrefixGrade:
+    if schema is None:
+        return "passes"
+    found = read_json_prefix(text)
+    if found is None:
+        return "fails"
+    wanted = schema.get("type")
+    known = found.kind in ("object", "array", "string") and wanted in ("object", "array", "string")
+    return "fails" if known and found.kind != wanted else None
+
+
+def _judge_not_refused(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
+    fields: AnswerFields = context.fields
+    if fields.form == "text":
+        answer = read_answer(text, fields=fields)
+        return "fails" if answer is not None and answer.refused else None
+    found = read_json_prefix(text)
+    if found is None or found.kind not in (None, "object"):
+        return "passes"  # it can no longer be read as an answer, so it refuses nothing
+    refused = look_up(found.members, fields.refused)
+    return None if refused is MISSING else "fails" if refused is True else "passes"
+
+
+def _judge_contains(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
+    asked: Contains = context.parameters
+    values = (asked.value,) if isinstance(asked.value, str) else asked.value
+    searched = text.casefold() if asked.ignore_case else text
+    found = [(value.casefold() if asked.ignore_case else value) in searched for value in values]
+    if asked.need == "none":
+        return "fails" if any(found) else None
+    return "passes" if (all(found) if asked.need == "all" else any(found)) else None
+
+
+def _judge_exact(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
+    asked: Exact = context.parameters
+    wanted, given = plain_text(asked.value or "", asked), plain_text(text, asked)
+    # Spaces at the end may be followed by more of the value, or by nothing.
+    return None if wanted.startswith(given) else "fails"
+
+
+def _judge_regex(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
+    asked: Regex = context.parameters
+    return None if _may_match(asked.pattern, text, whole=asked.whole, seconds=asked.seconds) else "fails"
+
+
+def _may_match(pattern: str, text: str, **options: Any) -> bool:
+    try:
+        return may_match(pattern, text, **options)
+    except PatternTooSlow as error:
+        raise CannotGrade(f"{pattern}: {error}") from error
+
+
+def _judge_format(_case: Case, text: str, context: GradeContext) -> PrefixGrade:
+    layout: FormatRule = context.parameters
+    begun, sure = text.lstrip(), text.strip()
+    if not all(_may_start(begun, start) for start in _starts(layout)):
+        return "fails"
+    if any(unwanted.casefold() in sure.casefold() for unwanted in layout.without):
+        return "fails"
+    sizes = {"words": len(sure.split()), "characters": len(sure), "lines": len(sure.splitlines())}
+    for unit, size in sizes.items():
+        most = getattr(layout, f"max_{unit}")
+        if most is not None and size > most:
+            return "fails"
+    if layout.pattern is not None and can_match(layout.pattern):
+        texts = (begun, sure)
+        if not any(_may_match(layout.pattern, part, whole=True) for part in texts):
+            return "fails"
+    start = layout.starts_with
+    decided = start is not None and layout.model_fields_set == {"starts_with"} and sure.startswith(start)
+    return "passes" if decided else None
+
+
+def _starts(layout: FormatRule) -> list[str]:
+    """Texts that the answer must begin with."""
+    first = re.split(BLANK, layout.template.strip(), maxsplit=1)[0] if layout.template is not None else None
+    return [start for start in (layout.starts_with, first) if start]
+
+
+def _may_start(text: str, start: str) -> bool:
+    return text.startswith(start) or start.startswith(text)
+
+
+_METRICS: dict[str, PrefixJudge] = {
+    "json_valid": _judge_json_object,
+    "schema_valid": lambda _case, text, context: _judge_schema(text, context.fields.json_schema),
+    NOT_REFUSED: _judge_not_refused,
+}
+_RULES: dict[type, PrefixJudge] = {
+    Contains: _judge_contains,
+    Exact: _judge_exact,
+    Regex: _judge_regex,
+    FormatRule: _judge_format,
+    BySchema: lambda _case, text, context: _judge_schema(text, context.parameters.document),
+}
+"""To add one: a judge that says `fails` only where no continuation passes, and a line here."""

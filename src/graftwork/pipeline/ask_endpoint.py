@@ -1,0 +1,165 @@
+"""Asks a running endpoint cases over HTTP: what users would get, with what the response headers say.
+
+In: the URL of an endpoint on this machine and cases. Out: one `ServedAnswer` for each. A request that fails
+is an answer too, with its status.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from graftwork.records.report import Case
+from graftwork.serve.http_client import Client
+
+_JSON = (("content-type", "application/json"),)
+
+
+class AnsweredToken(NamedTuple):
+    text: bytes
+    logprob: float
+
+
+class ServedAnswer(NamedTuple):
+    case: str
+    status: int
+    text: str
+    seconds: float
+    headers: Mapping[str, str]
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    tokens: tuple[AnsweredToken, ...] = ()
+    """The answer token by token, where log-probabilities were asked for."""
+    problem: str = ""
+    """What the endpoint says about a request that failed."""
+
+    @property
+    def mean_logprob(self) -> float | None:
+        return self.mean_logprob_of(None)
+
+    def mean_logprob_of(self, first: int | None) -> float | None:
+        """The mean log-probability of the first tokens, or of all; None where it was not asked for."""
+        found = [token.logprob for token in self.tokens[:first]]
+        return math.fsum(found) / len(found) if found else None
+
+    def beginning(self, first: int) -> str:
+        """The text of the first tokens."""
+        return b"".join(token.text for token in self.tokens[:first]).decode(errors="ignore")
+
+    @property
+    def answered(self) -> bool:
+        return self.status == 200
+
+
+class EndpointQuestions(NamedTuple):
+    """How the cases are asked."""
+
+    model: str
+    max_tokens: int
+    at_once: int = 4
+    logprobs: bool = False
+    timeout_seconds: float = 300.0
+
+
+def ask_endpoint(
+    url: str,
+    cases: Sequence[Case],
+    asked: EndpointQuestions,
+    *,
+    headers: Callable[[Case], tuple[tuple[str, str], ...]] = lambda _case: (),
+    on_answer: Callable[[int], None] = lambda _answered: None,
+) -> list[ServedAnswer]:
+    """The answers in the order of the cases. `on_answer` gets the number of answers so far."""
+    return asyncio.run(_ask_all(url, cases, asked, headers, on_answer))
+
+
+def read_health(url: str) -> dict[str, Any]:
+    async def fetch() -> dict[str, Any]:
+        client = Client(port=_port(url))
+        try:
+            _, body = await client.fetch("GET", "/health")
+            found: dict[str, Any] = json.loads(body)
+            return found
+        finally:
+            client.close()
+
+    return asyncio.run(fetch())
+
+
+async def _ask_all(
+    url: str,
+    cases: Sequence[Case],
+    asked: EndpointQuestions,
+    headers: Callable[[Case], tuple[tuple[str, str], ...]],
+    on_answer: Callable[[int], None],
+) -> list[ServedAnswer]:
+    client, room, answered = Client(port=_port(url)), asyncio.Semaphore(asked.at_once), 0
+
+    async def ask(case: Case) -> ServedAnswer:
+        nonlocal answered
+        async with room:
+            found = await _ask_one(client, case, asked, headers(case))
+        answered += 1
+        on_answer(answered)
+        return found
+
+    try:
+        return list(await asyncio.gather(*map(ask, cases)))
+    finally:
+        client.close()
+
+
+async def _ask_one(
+    client: Client, case: Case, asked: EndpointQuestions, headers: tuple[tuple[str, str], ...]
+) -> ServedAnswer:
+    body: dict[str, Any] = {
+        "model": asked.model,
+        "messages": [message.model_dump() for message in case.messages],
+        "max_tokens": asked.max_tokens,
+    }
+    if asked.logprobs:
+        body["logprobs"] = True
+    session = () if case.session is None else (("x-session-id", case.session),)
+    started = time.perf_counter()
+    try:
+        async with asyncio.timeout(asked.timeout_seconds):
+            reply = await client.send(
+                "POST",
+                "/v1/chat/completions",
+                body=json.dumps(body).encode(),
+                headers=(*_JSON, *session, *headers),
+            )
+            data = await reply.read()
+    except OSError:
+        problem = "the endpoint does not answer"
+        return ServedAnswer(case.id, 0, "", time.perf_counter() - started, {}, problem=problem)
+    seconds, answer = time.perf_counter() - started, json.loads(data)
+    found = dict(reply.headers)
+    if reply.status != 200:
+        problem = str(answer["error"]["message"])
+        return ServedAnswer(case.id, reply.status, "", seconds, found, problem=problem)
+    choice, usage = answer["choices"][0], answer.get("usage") or {}
+    return ServedAnswer(
+        case.id,
+        200,
+        choice["message"]["content"] or "",
+        seconds,
+        found,
+        usage.get("prompt_tokens", 0),
+        usage.get("completion_tokens", 0),
+        _read_tokens(choice.get("logprobs")),
+    )
+
+
+def _read_tokens(logprobs: Mapping[str, Any] | None) -> tuple[AnsweredToken, ...]:
+    return tuple(
+        AnsweredToken(bytes(token.get("bytes") or token["token"].encode()), token["logprob"])
+        for token in (logprobs or {}).get("content") or []
+    )
+
+
+def _port(url: str) -> int:
+    return urlsplit(url).port or 80

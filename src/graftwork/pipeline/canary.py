@@ -1,0 +1,312 @@
+"""`graft release promote --canary`: a new release gets a share of live sessions until the evidence decides.
+
+In: an open project, a release, the share. Out: a `CanaryReport`. Endpoints read the running canary with the
+aliases. They stop it by themselves when this command ends or dies: its lease runs out.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from graftwork.evaluate.ab import ABResult, Winner, decide_canary, split_alpha
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.pipeline.ab import LiveComparison, choose_live_metric
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.pipeline.releases import full_alias, promote_release
+from graftwork.records.canary import CanaryArm, CanaryDecision, CanaryReport, RunningCanary
+from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.release import Release
+from graftwork.registry.aliases import find_release
+from graftwork.serve.routing import make_experiment
+from graftwork.serve.settings import SplitSettings
+
+CANARY = "canary"
+LEDGER_ENTRY = "canary"
+"""The entry of earlier versions. Today each alias has its own: `canary/champion`."""
+LEASE_SECONDS = 120.0
+"""How long endpoints continue a canary that no process watches."""
+FOLDER = "canaries"
+QUIET_SECONDS = 30.0
+"""After this long without a graded session the command says what may be wrong."""
+_NO_SESSION = "no session was answered: is the endpoint running, and do requests ask for the alias?"
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryRequest:
+    """What `graft release promote --canary` was asked."""
+
+    share: float
+    alias: str | None = None
+    metric: str | None = None
+    reason: str = ""
+    force: bool = False
+    max_sessions: int | None = None
+    """Sessions with a grade after which an undecided canary ends."""
+    max_seconds: float | None = None
+    every_seconds: float = 5.0
+
+
+def parse_share(text: str) -> float:
+    """`5%` or `0.05`, as a share."""
+    found = _PERCENT.fullmatch(text)
+    share = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
+    if not 0 < share < 1:
+        raise UserMistake(
+            f"{text!r} is no share of the sessions",
+            why="a canary gets more than none and less than all of them",
+            fix="write it like 5% or 0.05",
+            where="--canary",
+        )
+    return share
+
+
+def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) -> SplitSettings | None:
+    """The experiment of the running canary, for endpoints; None where none runs or its lease has ended.
+
+    Endpoints run one experiment at a time: the canary that began first.
+    """
+    running = _list_running(work, now=clock())
+    return _split(running[0]) if running else None
+
+
+def _entry_of(alias: str) -> str:
+    return f"{LEDGER_ENTRY}/{alias}"
+
+
+def _list_running(work: OpenProject, *, now: float) -> list[RunningCanary]:
+    """Those whose lease has not ended, in the order of their beginning."""
+    names = [(times.fingerprint, name) for name, times in work.ledger.times().items() if _is_entry(name)]
+    found = []
+    for _, name in sorted(names):
+        entry = work.ledger.get(name)
+        try:
+            running = None if entry is None else RunningCanary.model_validate(entry.output)
+        except ValidationError:
+            continue  # of another version
+        if running is not None and now < running.until:
+            found.append(running)
+    return found
+
+
+def _is_entry(name: str) -> bool:
+    return name == LEDGER_ENTRY or name.startswith(_entry_of(""))
+
+
+def _split(running: RunningCanary) -> SplitSettings:
+    return SplitSettings(
+        alias=running.alias, challenger=running.canary, share=running.share, experiment=CANARY
+    )
+
+
+def run_canary(
+    work: OpenProject,
+    name: str,
+    asked: CanaryRequest,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.time,
+) -> CanaryReport:
+    """Watch the canary until it is decided, then promote it or leave the champion where it is.
+
+    Ctrl-C and errors end it: the champion answers everything again. The same command goes on with the
+    evidence that was collected before.
+    """
+    pair, alias = _find_pair(work, name, asked)
+    metric = choose_live_metric(work, asked.metric)
+    _require_free(work, alias, full_alias(work, CANARY, model=pair[1].model), now=clock())
+    canary = promote_release(
+        work, pair[1].id, alias=CANARY, reason=asked.reason or f"canary for {alias}", force=asked.force
+    ).alias
+    running = RunningCanary(alias=alias, canary=canary, share=asked.share, until=0.0)
+    confidence = 1 - split_alpha(work.settings.evaluate.confidence)
+    started_at, began = timestamp(), clock()
+    experiment = make_experiment(_split(running), champion=pair[0].id, challenger=pair[1].id).experiment
+    look = LiveComparison(work, pair, metric=metric, experiment=experiment, confidence=confidence)
+    decision: CanaryDecision | None = None
+    work.reporter.info(
+        f"{pair[1].id[:12]} gets {asked.share:.1%} of the sessions that ask for {alias}, "
+        f"compared with {pair[0].id[:12]} by {metric}; Ctrl-C ends it"
+    )
+    asked_for_traffic = False
+    try:
+        while decision is None:
+            until = clock() + LEASE_SECONDS + asked.every_seconds
+            _extend(work, running, until=until, began=started_at)
+            found = look.look()
+            step = decide_canary(_winner(found), look.failures.test.winner)
+            live = work.releases.aliases().get(alias)
+            over = asked.max_seconds is not None and clock() - began >= asked.max_seconds
+            if live != pair[0].id:
+                decision = "undecided"
+            elif step != "wait":
+                decision = "promoted" if step == "promote" else "rolled_back"
+            elif over or (asked.max_sessions is not None and found.used >= asked.max_sessions):
+                decision = "undecided"
+            else:
+                _report_progress(work, found, began=began, now=clock())
+                if not asked_for_traffic and not found.used and clock() - began >= QUIET_SECONDS:
+                    asked_for_traffic = True
+                    work.reporter.info(_explain_quiet(found, alias=alias, metric=metric))
+                pause(asked.every_seconds)
+    finally:
+        work.ledger.forget(_entry_of(alias))
+    report = _make_report(work, (found, look), running, metric=metric, decision=decision).model_copy(
+        update={"started_at": started_at, "ended_at": timestamp(), "seconds": clock() - began}
+    )
+    if live != pair[0].id:
+        report = report.model_copy(update={"reason": _explain_move(alias, live)})
+    if decision == "promoted":
+        promote_release(work, pair[1].id, alias=asked.alias, reason=report.reason, force=asked.force)
+    return _keep(work, report)
+
+
+def _find_pair(work: OpenProject, name: str, asked: CanaryRequest) -> tuple[tuple[Release, Release], str]:
+    release = find_release(work.releases, name)
+    alias = full_alias(work, asked.alias, model=release.model)
+    live = work.releases.aliases().get(alias)
+    if live is None:
+        raise UserMistake(
+            f"{alias} points at no release yet",
+            why="a canary is compared with the release that is live",
+            fix=f"graft release promote {name}",
+            where="--canary",
+        )
+    if live == release.id:
+        raise UserMistake(
+            f"{alias} already points at {release.id[:12]}",
+            why="a release cannot be compared with itself",
+            fix="name the new release",
+        )
+    if not work.project.settings.serve.capture:
+        raise UserMistake(
+            "a canary needs captures",
+            why="it is decided by the exchanges that the endpoint keeps",
+            fix="set `serve.capture: true`",
+            where="serve.capture",
+        )
+    return (work.releases.get(live), release), alias
+
+
+def _require_free(work: OpenProject, alias: str, canary: str, *, now: float) -> None:
+    """Two canaries of one alias would undo each other's evidence."""
+    for running in _list_running(work, now=now):
+        if alias == running.alias or canary == running.canary:
+            raise Busy(
+                f"a canary of {running.alias} already runs",
+                why=f"{running.canary} gets {running.share:.1%} of its sessions",
+                fix=f"wait for it; if its command was killed, try again in {running.until - now:.0f} s",
+                where="--canary",
+            )
+        work.reporter.info(
+            f"a canary of {running.alias} already runs: endpoints begin with this one when it has ended"
+        )
+
+
+def _extend(work: OpenProject, running: RunningCanary, *, until: float, began: str) -> None:
+    body = running.model_copy(update={"until": until}).model_dump(mode="json")
+    work.ledger.put(
+        _entry_of(running.alias), fingerprint=began, output=body, finished_at=timestamp(), seconds=0.0
+    )
+
+
+def _winner(found: ABResult) -> Winner | None:
+    return None if found.winner is None else "candidate" if found.winner == "B" else "baseline"
+
+
+def _make_report(
+    work: OpenProject,
+    seen: tuple[ABResult, LiveComparison],
+    running: RunningCanary,
+    *,
+    metric: str,
+    decision: CanaryDecision,
+) -> CanaryReport:
+    found, look = seen
+    champion, canary = _arm(found, "A", found.a), _arm(found, "B", found.b)
+    difference = 0.0
+    if champion.graded and canary.graded:
+        difference = canary.successes / canary.graded - champion.successes / champion.graded
+    return CanaryReport(
+        alias=running.alias,
+        champion=champion,
+        canary=canary,
+        share=running.share,
+        metric=metric,
+        decision=decision,
+        reason=_explain(decision, found, look, metric=metric),
+        difference=difference,
+        low=found.low,
+        high=found.high,
+        confidence=work.settings.evaluate.confidence,
+        e_value=found.e_value,
+        failures_e_value=look.failures.test.e_value,
+        experiment=look.experiment,
+        started_at="",
+        ended_at="",
+        seconds=0.0,
+        remarks=found.remarks,
+    )
+
+
+def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
+    facts, counts = found.arms[side], found.counts
+    won, lost = counts[f"{side.lower()}_successes"], counts[f"{side.lower()}_failures"]
+    return CanaryArm(
+        release=release,
+        sessions=facts.sessions,
+        failures=facts.failures + facts.hung_up,
+        successes=won,
+        graded=won + lost,
+    )
+
+
+def _explain_quiet(found: ABResult, *, alias: str, metric: str) -> str:
+    if not sum(arm.sessions for arm in found.arms.values()):
+        return f"{_NO_SESSION} ({alias})"
+    return f"sessions are answered, and none has a grade by {metric} yet"
+
+
+def _explain(decision: CanaryDecision, found: ABResult, look: LiveComparison, *, metric: str) -> str:
+    if not sum(arm.sessions for arm in found.arms.values()):
+        return f"canary: {_NO_SESSION}"
+    if decision == "promoted":
+        return f"canary: better by {metric} after {found.used} sessions"
+    if decision == "undecided":
+        return f"canary: not decided after {found.used} sessions, the champion stays"
+    if found.winner == "A":
+        return f"canary: worse by {metric} after {found.used} sessions, the champion stays"
+    return f"canary: more requests without an answer after {look.failures.used} sessions, the champion stays"
+
+
+def _explain_move(alias: str, live: str | None) -> str:
+    now = "is gone" if live is None else f"now points at {live[:12]}"
+    return f"canary: ended because {alias} {now}, which is not what the canary was compared with"
+
+
+def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
+    """Write the report, and note it at the release."""
+    folder = work.project.state / FOLDER
+    make_folder(folder)
+    name = re.sub(r"[^0-9A-Za-z]", "", report.ended_at)
+    path = Path(folder / f"{report.canary.release[:12]}-{name}.json")
+    report = report.model_copy(update={"file": str(path)})
+    write_atomic(path, report.to_json())
+    work.releases.note(report.canary.release, report.reason, who=current_user(), when=report.ended_at)
+    return report
+
+
+def _report_progress(work: OpenProject, found: ABResult, *, began: float, now: float) -> None:
+    a, b = found.arms["A"].sessions, found.arms["B"].sessions
+    state = f"canary less champion {found.low:+.1%} to {found.high:+.1%}, {now - began:.0f} s"
+    work.reporter.progress(
+        f"{found.used} sessions graded (champion {a}, canary {b})",
+        found.used,
+        0,
+        seconds_left=None,
+        detail={"subject": state},
+    )

@@ -1,0 +1,329 @@
+"""Carries out what `cycle.decide` says, durably: every change of the state is one transaction.
+
+In: a store, a runner of steps and a clock; real or simulated ones. Out: one action a tick. Killed at any
+moment, the next coordinator resumes from the last transaction: a step that had not reported its end is done
+again, and steps are written so that doing them again changes nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from graftwork.cycle.decide import (
+    Action,
+    AwaitApproval,
+    Begin,
+    Close,
+    CycleFacts,
+    DoStep,
+    Rest,
+    SkipStep,
+    find_cause,
+    next_action,
+    next_date,
+    rests_until,
+)
+from graftwork.cycle.notices import COORDINATOR, approval_notice, find_notices
+from graftwork.cycle.settings import COLLECT, CycleSettings
+from graftwork.cycle.state import (
+    CoordinatorState,
+    CycleState,
+    Holder,
+    LogEntry,
+    Notice,
+    Superseded,
+    ask_approval,
+    begin,
+    claim,
+    complete,
+    enqueue,
+    fail,
+    finish,
+    pause,
+    post_notices,
+    postpone,
+    reopen,
+    settle_notice,
+    skip,
+    start_schedule,
+)
+from graftwork.process.worker import interruption_error
+from graftwork.records.errors import (
+    AnswerIsNo,
+    Busy,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    UserMistake,
+)
+from graftwork.store.cycles import CycleStore
+
+BUSY_SECONDS = 5.0
+"""Another command works on the project: look again soon."""
+MOST_TRIES = 6
+"""Deliveries of a notice; then it is only in the log."""
+
+
+class CycleStepResult(NamedTuple):
+    """What a step did; or, with `again_at`, that it is not decided yet."""
+
+    summary: dict[str, Any]
+    again_at: float | None = None
+    why: str = ""
+
+
+class StepRunner(Protocol):
+    """Does the steps of a cycle."""
+
+    def measure_facts(self) -> CycleFacts: ...
+
+    def do(self, step: str, cycle: CycleState) -> CycleStepResult:
+        """Do the step. Doing it again after a crash must change nothing."""
+
+    def find_missing(self, cycle: CycleState, place: str) -> str:
+        """The first step that is done and whose files are not here any more; empty if all are."""
+
+    def abandon(self, cycle: CycleState) -> None:
+        """End what a canceled cycle has under way elsewhere."""
+
+    def watch(self, state: CoordinatorState) -> tuple[dict[str, Any], tuple[Notice, ...]]:
+        """Stalls and costs since the last time, as notices, and what of the state remembers them."""
+
+    def send(self, notice: Notice) -> str:
+        """Deliver a notice; why it failed, or nothing."""
+
+
+@contextmanager
+def no_keeper(_step: str, _token: int) -> Iterator[None]:
+    """Where nothing else can take a step over."""
+    yield
+
+
+@dataclass
+class Coordinator:
+    store: CycleStore
+    runner: StepRunner
+    settings: CycleSettings
+    steps: tuple[str, ...]
+    models: tuple[str, ...]
+    holder: Holder
+    version: str = ""
+    clock: Callable[[], float] = time.time
+    keep_claim: Callable[[str, int], AbstractContextManager[None]] = no_keeper
+    """Renews the claim while a step is done; raises Superseded at its end if it was lost."""
+    on_event: Callable[[str], None] = lambda _text: None
+    _facts: CycleFacts = field(default=CycleFacts(), init=False)
+    _measured_at: float = field(default=float("-inf"), init=False)
+
+    def tick(self) -> Action:
+        """Decide, and carry it out."""
+        state, now = self.store.read(), self.clock()
+        if not state.served_until:
+            # Dates count from the first start on.
+            state = self.store.change(lambda state: start_schedule(state, now=now))
+        action = next_action(state, self.settings, self._look(state, now), now=now, place=self.holder.place)
+        match action:
+            case Begin(model, cause):
+                self._begin(model, cause)
+            case DoStep(step):
+                self._do(step)
+            case SkipStep(step, why):
+                self._change(lambda state: skip(state, step, why=why, now=now))
+            case AwaitApproval(step):
+                self._ask(step)
+            case Close(outcome, reason):
+                self._change(lambda state: finish(state, outcome, reason=reason, now=now))
+                self.on_event(f"cycle ended: {outcome.replace('_', ' ')}, {reason}")
+            case Rest():
+                pass
+        self.send_notices()
+        return action
+
+    def request(self, cause: str) -> None:
+        """Ask for a cycle of each model, by hand or by an event."""
+        self._change(lambda state: enqueue(state, self.models, cause=cause))
+
+    def send_notices(self) -> None:
+        """Deliver what is in the outbox. What fails is tried again later, a few times."""
+        if not (outbox := self.store.read().outbox):
+            return
+        for notice in outbox:
+            now = self.clock()
+            if notice.not_before > now:
+                continue
+            try:
+                failure = self.runner.send(notice)
+            except Exception as error:  # it would end every coordinator that finds it in the outbox
+                failure = f"{type(error).__name__}: {error}"[:200]
+            again: float | None = None
+            if failure and notice.tries + 1 < MOST_TRIES:
+                again = now + self.settings.retry.pause(notice.tries + 1)
+            if failure:
+                left = "it is tried again" if again is not None else "given up"
+                self.on_event(f"notice not delivered: {failure}; {left}")
+            self.store.change(lambda state, n=notice, at=again: settle_notice(state, n.id, retry_at=at))  # type: ignore[misc]
+
+    def watch(self) -> None:
+        """Turn stalls and costs that are new into notices."""
+        update, notices = self.runner.watch(self.store.read())
+        wanted = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
+        if update or wanted:
+            self._change(lambda state: post_notices(state.model_copy(update=update), wanted))
+
+    def _look(self, state: CoordinatorState, now: float) -> CycleFacts:
+        """Facts for the triggers, measured again when they are due."""
+        idle = state.open_cycle is None and not state.queue and state.paused is None
+        asked = self.settings.when.is_set and now >= rests_until(state, self.settings)
+        if idle and asked and now - self._measured_at >= self.settings.check_minutes * 60:
+            self._facts, self._measured_at = self.runner.measure_facts(), now
+        return self._facts
+
+    def _begin(self, model: str, cause: str) -> None:
+        now, begun = self.clock(), False
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            nonlocal begun
+            # Another coordinator may have begun it, or even ended it, since this one looked.
+            due = (
+                find_cause(state, self.settings, self._facts, now=now) if not model else model in state.queue
+            )
+            begun = bool(due) and state.open_cycle is None and state.paused is None
+            if not begun:
+                return state
+            if not model:
+                state = enqueue(state, self.models, cause=cause)
+            first = state.queue[0]
+            return begin(state, model=first, cause=cause, now=now, steps=self.steps, version=self.version)
+
+        state = self._change(apply)
+        self._measured_at = float("-inf")
+        if begun and state.cycle is not None:
+            self.on_event(f"cycle {state.cycle.number} of {state.cycle.model} begins: {state.cycle.cause}")
+
+    def _ask(self, step: str) -> None:
+        now = self.clock()
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            cycle = state.open_cycle
+            if cycle is None:
+                return state
+            return ask_approval(state, step, approval_notice(cycle, step, now=now))
+
+        self._change(apply)
+
+    def _do(self, step: str) -> None:
+        state, token = self._claim(step)
+        cycle = state.open_cycle
+        if token is None or cycle is None:
+            return
+        try:
+            if missing := self.runner.find_missing(cycle, self.holder.place):
+                why = f"files of {missing} are not on this machine: done again"
+                self.on_event(why)
+                self._change(lambda state: reopen(state, missing, why=why))
+                return
+            self._attempt(step, token, cycle)
+        except Superseded:
+            self._abandon_canceled(cycle)
+
+    def _claim(self, step: str) -> tuple[CoordinatorState, int | None]:
+        token: int | None = None
+        now = self.clock()
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            nonlocal token
+            state, token = claim(state, step, self.holder, now=now, lease=self.settings.lease_seconds)
+            return state
+
+        return self._change(apply), token
+
+    def _attempt(self, step: str, token: int, cycle: CycleState) -> None:
+        try:
+            with self.keep_claim(step, token):
+                result = self.runner.do(step, cycle)
+        except Superseded:
+            self.on_event(f"{step} was taken over by another coordinator, or the cycle was canceled")
+            raise
+        except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+            self._give_back(step, token, stopped, cycle)
+        except Exception as error:
+            self._note_error(step, token, error)
+        else:
+            self._note_result(step, token, result)
+
+    def _abandon_canceled(self, cycle: CycleState) -> None:
+        """What the step has begun elsewhere after its cycle was canceled is ended: nobody else knows it."""
+        known = (self.store.read().cycle, *self.store.history())
+        if any(found and found.number == cycle.number and found.outcome == "canceled" for found in known):
+            self.runner.abandon(cycle)
+
+    def _note_result(self, step: str, token: int, result: CycleStepResult) -> None:
+        now = self.clock()
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            if result.again_at is not None:
+                return postpone(state, step, token, until=result.again_at, why=result.why)
+            state = complete(state, step, token, now=now, summary=result.summary)
+            if step == COLLECT and "rows" in result.summary:
+                state = state.model_copy(update={"rows_counted": int(result.summary["rows"])})
+            return state
+
+        self._change(apply)
+        self.watch()
+
+    def _note_error(self, step: str, token: int, error: Exception) -> None:
+        """Wait, end the cycle, or try again after a pause, by the kind of the error."""
+        now = self.clock()
+        # A mistake would be made in the same way again: a person has to change something.
+        retry = None if isinstance(error, UserMistake) else self.settings.retry
+        described = _describe(error)
+        reason = f"{step}: {described['what']}"
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            if isinstance(error, Busy):
+                return postpone(state, step, token, until=now + BUSY_SECONDS, why=error.what)
+            if isinstance(error, AnswerIsNo):
+                summary = {"refused": error.what, "why": error.why}
+                state = complete(state, step, token, now=now, summary=summary)
+                return finish(state, "refused", reason=reason, now=now)
+            return fail(state, step, token, now=now, error=described, retry=retry)
+
+        self._change(apply)
+        self.on_event(reason)
+
+    def _give_back(self, step: str, token: int, stopped: BaseException, cycle: CycleState) -> None:
+        """The step resumes later; a stop not requested here ends a session, not the cycle."""
+        now = self.clock()
+        asked = not isinstance(stopped, StoppedInOrder) or isinstance(interruption_error(), StoppedInOrder)
+        until = now if asked else next_date(self.settings, after=now) or now + BUSY_SECONDS
+        why = "stopped at a checkpoint" if asked else "its time was over; it goes on at the next date"
+        try:
+            self._change(lambda state: postpone(state, step, token, until=until, why=why))
+        except Superseded:
+            self._abandon_canceled(cycle)
+        if asked:
+            raise stopped
+
+    def _change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
+        now = self.clock()
+
+        def apply(before: CoordinatorState) -> CoordinatorState:
+            after = self._pause_after_failures(change(before), now)
+            return post_notices(after, find_notices(before, after, self.settings, now=now))
+
+        return self.store.change(apply)
+
+    def _pause_after_failures(self, state: CoordinatorState, now: float) -> CoordinatorState:
+        most = self.settings.retry.cycles
+        if state.failed_in_a_row < most or state.paused is not None:
+            return state
+        why = f"{state.failed_in_a_row} cycles in a row have failed; `graft up resume` goes on"
+        return pause(state, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    if isinstance(error, GraftError):
+        return error.as_json()
+    return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}"[:500]}

@@ -1,0 +1,176 @@
+"""The steps after the release: watch it in live traffic, promote it or roll it back, deliver it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graftwork.cycle.settings import CanarySettings, DeliverSettings
+from graftwork.cycle.state import CycleState
+from graftwork.evaluate.ab import ABResult
+from graftwork.pipeline.ab import compare_live
+from graftwork.pipeline.cycle.coordinator import CycleStepResult
+from graftwork.pipeline.deploy import HERE, Question, deploy
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
+from graftwork.pipeline.releases import full_alias, promote_release, rollback_alias
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.release import TryOut
+from graftwork.records.errors import GraftError, WorkerFailed
+from graftwork.records.release import Release
+from graftwork.registry.aliases import Change, promote
+
+CANDIDATE = "candidate"
+"""The alias of a release that waits for an approval."""
+LOOK_SECONDS = 60.0
+LONGEST_WAITS = 3.0
+"""Without enough sessions the canary ends after so many times its minutes."""
+
+
+def publish_to(work: OpenProject) -> str | None:
+    """The alias that a new release gets first; None if it goes live at once."""
+    cycle, split = work.settings.cycle, work.settings.serve.split
+    if cycle.canary is not None and split is not None:
+        return split.challenger
+    return CANDIDATE if "promote" in cycle.approve else None
+
+
+def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now: float) -> CycleStepResult:
+    """Compare the new release with the champion in live traffic, as far as it has come."""
+    settings, split = work.settings.cycle.canary, work.settings.serve.split
+    assert settings is not None
+    assert split is not None
+    champion = work.releases.aliases().get(full_alias(work))
+    if full_alias(work, split.challenger) != split.challenger:
+        return CycleStepResult({"verdict": "promote", "why": "live traffic is split for the main model only"})
+    if champion is None or champion == release.id:
+        return CycleStepResult({"verdict": "promote", "why": "there is no other release to compare with"})
+    found = compare_live(work, champion, release.id, metric=settings.metric)
+    step = cycle.step("canary")
+    begun = step.started_at if step is not None and step.started_at is not None else now
+    return judge_canary(found, settings, begun=begun, now=now)
+
+
+def judge_canary(found: ABResult, settings: CanarySettings, *, begun: float, now: float) -> CycleStepResult:
+    """Roll back, promote, or look again. Failures decide at once, the metric when it can, time in the end."""
+    champion, new = found.arms["A"], found.arms["B"]
+    facts = {"sessions": new.sessions, "failures": new.failures}
+    failed = new.failures / new.exchanges if new.exchanges else 0.0
+    usual = champion.failures / champion.exchanges if champion.exchanges else 0.0
+    enough = new.sessions >= settings.fewest_sessions
+    if enough and failed > usual + settings.max_failures:
+        why = f"{failed:.0%} of its answers failed, {usual:.0%} of the champion's"
+        return CycleStepResult({**facts, "verdict": "roll_back", "why": why})
+    if found.winner == "A":
+        why = f"the champion is better by {found.metric}"
+        return CycleStepResult({**facts, "verdict": "roll_back", "why": why})
+    if found.winner == "B":
+        return CycleStepResult({**facts, "verdict": "promote", "why": f"it is better by {found.metric}"})
+    minutes = (now - begun) / 60
+    if minutes >= settings.minutes and enough:
+        why = f"{new.sessions} sessions in {minutes:.0f} min, no harm seen"
+        return CycleStepResult({**facts, "verdict": "promote", "why": why})
+    if minutes >= settings.minutes * LONGEST_WAITS:
+        why = f"only {new.sessions} sessions in {minutes:.0f} min; the gate's verdict counts"
+        return CycleStepResult({**facts, "verdict": "promote", "why": why})
+    left = (
+        f"{new.sessions} of {settings.fewest_sessions} sessions, {minutes:.0f} of {settings.minutes:.0f} min"
+    )
+    return CycleStepResult(facts, again_at=now + min(LOOK_SECONDS, settings.minutes * 60 or 1.0), why=left)
+
+
+def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release) -> CycleStepResult:
+    """Make the release live; or take the traffic from it again, as the canary decided."""
+    verdict = cycle.summary("canary")
+    alias, first = full_alias(work), publish_to(work)
+    champion = work.releases.aliases().get(alias)
+    if verdict.get("verdict") == "roll_back":
+        if first is not None and champion is not None:
+            # Both aliases point at one release: the experiment is over.
+            change = Change(current_user(), timestamp(), f"canary: {verdict.get('why', '')}")
+            live = work.releases.get(champion)
+            promote(work.releases, live, alias=full_alias(work, first), change=change, require_verdict=False)
+        return CycleStepResult(
+            {"action": "rolled_back", "release": release.id, "alias": alias, "why": verdict.get("why", "")}
+        )
+    approved = next((given for given in cycle.approvals if given.step == "promote"), None)
+    reason = f"cycle {cycle.number}" + (f", approved by {approved.who}" if approved else "")
+    promote_release(work, release.id, reason=reason)
+    return CycleStepResult(
+        {
+            "action": "promoted",
+            "release": release.id,
+            "alias": alias,
+            "previous": champion if champion != release.id else release.parent,
+            "why": verdict.get("why", ""),
+        }
+    )
+
+
+def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOutputs) -> CycleStepResult:
+    """Bring it to every serving machine. If one of them cannot answer with it, all go back."""
+    work, asked, targets = replace(work, publish_to=None), _questions(made), work.settings.cycle.deliver
+    champion = work.releases.aliases().get(full_alias(work))
+    if champion is not None and champion != release.id:
+        # An earlier attempt rolled it back, or a person promoted another one.
+        _bring(work, champion, targets, asked)
+        why = f"{full_alias(work)} is {champion[:12]}"
+        return _rolled_back(release, [target.to for target in targets], why)
+    reached: list[DeliverSettings] = []
+    for target in targets:
+        done = deploy(
+            work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=asked
+        )
+        if not done.ok:
+            _go_back(work, release, reached, asked)
+            return _rolled_back(release, [target.to], f"{target.to}: {done.why}")
+        reached.append(target)
+    return CycleStepResult(
+        {"action": "delivered", "release": release.id, "to": [target.to for target in reached]}
+    )
+
+
+def _rolled_back(release: Release, to: list[str], why: str) -> CycleStepResult:
+    return CycleStepResult({"action": "rolled_back", "release": release.id, "to": to, "why": why})
+
+
+def _go_back(
+    work: OpenProject, release: Release, reached: Sequence[DeliverSettings], asked: list[Question]
+) -> None:
+    """The alias here, and the machines that had taken the release already, get the one before it."""
+    champion = work.releases.aliases().get(full_alias(work))
+    if champion == release.id:
+        if release.parent is None:
+            return
+        champion = rollback_alias(work, reason="a serving machine could not answer with it").release_id
+    if champion is not None:
+        others = [target for target in reached if "://" not in target.to and target.to != HERE]
+        _bring(work, champion, others, asked)
+
+
+def _bring(
+    work: OpenProject, champion: str, targets: Sequence[DeliverSettings], asked: list[Question]
+) -> None:
+    """Deploy the champion to all of these machines; raises if one of them does not serve it."""
+    failures: list[str] = []
+    for target in targets:
+        requests = min(1, target.requests)
+        try:
+            done = deploy(
+                work, champion, to=target.to, graft=target.graft, requests=requests, questions=asked
+            )
+        except GraftError as error:
+            failures.append(f"{target.to}: {error.what}")
+        else:
+            if not done.ok:
+                failures.append(f"{target.to}: {done.why}")
+    if failures:
+        raise WorkerFailed(
+            f"not every serving machine went back to release {champion[:12]}",
+            why="; ".join(failures),
+            fix=f"graft release deploy {champion[:12]} --ssh TARGET, for each of them",
+        )
+
+
+def _questions(made: StepOutputs) -> list[Question]:
+    """What the release was tried with here: it must be able to answer that there."""
+    if "try" not in made.outputs:
+        return []
+    return [[{"role": "user", "content": tried.question}] for tried in made.get("try", TryOut).tried]

@@ -1,0 +1,259 @@
+"""The steps of a cycle on a real project: those of `graft run`, with what comes before and after.
+
+In: an open project and the name of a step. Out: a summary of what it did; its whole output is an entry of the
+ledger under the cycle's number, from where the steps after it read it.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from graftwork.cycle.decide import CycleFacts
+from graftwork.cycle.settings import CANARY, COLLECT, DELIVER, PROMOTE
+from graftwork.cycle.state import CoordinatorState, CycleState, Notice
+from graftwork.data.ingest.read import find_files
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.pipeline.cycle import live
+from graftwork.pipeline.cycle.coordinator import CycleStepResult
+from graftwork.pipeline.cycle.notify import send_notice
+from graftwork.pipeline.cycle.place import stop_jobs, train_at_place
+from graftwork.pipeline.drift import measure_drift
+from graftwork.pipeline.evaluation import Evaluated
+from graftwork.pipeline.fleet_reports import summarize_costs
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.serving import CaptureExport
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.report import WrittenReport
+from graftwork.pipeline.table import STEPS, get_step, run_step
+from graftwork.process.alert import ALERTS_FILE
+from graftwork.records.audit import Audit
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+from graftwork.store.cycles import name_cycle
+
+ENDED_WELL = ("promoted", "rolled_back", "not_promoted", "nothing_new")
+BY_HAND = "by hand"
+KEPT_CYCLES = 10
+"""Cycles whose outputs are kept whole; they hold every answer of the evaluation."""
+ALERTS_SHOWN = ("stalled", "failed", "out_of_memory")
+
+
+class ProjectRunner:
+    def __init__(self, work: OpenProject) -> None:
+        self._work = work
+        self._lines: dict[Path, tuple[tuple[int, int], int]] = {}
+
+    def measure_facts(self) -> CycleFacts:
+        when = self._work.settings.cycle.when
+        drift = None
+        if when.drift is not None and (found := measure_drift(self._work)).all is not None:
+            drift = found.all.low
+        return CycleFacts(rows=self._count_rows() if when.new_rows is not None else None, drift=drift)
+
+    def do(self, step: str, cycle: CycleState) -> CycleStepResult:
+        work = self._of_model(cycle)
+        if step == COLLECT:
+            self._forget_outputs(work, cycle.number - KEPT_CYCLES)
+            return self._collect(work)
+        made = self._load(work, cycle)
+        if step == CANARY:
+            return live.watch_canary(work, cycle, made.get("release", Release), now=time.time())
+        if step == PROMOTE:
+            return live.promote_or_roll_back(work, cycle, made.get("release", Release))
+        if step == DELIVER:
+            return live.deliver(work, cycle, made.get("release", Release), made)
+        if step == "train" and work.settings.cycle.place != "local":
+            made = train_at_place(work, made)
+            # The steps after this one go on from what was trained.
+            self._keep(work, cycle, "plan", made.get("plan", Plan))
+        output = run_step(work, step, made)
+        self._keep(work, cycle, step, output)
+        summary = summarize(output)
+        if step == "plan":
+            summary["same_as_last"] = self._is_same(work, cycle, str(summary["run"]))
+        return CycleStepResult(summary)
+
+    def find_missing(self, cycle: CycleState, place: str) -> str:
+        work = self._of_model(cycle)
+        for step in STEPS:
+            state = cycle.step(step.name)
+            if state is None or state.status != "done":
+                continue
+            entry = work.ledger.get(name_cycle(cycle.number, step.name))
+            if entry is None:
+                return step.name
+            if state.place != place and not step.still_there(work, step.makes.model_validate(entry.output)):
+                return step.name
+        return ""
+
+    def abandon(self, cycle: CycleState) -> None:
+        stop_jobs(self._work, cycle)
+
+    def watch(self, state: CoordinatorState) -> tuple[dict[str, Any], tuple[Notice, ...]]:
+        cycle = state.cycle
+        if cycle is None:
+            return {}, ()
+        spent, notices = self._watch_spend(state, cycle)
+        run = str(cycle.summary("plan").get("run", ""))
+        if not run:
+            return spent, tuple(notices)
+        lines = Journal(self._work.project.runs / run / ALERTS_FILE).read()
+        seen = state.alerts.get(run, 0)
+        for number, line in enumerate(lines[seen:], seen):
+            if isinstance(line, dict) and line.get("kind") in ALERTS_SHOWN:
+                kind = "stalled" if line["kind"] == "stalled" else "failed"
+                notices.append(
+                    Notice(
+                        id=f"{cycle.number}-{run}-{number}",
+                        kind=kind,
+                        cycle=cycle.number,
+                        at=float(line.get("at", 0.0)),
+                        what=f"run {run}: {line.get('what', '')}",
+                        why=str(line.get("why", "")),
+                        fix=str(line.get("fix", "")),
+                    )
+                )
+        return {**spent, "alerts": {run: len(lines)}}, tuple(notices)
+
+    def send(self, notice: Notice) -> str:
+        settings = self._work.settings
+        named = notice.model_copy(update={"project": settings.project})
+        self._work.reporter.info(f"{notice.what}: {notice.why}" if notice.why else notice.what)
+        return send_notice(named, settings.cycle.notify)
+
+    def _of_model(self, cycle: CycleState) -> OpenProject:
+        work = replace(self._work, asked_model=cycle.model)
+        return replace(work, publish_to=live.publish_to(work))
+
+    def _load(self, work: OpenProject, cycle: CycleState) -> StepOutputs:
+        """What the steps of this cycle have made."""
+        made = StepOutputs({})
+        for step in STEPS:
+            state = cycle.step(step.name)
+            entry = work.ledger.get(name_cycle(cycle.number, step.name))
+            if state is not None and state.status == "done" and entry is not None:
+                made.outputs[step.name] = get_step(step.name).makes.model_validate(entry.output)
+        return made
+
+    def _keep(self, work: OpenProject, cycle: CycleState, step: str, output: Record) -> None:
+        work.ledger.put(
+            name_cycle(cycle.number, step),
+            fingerprint=output.fingerprint(),
+            output=output.model_dump(mode="json"),
+            finished_at=timestamp(),
+            seconds=0.0,
+        )
+
+    def _forget_outputs(self, work: OpenProject, number: int) -> None:
+        """What the steps of an old cycle made; its summary stays."""
+        for step in STEPS:
+            work.ledger.forget(name_cycle(number, step.name))
+
+    def _collect(self, work: OpenProject) -> CycleStepResult:
+        """Export the captures that may become data, to the log file that the settings name."""
+        settings = work.settings
+        summary: dict[str, Any] = {}
+        if settings.cycle.collect is not None:
+            export = CaptureExport(work, settings.data.captures, feedback=settings.data.captures.feedback)
+            text = "".join(capture.to_line() + "\n" for capture in export)
+            path = work.project.root / settings.cycle.collect
+            if text and (not path.exists() or path.read_text() != text):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, text, private=True)
+            summary = {"captures": export.written, "left_out": sum(export.left_out.values())}
+        if settings.cycle.when.new_rows is not None:
+            summary["rows"] = self._count_rows()
+        return CycleStepResult(summary)
+
+    def _count_rows(self) -> int:
+        """Captures that may become data, and lines of the log files that are not exported from them."""
+        work = self._work
+        collect = work.settings.cycle.collect
+        total = 0
+        if collect is not None:
+            export = CaptureExport(
+                work, work.settings.data.captures, feedback=work.settings.data.captures.feedback
+            )
+            total = sum(1 for _ in export)
+        root = work.project.root
+        try:
+            files = find_files(work.settings.data.logs, root=root)
+        except GraftError:
+            return total
+        return total + sum(self._count_lines(root / name) for name in files if name != collect)
+
+    def _count_lines(self, path: Path) -> int:
+        """Lines of a file; counted again when the file has changed."""
+        try:
+            stat = path.stat()
+            stamp = (stat.st_size, stat.st_mtime_ns)
+            if (known := self._lines.get(path)) is not None and known[0] == stamp:
+                return known[1]
+            with path.open("rb") as handle:
+                lines = sum(piece.count(b"\n") for piece in iter(lambda: handle.read(2**20), b""))
+        except OSError:
+            return 0
+        self._lines[path] = stamp, lines
+        return lines
+
+    def _is_same(self, work: OpenProject, cycle: CycleState, run: str) -> bool:
+        """Whether the last cycle of this model trained the same thing, and came to its end."""
+        if cycle.cause.startswith(BY_HAND):
+            return False
+        for earlier in work.cycles.history():
+            if earlier.model == cycle.model and earlier.outcome in ENDED_WELL:
+                return bool(earlier.summary("plan").get("run") == run)
+        return False
+
+    def _watch_spend(self, state: CoordinatorState, cycle: CycleState) -> tuple[dict[str, Any], list[Notice]]:
+        """A notice for each share of the month's cap that is spent or reserved for the first time."""
+        settings = self._work.settings
+        if settings.cycle.place == "local":
+            return {}, []
+        costs = summarize_costs(self._work)
+        cap, spent = settings.fleet.caps.month_usd, costs.month_usd
+        before = state.spend_share if state.spend_month == costs.month else 0.0
+        passed = [share for share in settings.cycle.notify.spend_shares if cap and spent >= share * cap]
+        share = max(passed, default=0.0)
+        if share <= before:
+            return {}, []
+        notice = Notice(
+            id=f"spend-{costs.month}-{share}",
+            kind="spend",
+            cycle=cycle.number,
+            at=time.time(),
+            what=f"${spent:.2f} of ${cap:.2f} of this month are spent or reserved",
+            fix="graft fleet ledger",
+        )
+        return {"spend_month": costs.month, "spend_share": share}, [notice]
+
+
+def summarize(output: Record) -> dict[str, Any]:
+    """What the coordinator remembers of a step, in a few figures."""
+    found: dict[str, Any] = {}
+    match output:
+        case Audit():
+            found = {"rows": output.rows, "usable": output.usable}
+        case PreparedData():
+            rows = {name: split.rows for name, split in output.dataset.splits.items()}
+            found = {"dataset": output.dataset.content_hash[:12], "rows": rows}
+        case Plan():
+            found = {"run": run_id_of(output), "minutes": round(output.minutes.value, 1)}
+        case TrainOutcome():
+            found = {"run": output.run_id, "steps": output.steps, "restarts": output.restarts}
+        case Evaluated():
+            found = {"answers": output.report.candidate.generation.answers}
+        case Verdict():
+            found = {"decision": output.decision, "reason": output.reason}
+        case Release():
+            found = {"id": output.id}
+        case WrittenReport():
+            found = {"path": output.path}
+    return found

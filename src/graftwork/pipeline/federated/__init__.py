@@ -1,0 +1,1 @@
+"""Rounds of training at places whose data stays there."""

@@ -1,0 +1,1 @@
+"""`graft worker --stdio`: a run that is driven by another program over standard input and output."""

@@ -1,0 +1,327 @@
+"""One run that another program drives: reads requests, does the work, reports it, stops in order.
+
+In: two streams. Out: an exit code of the design. The end of the input is a request to stop: a client that
+dies leaves a checkpoint, and its next start resumes from there.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from graftwork.pipeline.open_project import OpenProject, use_project
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.run_identity import run_id_of
+from graftwork.pipeline.runs import Event, Events
+from graftwork.pipeline.stdio.outbox import MessageOutbox
+from graftwork.pipeline.table import name_entry, run_pipeline
+from graftwork.process.framing import Framing, FramingError, read_messages
+from graftwork.process.worker import stoppable
+from graftwork.project.load import open_project
+from graftwork.records.base import Record
+from graftwork.records.errors import (
+    EXIT_DONE,
+    EXIT_ENVIRONMENT,
+    EXIT_RESUME_ME,
+    Busy,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    UserMistake,
+)
+from graftwork.records.plan import Plan
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+from graftwork.records.worker_protocol import (
+    PROTOCOL_VERSION,
+    REQUESTS,
+    AckRequest,
+    CancelRequest,
+    CheckpointMessage,
+    DoneMessage,
+    ErrorMessage,
+    HeartbeatMessage,
+    HelloMessage,
+    LogMessage,
+    PingRequest,
+    ProgressMessage,
+    StartedMessage,
+    StartRequest,
+    StepMessage,
+    StoppedMessage,
+)
+from graftwork.version import __version__
+
+LOOK_SECONDS = 0.2
+BUSY_SECONDS = 60.0
+"""A worker whose client died may still write its checkpoint: a new one waits for it."""
+
+
+class PortReporter(NullReporter):
+    """Turns the progress of the work into messages."""
+
+    def __init__(self, outbox: MessageOutbox, on_plan: Callable[[str, Plan | None], None]) -> None:
+        self._outbox, self._on_plan = outbox, on_plan
+        self._last: tuple[str, float, float] | None = None
+
+    def started(self, step: str, title: str) -> None:
+        self._outbox.send(StepMessage(step=step, state="started"))
+
+    def unchanged(self, step: str, title: str) -> None:
+        self._outbox.send(StepMessage(step=step, state="unchanged"))
+        self._on_plan(step, None)
+
+    def progress(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None,
+        detail: dict[str, float | str],
+    ) -> None:
+        # The supervisor reports the heartbeat as often as it looks at it.
+        if self._last != (phase, done, total):
+            self._last = (phase, done, total)
+            self._outbox.send(
+                ProgressMessage(phase=phase, done=done, total=total, seconds_left=seconds_left, detail=detail)
+            )
+
+    def info(self, text: str) -> None:
+        self._outbox.send(LogMessage(text=text))
+
+    def finished(self, step: str, output: Record, seconds: float) -> None:
+        self._outbox.send(StepMessage(step=step, state="finished", seconds=seconds))
+        if isinstance(output, Plan):
+            self._on_plan(step, output)
+
+
+class WorkerSession:
+    def __init__(self, read: BinaryIO, write: BinaryIO, framing: Framing) -> None:
+        self._read, self._framing = read, framing
+        self._outbox = MessageOutbox(write, framing)
+        self._start: StartRequest | None = None
+        self._arrived = threading.Event()
+        self._over = threading.Event()
+        self._busy = False
+        self._guard = threading.Lock()
+        self._stopping = ""
+        self._mistake: GraftError | None = None
+        self._events: Events | None = None
+        self._run = ""
+        self._work: OpenProject | None = None
+
+    def run(self) -> int:
+        """Wait for the start, do the work, and give the exit code of the process."""
+        self._outbox.send(HelloMessage(graftwork=__version__, pid=os.getpid()))
+        threading.Thread(target=self._listen, daemon=True, name="requests").start()
+        self._arrived.wait()
+        try:
+            if self._mistake is not None:
+                return self._fail(self._mistake)
+            if self._start is None:
+                return EXIT_DONE
+            return self._do(self._start)
+        finally:
+            self._over.set()
+            self._outbox.close()
+
+    def _do(self, start: StartRequest) -> int:
+        self._outbox.window = start.window
+        self._outbox.send(StartedMessage(command=start.command, project=start.project))
+        watcher = threading.Thread(target=self._watch, args=(start.heartbeat_seconds,), daemon=True)
+        try:
+            with stoppable():
+                self._set_busy(True)
+                watcher.start()
+                try:
+                    self._require_running()
+                    result, code = self._carry_out(start)
+                finally:
+                    self._set_busy(False)
+        except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+            self._end_watch(watcher)
+            reason = self._stopping or str(stopped) or "stopped"
+            self._outbox.send(StoppedMessage(exit_code=EXIT_RESUME_ME, reason=reason))
+            return EXIT_RESUME_ME
+        except GraftError as error:
+            self._end_watch(watcher)
+            return self._fail(error)
+        except Exception as bug:
+            self._end_watch(watcher)
+            what = f"{type(bug).__name__}: {bug}"
+            self._outbox.send(ErrorMessage(exit_code=EXIT_ENVIRONMENT, error="Bug", what=what))
+            raise
+        self._end_watch(watcher)
+        self._outbox.send(DoneMessage(exit_code=code, result=result))
+        return code
+
+    def _set_busy(self, busy: bool) -> None:
+        """A signal is sent only while the work can take it."""
+        with self._guard:
+            self._busy = busy
+
+    def _require_running(self) -> None:
+        """A client that closed the port at once has nothing begun."""
+        if self._stopping:
+            raise StoppedInOrder(self._stopping)
+
+    def _carry_out(self, start: StartRequest) -> tuple[dict[str, Any], int]:
+        project = open_project(Path(start.project))
+        waited = 0.0
+        while True:
+            try:
+                reporter = PortReporter(self._outbox, self._plan_known)
+                with use_project(project, reporter, model=start.model) as work:
+                    self._work = work
+                    return _run(work, start)
+            except Busy as busy:
+                if waited >= BUSY_SECONDS:
+                    raise
+                if not waited:
+                    self._outbox.send(LogMessage(level="warning", text=f"{busy.what}; waiting for it to end"))
+                self._over.wait(LOOK_SECONDS)
+                waited += LOOK_SECONDS
+            finally:
+                self._work = None
+
+    def _fail(self, error: GraftError) -> int:
+        known = {name: str(value) for name, value in error.as_json().items() if name in FAILURE_FIELDS}
+        self._outbox.send(ErrorMessage.model_validate({"exit_code": error.exit_code, **known}))
+        return error.exit_code
+
+    def _plan_known(self, step: str, plan: Plan | None) -> None:
+        """From here on the run's folder is watched for checkpoints."""
+        if step != "plan" or self._work is None:
+            return
+        if plan is None:
+            entry = self._work.ledger.get(name_entry(self._work, "plan"))
+            if entry is None:
+                return
+            plan = Plan.model_validate(entry.output)
+        self._run = run_id_of(plan)
+        events = Events(self._work.project.runs / self._run)
+        # What an earlier process has reported is not reported again.
+        events.new()
+        self._events = events
+
+    def _listen(self) -> None:
+        """Requests until the input ends, which is the last of them."""
+        try:
+            for text in read_messages(self._read, self._framing):
+                self._take(text)
+        except (FramingError, OSError, ValueError) as error:
+            self._refuse(str(error))
+        self._outbox.end_acks()
+        self._ask_to_stop("the port was closed")
+        self._arrived.set()
+
+    def _take(self, text: bytes) -> None:
+        try:
+            request = REQUESTS.validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            self._refuse(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            return
+        match request:
+            case StartRequest() if self._start is None:
+                self._start = request
+                self._arrived.set()
+            case StartRequest():
+                self._outbox.send(LogMessage(level="error", text="one process does one start"))
+            case AckRequest():
+                self._outbox.acknowledge(request.seq)
+            case CancelRequest():
+                self._ask_to_stop(request.reason or "canceled by the client")
+            case PingRequest():
+                self._outbox.send(HeartbeatMessage(busy=self._busy))
+
+    def _refuse(self, why: str) -> None:
+        """A message that cannot be read: before the start the end, later a remark."""
+        if self._start is None and self._mistake is None:
+            self._mistake = UserMistake(
+                "the message cannot be read",
+                why=why,
+                fix=f"graft worker --schema prints version {PROTOCOL_VERSION} of the protocol",
+            )
+            self._arrived.set()
+        else:
+            self._outbox.send(LogMessage(level="error", text=f"the message cannot be read: {why}"))
+
+    def _ask_to_stop(self, reason: str) -> None:
+        if self._over.is_set() or self._stopping:
+            return
+        with self._guard:
+            self._stopping = reason
+            if self._busy:
+                # As Ctrl-C would: the work ends at a safe point, in the main thread.
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self, heartbeat_seconds: float) -> None:
+        """Heartbeats, and the checkpoints that the run reports."""
+        since = heartbeat_seconds
+        while not self._over.wait(LOOK_SECONDS):
+            self._report_events()
+            since += LOOK_SECONDS
+            if since >= heartbeat_seconds:
+                since = 0.0
+                self._outbox.send(HeartbeatMessage(busy=self._busy))
+
+    def _end_watch(self, watcher: threading.Thread) -> None:
+        self._over.set()
+        if watcher.is_alive():
+            watcher.join()
+        self._report_events()
+
+    def _report_events(self) -> None:
+        for event in self._events.new() if self._events is not None else ():
+            if event.kind == "checkpoint":
+                step = int(event.body.get("step", 0))
+                self._outbox.send(CheckpointMessage(run=self._run, step=step))
+            elif event.kind == "alert":
+                self._outbox.send(LogMessage(level="warning", text=_describe_alert(event)))
+
+
+FAILURE_FIELDS = ("error", "what", "why", "fix", "where")
+
+
+def _describe_alert(event: Event) -> str:
+    what, why = event.body.get("what", ""), event.body.get("why", "")
+    return f"{what}: {why}" if why else str(what)
+
+
+def _run(work: OpenProject, start: StartRequest) -> tuple[dict[str, Any], int]:
+    """The result as JSON, and the exit code."""
+    if start.command == "cycle":
+        from graftwork.pipeline.cycle.session import run_once
+
+        ended = run_once(work)
+        code = EXIT_DONE if ended.outcome in ("promoted", "nothing_new") else 1
+        return {"cycle": ended.number, "outcome": ended.outcome, "reason": ended.reason}, code
+    if start.command == "run":
+        made = run_pipeline(work)
+        verdict = made.get("gate", Verdict)
+        return {"decision": verdict.decision, "reason": verdict.reason}, verdict.exit_code
+    outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
+    kept = {
+        "run_id",
+        "steps",
+        "final_loss",
+        "validation_loss_after",
+        "restarts",
+        "adapter_folder",
+        "adapter_hash",
+    }
+    return outcome.model_dump(mode="json", include=kept), EXIT_DONE
+
+
+def serve_stdio(framing: Framing) -> int:
+    """Keep standard output for messages: whatever else is printed goes to standard error."""
+    write = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    read = os.fdopen(os.dup(0), "rb")
+    return WorkerSession(read, write, framing).run()

@@ -1,0 +1,519 @@
+"""The week of a project: its settings as a problem, planned, with the earlier plan and events kept.
+
+In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`. Speeds are the planner's
+where a place names a card; terms that are not set come from the catalog's place of the same name.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from pydantic import ValidationError
+
+from graftwork.files.disk import write_atomic
+from graftwork.fleet.calendar_settings import PlaceCalendarSettings, QuotaSettings
+from graftwork.fleet.settings import FleetSettings
+from graftwork.pipeline.fit import FitRequest, question_of
+from graftwork.pipeline.week_money import (
+    PaidJob,
+    WeekMoney,
+    list_paid_jobs,
+    longest_paid_minutes,
+    spent_since,
+    week_money,
+)
+from graftwork.plan.catalog.prices import list_places
+from graftwork.plan.cost.runs import fit_in_brief
+from graftwork.plan.settings import WeekModelSettings, WeekSettings
+from graftwork.plan.week.calendar import (
+    Span,
+    clip,
+    intersect,
+    minutes_since,
+    periods_of,
+    spans_of,
+    week_end,
+    week_start,
+)
+from graftwork.plan.week.plan import plan_week
+from graftwork.plan.week.problem import (
+    STEP,
+    Effort,
+    GainCurve,
+    QuotaPeriod,
+    RollingQuota,
+    WeekModel,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    require_name,
+)
+from graftwork.plan.week.replan import WeekEvent, sessions_ahead, state_after
+from graftwork.project.load import ProjectFolder
+from graftwork.project.settings import FROM_MAIN, ProjectSettings
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.hardware import PlaceTerms
+from graftwork.records.week import WeekSchedule
+from graftwork.records.windows import MINUTES_A_DAY, parse_moment, parse_window
+
+ROWS, TOKENS = 2000, 1024
+"""Of the run whose hours compare the places."""
+FROM_BASE = "base"
+
+
+class WeekRequest(NamedTuple):
+    """What was asked for."""
+
+    effort: Effort = Effort()
+    start: date | None = None
+    now: datetime | None = None
+    earlier: WeekSchedule | None = None
+    events: tuple[WeekEvent, ...] = ()
+    only: tuple[str, ...] = ()
+    """Places; empty: all."""
+    paid: tuple[PaidJob, ...] = ()
+    """What the ledger has spent or reserved."""
+
+
+def plan_project_week(project: ProjectFolder, asked: WeekRequest) -> WeekSchedule:
+    problem, state = week_as_it_is(project, asked)
+    ahead = sessions_ahead(asked.earlier, state) if asked.earlier is not None else ()
+    return plan_week(problem, state, asked.effort, ahead)
+
+
+def week_as_it_is(project: ProjectFolder, asked: WeekRequest) -> tuple[WeekProblem, WeekState]:
+    """The problem, and what has happened: by the plan so far, the events and the ledger."""
+    asked = asked._replace(paid=list_paid_jobs(project))
+    problem = week_problem(project, asked)
+    return problem, week_state(problem, asked)
+
+
+def week_state(problem: WeekProblem, asked: WeekRequest) -> WeekState:
+    spent = spent_since(asked.paid, problem.start)
+    if asked.now is None and asked.earlier is None and not asked.events:
+        return WeekState(spent_usd=spent)
+    zone = ZoneInfo(problem.timezone)
+    # A reading of today counts for a week that begins later.
+    now = asked.now or max(datetime.now(tz=UTC), problem.start)
+    local = now if now.tzinfo is not None else now.replace(tzinfo=zone)
+    state = state_after(problem, asked.earlier, asked.events, local)
+    return state.model_copy(update={"spent_usd": spent})
+
+
+def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
+    """The settings of the project as a problem."""
+    settings = project.settings
+    week = settings.plan.week
+    _require_week(settings)
+    zone = ZoneInfo(week.timezone)
+    day = asked.start or _default_day(asked, zone)
+    start = week_start(day, week.timezone, week.starts).astimezone(UTC)
+    if asked.earlier is not None and asked.start is None:
+        start = asked.earlier.start.astimezone(UTC)
+    length = minutes_since(start, week_end(start, week.timezone))
+    frame = _Frame(start, length, week)
+    terms = {place.name: place for place in list_places()}
+    speeds = _speeds(project, settings)
+    for name in asked.only:
+        require_name(name, settings.fleet.places, kind="place", where="--only")
+    money = week_money(settings.fleet.caps, week.spend_usd, asked.paid, start=start, length=length)
+    places = tuple(
+        _within_caps(
+            _place(name, place, frame, terms.get(place.catalog or name), speeds.by_place[name]),
+            settings.fleet,
+            money,
+        )
+        for name, place in settings.fleet.places.items()
+        if not asked.only or name in asked.only
+    )
+    fitted = _fitted(project, settings)
+    models = tuple(_model(name, settings, frame, fitted) for name in settings.all_models)
+    notes = money.notes if any(place.usd_per_hour > 0 for place in places) else ()
+    return WeekProblem(
+        start=start,
+        length=length,
+        timezone=week.timezone,
+        places=places,
+        models=models,
+        cap_usd=money.cap_usd,
+        reference=speeds.reference,
+        assumptions=(
+            *_assumptions(settings, models, speeds),
+            *_job_caps(settings, places),
+            *notes,
+            *_before_the_week(places, asked),
+        ),
+    )
+
+
+class _Frame(NamedTuple):
+    start: datetime
+    length: int
+    week: WeekSettings
+
+
+class _Speeds(NamedTuple):
+    reference: str
+    by_place: dict[str, dict[str, float]]
+    notes: list[str]
+
+
+def _default_day(asked: WeekRequest, zone: ZoneInfo) -> date:
+    """The week that now is in; without --now, the next one."""
+    if asked.now is not None:
+        now = asked.now if asked.now.tzinfo is not None else asked.now.replace(tzinfo=zone)
+        return now.astimezone(zone).date()
+    return datetime.now(tz=zone).date() + timedelta(days=7)
+
+
+def _require_week(settings: ProjectSettings) -> None:
+    if not settings.fleet.places:
+        raise UserMistake(
+            "no place has hours to plan",
+            why="`graft plan week` divides the hours of the places under fleet.places",
+            fix="add them, as examples/week/graft.yaml does",
+            where="fleet.places",
+        )
+    for name, model in settings.plan.week.models.items():
+        where = f"plan.week.models.{name}"
+        require_name(name, settings.all_models, kind="model", where="plan.week.models")
+        for other in (*model.after, *(filter(None, [model.starts_from]))):
+            if other != FROM_BASE:
+                require_name(other, settings.all_models, kind="model", where=where)
+    for name, place in settings.fleet.places.items():
+        for model_name in place.models:
+            require_name(model_name, settings.all_models, kind="model", where=f"fleet.places.{name}.models")
+    if settings.plan.week.reference:
+        require_name(
+            settings.plan.week.reference, settings.fleet.places, kind="place", where="plan.week.reference"
+        )
+
+
+def _speeds(project: ProjectFolder, settings: ProjectSettings) -> _Speeds:
+    """Hours of the same run at each place, by the planner, against those of the reference place."""
+    places = settings.fleet.places
+    reference = settings.plan.week.reference or next(iter(places))
+    bases = {name: _base(project, settings.of_model(name).base) for name in settings.all_models}
+    notes: list[str] = []
+    by_place: dict[str, dict[str, float]] = {}
+    for name, place in places.items():
+        known = {}
+        for model, base in bases.items():
+            if place.models and model not in place.models:
+                known[model] = 0.0
+            elif place.speed is not None or not place.gpu:
+                known[model] = place.speed or 1.0
+            else:
+                known[model] = _planned_speed(base, place, places[reference], settings, notes, name)
+        by_place[name] = known
+    card = places[reference].gpu
+    title = f"{reference} ({card})" if card else reference
+    return _Speeds(title, by_place, notes)
+
+
+def _base(project: ProjectFolder, base: str) -> str:
+    """A folder of the project, or a name of the catalog."""
+    folder = project.root / base
+    return str(folder) if (folder / "config.json").is_file() else base
+
+
+def _planned_speed(
+    base: str,
+    place: PlaceCalendarSettings,
+    reference: PlaceCalendarSettings,
+    settings: ProjectSettings,
+    notes: list[str],
+    name: str,
+) -> float:
+    if not reference.gpu:
+        raise UserMistake(
+            f"the speed of {name} cannot be compared",
+            why="it names a card, and the reference place does not",
+            fix="give the reference place a gpu too, or give both a speed",
+            where=f"fleet.places.{name}",
+        )
+    here = _hours(base, place, settings, name)
+    if here is None:
+        note = f"{base} does not fit {place.gpu} at {name}: it is not trained there"
+        if note not in notes:
+            notes.append(note)
+        return 0.0
+    there = _hours(base, reference, settings, "the reference place")
+    if there is None:
+        raise UserMistake(
+            f"{base} does not fit {reference.gpu} at the reference place",
+            fix="choose another reference place with plan.week.reference",
+            where="plan.week.reference",
+        )
+    return there / here
+
+
+def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
+    """Of a run of the project's method on this card; None: it does not fit."""
+    train = settings.train
+    asked = FitRequest(
+        model=base, gpu=place.gpu, gpus=place.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
+        method=train.method, rank=train.rank,
+    )  # fmt: skip
+    try:
+        brief = fit_in_brief(question_of(asked))
+    except GraftError as error:
+        raise UserMistake(
+            f"the speed of {name} cannot be computed: {error.what}",
+            why=error.why,
+            fix=f"{error.fix}; or set fleet.places.{name}.speed"
+            if error.fix
+            else f"set fleet.places.{name}.speed",
+            where=f"fleet.places.{name}.gpu",
+        ) from error
+    return brief.hours.value if brief.fits else None
+
+
+def _place(
+    name: str,
+    place: PlaceCalendarSettings,
+    frame: _Frame,
+    terms: PlaceTerms | None,
+    speeds: Mapping[str, float],
+) -> WeekPlace:
+    week = frame.week
+    zone = place.timezone or week.timezone
+    people = spans_of(
+        [parse_window(text) for text in week.people],
+        start=frame.start,
+        length=frame.length,
+        zone=week.timezone,
+    )
+    opened: tuple[Span, ...] = ((0, frame.length),)
+    if place.windows:
+        windows = [parse_window(text) for text in place.windows]
+        opened = spans_of(windows, start=frame.start, length=frame.length, zone=zone)
+    by_hand = place.by_hand or ("start" if terms is not None and terms.driven_by == "by hand" else "no")
+    if by_hand == "whole":
+        opened = intersect(opened, people)
+    quotas = place.quotas or _catalog_quotas(terms)
+    # Providers reset by UTC.
+    resets = zone if place.quotas else place.timezone or "UTC"
+    setup = (
+        place.setup_minutes if place.setup_minutes is not None else (terms.setup_minutes if terms else 0.0)
+    )
+    session = place.session_hours or (terms.session_hours if terms else None)
+    return WeekPlace(
+        name=name,
+        speed=max(speeds.values(), default=1.0),
+        speeds=dict(speeds),
+        lanes=place.at_once,
+        open=opened,
+        starts=people if by_hand == "start" else None,
+        periods=tuple(_periods(quota, frame, resets) for quota in quotas if quota.per is not None),
+        rolling=tuple(
+            RollingQuota(window=round(quota.within_hours * 60), minutes=round(quota.hours * 60))
+            for quota in quotas
+            if quota.within_hours is not None
+        ),
+        longest=None if session is None else int(session * 60),
+        shortest=_on_grid(place.shortest_minutes),
+        setup=_on_grid(setup),
+        transfer=_on_grid(place.transfer_minutes),
+        usd_per_hour=_price(name, place, terms),
+        by_hand=by_hand != "no",
+    )
+
+
+def _within_caps(place: WeekPlace, fleet: FleetSettings, money: WeekMoney) -> WeekPlace:
+    """A paid place as the caps allow it: no job costs more than one may, none begins too early."""
+    if place.usd_per_hour <= 0:
+        return place
+    longest = longest_paid_minutes(fleet, place.usd_per_hour)
+    if longest < place.overhead + place.shortest:
+        return place.model_copy(update={"open": ()})
+    opened = clip(place.open, (money.paid_from, max((end for _, end in place.open), default=0)))
+    return place.model_copy(update={"longest": min(place.longest or longest, longest), "open": opened})
+
+
+def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[str]:
+    """Sessions that would be longer without the cap of a job."""
+    return [
+        f"a session at {place.name} has at most {place.longest / 60:.1f} h: more could cost more than "
+        f"fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}"
+        for place in places
+        if place.usd_per_hour > 0
+        and place.longest == longest_paid_minutes(settings.fleet, place.usd_per_hour)
+    ] + [
+        f"{place.name} is not used: fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}, does not pay for "
+        f"its shortest session"
+        for place in places
+        if place.usd_per_hour > 0 and not place.open
+    ]
+
+
+RENTED = ("cloud", "managed")
+
+
+def _price(name: str, place: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
+    """Free unless a price is stated; a rented place is not free by being silent."""
+    if place.usd_per_hour is None and terms is not None and terms.kind in RENTED:
+        raise UserMistake(
+            f"the place {name} has no price",
+            why=f"{terms.title} is rented by the hour; without a price a plan would use it for nothing",
+            fix=f"set fleet.places.{name}.usd_per_hour; `graft plan compare` lists prices",
+            where=f"fleet.places.{name}",
+        )
+    return place.usd_per_hour or 0.0
+
+
+def _on_grid(minutes: float) -> int:
+    return math.ceil(minutes / STEP) * STEP
+
+
+def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
+    if terms is None:
+        return ()
+    made = []
+    if terms.free_hours_a_week is not None:
+        made.append(QuotaSettings(hours=terms.free_hours_a_week, per="week", resets="sat 00:00"))
+    if terms.free_hours_a_day is not None:
+        made.append(QuotaSettings(hours=terms.free_hours_a_day, within_hours=24))
+    return tuple(made)
+
+
+def _periods(quota: QuotaSettings, frame: _Frame, zone: str) -> tuple[QuotaPeriod, ...]:
+    moment = parse_moment(quota.resets or ("mon 00:00" if quota.per == "week" else "00:00"))
+    if quota.per == "week" and moment.day is None:
+        moment = moment._replace(day=0)
+    spans = periods_of(moment, start=frame.start, length=frame.length, zone=zone)
+    return tuple(QuotaPeriod(start=a, end=b, minutes=round(quota.hours * 60)) for a, b in spans)
+
+
+def _model(name: str, settings: ProjectSettings, frame: _Frame, fitted: Mapping[str, float]) -> WeekModel:
+    week = frame.week
+    model = week.models.get(name, WeekModelSettings())
+    own = settings.of_model(name)
+    parent = model.starts_from
+    if parent is None and own.train.start_from == FROM_MAIN and name != settings.main_model:
+        parent = settings.main_model
+    if parent in (FROM_BASE, name):
+        parent = None
+    deadline = None
+    if model.deadline is not None:
+        moment = model.deadline
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=ZoneInfo(week.timezone))
+        deadline = max(0, minutes_since(frame.start, moment))
+    gate = model.gate_minutes if model.gate_minutes is not None else week.gate_minutes
+    return WeekModel(
+        name=name,
+        weight=model.priority,
+        curve=_curve(name, model, week, fitted),
+        done_hours=model.done_hours,
+        least_hours=model.least_hours,
+        most_hours=model.most_hours,
+        deadline=deadline,
+        after=model.after,
+        gate=_on_grid(gate),
+        inherits=parent,
+        share=week.inherit if parent else 0.0,
+        carry=week.carry if parent else 1.0,
+    )
+
+
+def _curve(name: str, model: WeekModelSettings, week: WeekSettings, fitted: Mapping[str, float]) -> GainCurve:
+    if model.half_hours is not None:
+        return GainCurve(half_hours=model.half_hours, source="declared")
+    if name in fitted:
+        return GainCurve(half_hours=fitted[name], source="fitted from runs")
+    return GainCurve(half_hours=week.half_hours, source="assumed")
+
+
+def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, float]:
+    """Hours until half is learned, from the project's own runs, for the models that have some."""
+    if not (project.state / "runs").is_dir():
+        return {}
+    from graftwork.pipeline.week_curves import fit_project_curves, hours_as_run, hours_by_tokens
+
+    places = settings.fleet.places
+    name = settings.plan.week.reference or next(iter(places))
+    if not places[name].gpu:
+        return fit_project_curves(project, hours_as_run)
+    hours = _hours(_base(project, settings.base), places[name], settings, name)
+    return fit_project_curves(project, hours_by_tokens(ROWS * TOKENS / hours)) if hours else {}
+
+
+def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], speeds: _Speeds) -> list[str]:
+    week = settings.plan.week
+    made = [f"an hour of training is an hour of {speeds.reference}; other places by the planner's times"]
+    assumed = [model.name for model in models if model.curve.source == "assumed"]
+    if assumed:
+        made.append(f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}")
+    if any(model.inherits for model in models):
+        made.append(
+            f"a model that starts from another counts {100 * week.inherit:.0f} % of its hours, at most its "
+            f"own from there on; moving there keeps {100 * week.carry:.0f} % of its own earlier hours"
+        )
+    return made + speeds.notes
+
+
+def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[str]:
+    """Quotas that began before the week: what was used of them then is not known here."""
+    known = {event.place for event in asked.events if event.kind == "quota"}
+    return [
+        f"nothing of {place.name}'s quota was used before the week; --event with a reading says otherwise"
+        for place in places
+        if place.name not in known
+        and (
+            any(rolling.window > MINUTES_A_DAY for rolling in place.rolling)
+            or any(period.start < 0 < period.end for quota in place.periods for period in quota)
+        )
+    ]
+
+
+def read_schedule(path: Path) -> WeekSchedule:
+    """An earlier plan, as `--json` or `--out` wrote it."""
+    try:
+        return WeekSchedule.from_json(path.read_bytes())
+    except OSError as error:
+        raise UserMistake(
+            f"{path} cannot be read", why=str(error), fix="name a plan", where="--keep"
+        ) from error
+    except ValidationError as error:
+        raise UserMistake(
+            f"{path} is not a week's plan",
+            why=error.errors(include_url=False, include_input=False)[0]["msg"],
+            fix="name a file that `graft plan week --out FILE` wrote",
+            where="--keep",
+        ) from error
+
+
+def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
+    """Events as JSON, or files with one on each line (@events.jsonl)."""
+    lines: list[str] = []
+    for text in texts:
+        if text.startswith("@"):
+            try:
+                lines += [line for line in Path(text[1:]).read_text().splitlines() if line.strip()]
+            except OSError as error:
+                raise UserMistake(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
+        else:
+            lines.append(text)
+    return tuple(_event(line) for line in lines)
+
+
+def _event(line: str) -> WeekEvent:
+    try:
+        return WeekEvent.from_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserMistake(
+            f"an event cannot be read: {': '.join(filter(None, (key, first['msg'])))}",
+            fix='write {"kind": "quota", "at": "2026-11-18T09:00:00Z", "place": "kaggle", "used_hours": 9}',
+            where="--event",
+        ) from error
+
+
+def write_schedule(path: Path, schedule: WeekSchedule) -> None:
+    write_atomic(path, (json.dumps(schedule.model_dump(mode="json"), indent=2) + "\n").encode())

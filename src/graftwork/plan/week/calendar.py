@@ -1,0 +1,136 @@
+"""Weekly windows and quota periods as minutes of one week, by the clock of a time zone.
+
+In: the start of the week, windows, resets. Out: spans of elapsed minutes. A night in which clocks change has
+one hour less or more; a time that is skipped is the moment of the change, a time that occurs twice the first.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from graftwork.records.windows import MINUTES_A_DAY, WeeklyMoment, WeeklyWindow, parse_moment
+
+Span = tuple[int, int]
+"""Minutes since the start of the week, the end excluded."""
+
+
+def minutes_since(start: datetime, moment: datetime) -> int:
+    """Elapsed minutes, whatever the clocks showed; rounded down."""
+    return int((moment.astimezone(UTC) - start.astimezone(UTC)).total_seconds() // 60)
+
+
+def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
+    """The moment at which the clock shows this minute of the day; 1440 is the next midnight."""
+    more, minute = divmod(minute, MINUTES_A_DAY)
+    local = datetime.combine(day + timedelta(days=more), time(minute // 60, minute % 60), tzinfo=zone)
+    back = local.astimezone(UTC).astimezone(zone)
+    if back.replace(tzinfo=None) != local.replace(tzinfo=None):
+        # Skipped by the change to summer time: the offsets on both sides differ by the gap.
+        before = local.replace(fold=0).utcoffset() or timedelta()
+        after = local.replace(fold=1).utcoffset() or timedelta()
+        gap = abs(before - after)
+        wall = back.replace(tzinfo=None)
+        return _first_valid(wall - gap, wall, zone)
+    return local
+
+
+def _first_valid(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
+    """The first minute after a gap: clocks change at whole minutes."""
+    at = low.replace(second=0, microsecond=0)
+    while at < high:
+        made = at.replace(tzinfo=zone)
+        if made.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == at:
+            return made
+        at += timedelta(minutes=1)
+    return high.replace(tzinfo=zone)
+
+
+def week_start(day: date, zone: str, moment: str = "mon 00:00") -> datetime:
+    """The last such moment of the week at or before the end of this day."""
+    when = parse_moment(moment)
+    back = (day.weekday() - (when.day or 0)) % 7
+    return local_moment(day - timedelta(days=back), when.minute, ZoneInfo(zone))
+
+
+def week_end(start: datetime, zone: str) -> datetime:
+    """The same clock time seven days later: 167 or 169 hours where clocks change."""
+    local = start.astimezone(ZoneInfo(zone))
+    return local_moment(
+        local.date() + timedelta(days=7), local.hour * 60 + local.minute, ZoneInfo(zone)
+    ).astimezone(UTC)
+
+
+def spans_of(windows: Iterable[WeeklyWindow], *, start: datetime, length: int, zone: str) -> tuple[Span, ...]:
+    """When any of the windows is open, within the week."""
+    found = []
+    place = ZoneInfo(zone)
+    for day in _days_around(start, length, place):
+        for window in windows:
+            if day.weekday() in window.days:
+                begin = minutes_since(start, local_moment(day, window.start, place))
+                end = minutes_since(start, local_moment(day, window.end, place))
+                found.append((begin, end))
+    return clip(union(found), (0, length))
+
+
+def periods_of(reset: WeeklyMoment, *, start: datetime, length: int, zone: str) -> tuple[Span, ...]:
+    """The periods of a quota, each from one reset to the next; the first begins at or before the week."""
+    place = ZoneInfo(zone)
+    resets = [
+        minutes_since(start, local_moment(day, reset.minute, place))
+        for day in _days_around(start, length, place)
+        if reset.day is None or day.weekday() == reset.day
+    ]
+    resets = sorted(set(resets))
+    return tuple((a, b) for a, b in itertools.pairwise(resets) if b > 0 and a < length)
+
+
+def _days_around(start: datetime, length: int, zone: ZoneInfo) -> list[date]:
+    """Local days from a week before the start to a week after the end: a period may begin that early."""
+    first = start.astimezone(zone).date() - timedelta(days=8)
+    count = length // MINUTES_A_DAY + 18
+    return [first + timedelta(days=number) for number in range(count)]
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Sorted spans that neither overlap nor touch."""
+    made: list[Span] = []
+    for begin, end in sorted(span for span in spans if span[1] > span[0]):
+        if made and begin <= made[-1][1]:
+            made[-1] = (made[-1][0], max(made[-1][1], end))
+        else:
+            made.append((begin, end))
+    return tuple(made)
+
+
+def clip(spans: Iterable[Span], to: Span) -> tuple[Span, ...]:
+    cut = ((max(begin, to[0]), min(end, to[1])) for begin, end in spans)
+    return tuple((begin, end) for begin, end in cut if end > begin)
+
+
+def intersect(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
+    return union(part for span in second for part in clip(first, span))
+
+
+def subtract(spans: Iterable[Span], gone: Iterable[Span]) -> tuple[Span, ...]:
+    left = list(spans)
+    for begin, end in gone:
+        left = [
+            part for low, high in left for part in ((low, min(high, begin)), (max(low, end), high))
+            if part[1] > part[0]
+        ]  # fmt: skip
+    return union(left)
+
+
+def cut_at(spans: Iterable[Span], moments: Iterable[int]) -> tuple[Span, ...]:
+    """The spans, divided at these moments."""
+    made = []
+    for begin, end in spans:
+        inner = sorted({begin, end, *(at for at in moments if begin < at < end)})
+        made += list(itertools.pairwise(inner))
+    return tuple(made)
+
+
+def overlap(first: Span, second: Span) -> int:
+    return max(0, min(first[1], second[1]) - max(first[0], second[0]))

@@ -1,0 +1,68 @@
+"""Fit diminishing returns to the losses of a run.
+
+In: hours of training and the loss at each. Out: hours until half of what the run could gain was gained, or
+None where the losses do not show it.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+FEWEST_POINTS = 6
+GRID = 60
+BINS = 16
+
+
+class FittedCurve(NamedTuple):
+    half_hours: float
+    explained: float
+    """Share of the variance of the losses that the curve explains."""
+
+
+def bin_losses(
+    hours: Sequence[float], losses: Sequence[float], bins: int = BINS
+) -> list[tuple[float, float]]:
+    """Means of consecutive steps: single losses are noise."""
+    count = len(hours)
+    edges = [round(number * count / bins) for number in range(bins + 1)]
+    return [(fmean(hours[a:b]), fmean(losses[a:b])) for a, b in pairwise(edges) if b > a]
+
+
+def fit_curve(points: Sequence[tuple[float, float]]) -> FittedCurve | None:
+    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop."""
+    usable = [(h, loss) for h, loss in points if math.isfinite(h) and math.isfinite(loss)]
+    if len(usable) < FEWEST_POINTS:
+        return None
+    span = max(h for h, _ in usable) - min(h for h, _ in usable)
+    mean = fmean(loss for _, loss in usable)
+    spread = sum((loss - mean) ** 2 for _, loss in usable)
+    if span <= 0 or spread <= 0:
+        return None
+    best: FittedCurve | None = None
+    for number in range(GRID):
+        half = span / 20 * 200 ** (number / (GRID - 1))
+        error = _error(usable, half)
+        if error is not None and (best is None or 1 - error / spread > best.explained):
+            best = FittedCurve(half, 1 - error / spread)
+    return best
+
+
+def _error(points: Sequence[tuple[float, float]], half: float) -> float | None:
+    xs = [2 ** (-h / half) for h, _ in points]
+    ys = [loss for _, loss in points]
+    x_mean, y_mean = fmean(xs), fmean(ys)
+    varied = sum((x - x_mean) ** 2 for x in xs)
+    if varied <= 0:
+        return None
+    drop = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / varied
+    if drop <= 0:
+        return None
+    return sum((y - y_mean - drop * (x - x_mean)) ** 2 for x, y in zip(xs, ys, strict=True))
+
+
+def combine(curves: Sequence[FittedCurve], *, least: float = 0.5) -> float | None:
+    """The median of runs whose curve explains at least half of what is seen."""
+    good = [curve.half_hours for curve in curves if curve.explained >= least]
+    return median(good) if good else None

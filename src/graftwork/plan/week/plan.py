@@ -1,0 +1,219 @@
+"""Plan a week: the greedy plan, the solver's, each checked, for every scenario asked for; the best of them.
+
+In: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Out: a `WeekSchedule`. Raises
+`WeekImpossible` with the smallest set of rules that conflict.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, timedelta
+from zoneinfo import ZoneInfo
+
+from graftwork.plan.week.calendar import clip, overlap, union
+from graftwork.plan.week.conflicts import explain
+from graftwork.plan.week.problem import (
+    Effort,
+    WeekPlace,
+    WeekProblem,
+    WeekState,
+    as_scenario,
+    quota_left,
+    reading_notes,
+    scenarios_of,
+    window_use,
+    without_complete,
+)
+from graftwork.plan.week.score import marginal, spent_so_far
+from graftwork.plan.week.search import Found, find_plan
+from graftwork.plan.week.sensitivity import check_curves, try_changes
+from graftwork.plan.week.solver import SearchLimits
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.week import (
+    ModelWeek,
+    PlaceWeek,
+    Scenario,
+    Session,
+    ShownSession,
+    WeekSchedule,
+)
+
+SHARES: dict[Scenario, float] = {"parallel": 0.2, "sequential": 0.25, "iterative": 0.55}
+"""Of the time, for each scenario."""
+
+
+class WeekImpossible(AnswerIsNo):
+    """No week keeps every rule."""
+
+
+def plan_week(
+    problem: WeekProblem,
+    state: WeekState | None = None,
+    effort: Effort | None = None,
+    earlier: Sequence[Session] = (),
+) -> WeekSchedule:
+    """The best week that was found, with its bound. `earlier`: the plan so far, never lost by replanning."""
+    state, effort = state or WeekState(), effort or Effort()
+    problem = without_complete(problem, state)
+    begun = time.monotonic()
+    found = find_plans(problem, state, effort, earlier)
+    best = max(found, key=lambda plan: (round(plan.score.value, 6), plan.result.scenario == "sequential"))
+    limits = SearchLimits(max(0.5, effort.seconds / 30), effort.workers, 0.0, effort.seed)
+    changes = (
+        try_changes(problem, state, best.sessions, best.result.scenario, limits) if effort.what_if else ()
+    )
+    curves = check_curves(problem, state, found, best, limits) if effort.what_if else ()
+    schedule = describe(problem, state, best, found)
+    return schedule.model_copy(
+        update={"what_if": changes, "curve_checks": curves, "seconds": time.monotonic() - begun}
+    )
+
+
+def find_plans(
+    problem: WeekProblem, state: WeekState, effort: Effort, earlier: Sequence[Session] = ()
+) -> list[Found]:
+    """The best plan of each scenario asked for."""
+    possible = scenarios_of(problem)
+    wanted = possible if effort.scenario == "auto" else (effort.scenario,)
+    if effort.scenario != "auto" and effort.scenario not in possible:
+        wanted = possible  # without models that start from others, all strategies are the same
+    share = sum(SHARES[name] for name in wanted)
+    found: list[Found] = []
+    for name in wanted:
+        seconds = effort.seconds * SHARES[name] / share
+        others = [tuple(earlier), *(other.sessions for other in found)]
+        plan = find_plan(problem, state, name, _limits(effort, seconds), others)
+        if plan is not None:
+            found.append(plan)
+    if not found:
+        raise _impossible(problem, state, wanted, effort)
+    return found
+
+
+def _limits(effort: Effort, seconds: float) -> SearchLimits:
+    return SearchLimits(seconds, effort.workers, effort.enough, effort.seed)
+
+
+def _impossible(
+    problem: WeekProblem, state: WeekState, wanted: Sequence[Scenario], effort: Effort
+) -> WeekImpossible:
+    scenario = wanted[-1]
+    rules = explain(as_scenario(problem, scenario), state, scenario, workers=effort.workers)
+    if not rules:
+        return WeekImpossible(
+            f"no week was found within {effort.seconds:.0f} s",
+            why="it was not shown either that there is none",
+            fix="give it more time with --seconds, or ask less of the week",
+            where="plan.week",
+        )
+    return WeekImpossible(
+        f"no week keeps these {len(rules)} rules together" if len(rules) > 1 else "no week keeps this rule",
+        why="; ".join(rules),
+        fix="relax one of them: without any one of them, the others can be kept",
+        where="plan.week",
+    )
+
+
+def describe(
+    problem: WeekProblem, state: WeekState, best: Found, found: Sequence[Found] = ()
+) -> WeekSchedule:
+    """The plan as people and programs read it."""
+    zone = ZoneInfo(problem.timezone)
+    start = problem.start.astimezone(UTC)
+    notes = [note for place in problem.places for note in reading_notes(place, state)]
+
+    def show(session: Session) -> ShownSession:
+        place = problem.place(session.place)
+        return ShownSession(
+            **session.model_dump(),
+            starts_at=(start + timedelta(minutes=session.start)).astimezone(zone),
+            ends_at=(start + timedelta(minutes=session.end)).astimezone(zone),
+            hours=session.train * place.speed_of(session.model) / 60,
+            cost_usd=place.usd_per_hour * (session.end - session.start) / 60,
+            by_hand=place.by_hand,
+        )
+
+    ordered = sorted(best.sessions, key=lambda s: (s.start, s.place, s.lane))
+    return WeekSchedule(
+        start=start.astimezone(zone),
+        end=(start + timedelta(minutes=problem.length)).astimezone(zone),
+        now=(start + timedelta(minutes=state.now)).astimezone(zone),
+        timezone=problem.timezone,
+        scenario=best.result.scenario,
+        sessions=tuple(show(session) for session in ordered),
+        models=tuple(_model_week(best, name) for name in best.score.models),
+        places=tuple(_place_week(problem, state, place, ordered) for place in problem.places),
+        value=best.score.value,
+        bound=best.result.bound,
+        gap=best.result.gap,
+        optimal=best.result.optimal,
+        cost_usd=best.score.cost_usd,
+        cap_usd=problem.cap_usd,
+        scenarios=tuple(plan.result for plan in found or (best,)),
+        assumptions=problem.assumptions,
+        notes=tuple(notes),
+    )
+
+
+def _model_week(best: Found, name: str) -> ModelWeek:
+    model, found = best.problem.model(name), best.score.models[name]
+    return ModelWeek(
+        model=name,
+        sessions=sum(session.model == name for session in best.sessions),
+        hours=found.own,
+        inherited_hours=found.inherited,
+        learned_before=found.before,
+        learned_after=found.after,
+        value=found.value,
+        another_hour=marginal(best.problem, model, found.hours),
+        curve=model.curve.source,
+        half_hours=model.curve.half_hours,
+    )
+
+
+def _place_week(
+    problem: WeekProblem, state: WeekState, place: WeekPlace, sessions: Sequence[Session]
+) -> PlaceWeek:
+    here = [session for session in sessions if session.place == place.name]
+    used = sum(session.end - session.start for session in here)
+    planned = sum(session.end - session.start for session in here if not session.fixed)
+    trained = sum(session.train for session in here)
+    offered = offered_minutes(problem, state, place)
+    return PlaceWeek(
+        place=place.name,
+        sessions=len(here),
+        used_hours=used / 60,
+        trained_hours=trained / 60,
+        overhead_hours=(used - trained) / 60,
+        left_hours=max(0, offered - planned) / 60,
+        offered_hours=(offered + used - planned) / 60,
+        cost_usd=place.usd_per_hour * used / 60,
+    )
+
+
+def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) -> int:
+    """Open time from now on, as far as quotas and the money allow."""
+    free = clip(union(place.open), (state.now, problem.length))
+    most = [place.lanes * sum(end - begin for begin, end in free)]
+    for quota in quota_left(place, state)[0]:
+        most.append(
+            sum(
+                min(period.minutes, place.lanes * sum(overlap((period.start, period.end), s) for s in free))
+                for period in quota
+            )
+        )
+    for rolling in place.rolling:
+        used = window_use(place, state, rolling.window)
+        windows = [(at - rolling.window, at) for at in range(problem.length, state.now, -rolling.window)]
+        most.append(
+            sum(
+                min(
+                    max(0, rolling.minutes - sum(overlap(span, window) for span in used)),
+                    sum(overlap(span, window) for span in free) * place.lanes,
+                )
+                for window in windows
+            )
+        )
+    if place.usd_per_hour > 0 and problem.cap_usd is not None:
+        left = max(0.0, problem.cap_usd - spent_so_far(problem, state))
+        most.append(int(left / place.usd_per_hour * 60))
+    return min(most)

@@ -1,0 +1,261 @@
+"""Runs a request through a declared chain: prompts from templates, conditions, budgets, fallbacks.
+
+In: the chains, a request, and a function that asks one model. Out: the answered steps in their order. The
+gateway asks the models, sends the last answer and captures each step.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from graftwork.serve.api.call import ChatCall, PieceData, TokenUsage
+from graftwork.serve.budgets import estimate_tokens
+from graftwork.serve.chain_settings import (
+    ANSWER,
+    CONVERSATION,
+    PLACEHOLDER,
+    QUESTION,
+    ChainCondition,
+    ChainSettings,
+    ChainStep,
+)
+from graftwork.serve.engine_protocol import ReplyStream
+from graftwork.serve.family import last_user_turn
+from graftwork.serve.http_messages import ApiError
+
+E = TypeVar("E")
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_KEPT = ("response_format", "logprobs", "top_logprobs")
+"""Fields of the request that the last step gets as the client sent them."""
+SKIPPED = "skipped"
+FAILED = "failed"
+
+
+class ChainMark(NamedTuple):
+    """Where in a chain an exchange belongs."""
+
+    chain: str
+    step: str
+    trace: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.chain}/{self.step}"
+
+
+class AnsweredStep(NamedTuple, Generic[E]):
+    """One model's answer; a stream where it is the last one and the client streams."""
+
+    exchange: E
+    release: str
+    reply: PieceData | ReplyStream
+
+
+AskStep = Callable[[ChatCall, ChainMark], Awaitable[AnsweredStep[E]]]
+"""Asks the model of a call. Raises ApiError or OSError."""
+
+
+class StepCheck(Protocol):
+    """One check of the project."""
+
+    async def fails(self, messages: Sequence[Mapping[str, str]], text: str) -> bool: ...
+
+
+class ChainFailed(ApiError):
+    """A step could not be answered, or the budget is used up. The chain's fallback may answer."""
+
+
+def require_chainable(call: ChatCall) -> None:
+    """Refuse what a chain cannot answer."""
+    if not call.messages or call.choices != 1:
+        raise ApiError(400, "a chain answers chats with one choice", param="model", code="chain_unsupported")
+    if call.options is not None and call.options.tools:
+        raise ApiError(400, "a chain takes no tools", param="tools", code="chain_unsupported")
+
+
+def read_trace(traceparent: str | None) -> str:
+    """The trace id of the client's `traceparent`, or a new one."""
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    return found[1] if found is not None else uuid.uuid4().hex
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Tokens and time of one chain; those of the chains around it hold too."""
+
+    chain: str
+    max_tokens: int
+    deadline: float
+    outer: "_Budget | None" = None
+    used: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.used += tokens
+        if self.outer is not None:
+            self.outer.add(tokens)
+
+    def left(self) -> int:
+        mine = self.max_tokens - self.used
+        return mine if self.outer is None else min(mine, self.outer.left())
+
+    def ends_at(self) -> float:
+        return self.deadline if self.outer is None else min(self.deadline, self.outer.ends_at())
+
+
+@dataclass(slots=True)
+class ChainRun(Generic[E]):
+    """One request on its way through a chain."""
+
+    chains: Mapping[str, ChainSettings]
+    ask: AskStep[E]
+    checks: Mapping[str, StepCheck] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    trace: str = field(default_factory=lambda: uuid.uuid4().hex)
+    answered: list[AnsweredStep[E]] = field(default_factory=list)
+    """Steps that were answered, in their order, of nested chains too."""
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+    """Each step with the release that answered, `skipped` or `failed`; for the response headers."""
+
+    async def run(self, name: str, call: ChatCall) -> AnsweredStep[E]:
+        """The answer of the last step. Raises ChainFailed with the step's name."""
+        await self._run(name, call, outer=None, final=True)
+        return self.answered[-1]
+
+    async def _run(self, name: str, call: ChatCall, *, outer: _Budget | None, final: bool) -> str:
+        chain = self.chains[name]
+        deadline = self.clock() + chain.max_seconds
+        if call.deadline is not None:
+            deadline = min(deadline, call.deadline)
+        budget = _Budget(name, chain.max_tokens, deadline, outer)
+        answers: dict[str, str] = {}
+        last = ""
+        for step in chain.steps:
+            mark = ChainMark(name, step.name, self.trace)
+            if step.when is not None and not await self._holds(step.when, call, answers, last):
+                self.outcomes.append((mark.name, SKIPPED))
+                answers[step.name] = last
+                continue
+            values = {**answers, QUESTION: last_user_turn(call.messages), ANSWER: last}
+            values[CONVERSATION] = _write_conversation(call.messages)
+            asked = _make_call(step, call, values)
+            ends = final and step is chain.steps[-1]
+            asked = replace(
+                asked,
+                options=call.options if ends else None,
+                stream=call.stream and ends and step.when is None,
+            )
+            if step.model in self.chains:
+                last = await self._run(step.model, asked, outer=budget, final=ends)
+            else:
+                last = await self._ask_step(step, asked, mark, budget)
+            answers[step.name] = last
+        return last
+
+    async def _ask_step(self, step: ChainStep, call: ChatCall, mark: ChainMark, budget: _Budget) -> str:
+        error: Exception | None = None
+        for model in (step.model, step.fallback):
+            if model is None:
+                continue
+            call = self._limit(replace(call, model=model), mark, budget)
+            try:
+                found = await self.ask(call, mark)
+            except (OSError, ApiError) as failure:
+                error = error or failure
+                continue
+            self.answered.append(found)
+            instead = " (fallback)" if error is not None else ""
+            self.outcomes.append((mark.name, found.release + instead))
+            if not isinstance(found.reply, dict):
+                return ""
+            budget.add(found.reply["prompt_tokens"] + found.reply["reply_tokens"])
+            return found.reply["text"]
+        assert error is not None
+        self.outcomes.append((mark.name, FAILED))
+        if self.clock() >= budget.ends_at():
+            raise _too_slow(mark, budget) from error
+        why = str(error) or type(error).__name__
+        status = error.status if isinstance(error, ApiError) else 503
+        headers = error.headers if isinstance(error, ApiError) else ()
+        raise ChainFailed(
+            status, f"step {mark.name} failed: {why}", code="chain_step_failed", headers=headers
+        ) from error
+
+    def _limit(self, call: ChatCall, mark: ChainMark, budget: _Budget) -> ChatCall:
+        """The call with what is left of tokens and time. Raises where nothing is."""
+        if self.clock() >= budget.ends_at():
+            raise _too_slow(mark, budget)
+        prompt = estimate_tokens(sum(len(message["content"]) for message in call.messages))
+        left = budget.left() - prompt
+        if left < 1:
+            message = (
+                f"step {mark.name} is not asked: {budget.used} of {budget.max_tokens} tokens are used and "
+                f"its prompt has about {prompt}"
+            )
+            raise ChainFailed(400, message, code="chain_budget")
+        return replace(call, max_tokens=min(call.max_tokens, left), deadline=budget.ends_at())
+
+    async def _holds(
+        self, when: ChainCondition, call: ChatCall, answers: Mapping[str, str], last: str
+    ) -> bool:
+        text = last if when.answer_of is None else answers[when.answer_of]
+        lower = text.lower()
+        if when.contains and not any(part.lower() in lower for part in when.contains):
+            return False
+        if any(part.lower() in lower for part in when.lacks):
+            return False
+        if not when.fails:
+            return True
+        for name in when.fails:
+            if await self.checks[name].fails(call.messages, text):
+                return True
+        return False
+
+    def headers(self, name: str) -> tuple[tuple[str, str], ...]:
+        """The headers of a response, of an error too."""
+        return (("x-graft-trace", self.trace), ("x-graft-chain", self.describe(name)))
+
+    def describe(self, name: str) -> str:
+        """The value of the response header `x-graft-chain`."""
+        return f"{name}: " + ", ".join(f"{step}={outcome}" for step, outcome in self.outcomes)
+
+
+def _too_slow(mark: ChainMark, budget: _Budget) -> ApiError:
+    # No fallback: the time is over for it too.
+    message = f"the chain {budget.chain} took too long: it ended before step {mark.name} was answered"
+    return ApiError(504, message, code="timeout")
+
+
+def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> ChatCall:
+    """The step's own request."""
+    if step.prompt is None and step.system is None:
+        messages = call.messages
+    else:
+        messages = list(call.messages)
+        if step.prompt is not None:
+            kept = [message for message in messages if message["role"] == "system"]
+            messages = [*kept, {"role": "user", "content": _fill(step.prompt, values)}]
+        if step.system is not None:
+            others = [message for message in messages if message["role"] != "system"]
+            messages = [{"role": "system", "content": _fill(step.system, values)}, *others]
+    most = call.max_tokens if step.max_tokens is None else min(call.max_tokens, step.max_tokens)
+    body = {key: call.body[key] for key in _KEPT if call.body.get(key) is not None}
+    sent = call.body["messages"] if messages is call.messages else messages
+    body |= {"model": step.model, "messages": sent, "max_tokens": most, "temperature": call.temperature}
+    return replace(call, body=body, model=step.model, messages=messages, max_tokens=most)
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Answers are put in as they are: a placeholder within an answer stays text."""
+    return PLACEHOLDER.sub(lambda found: values[found[1]], template)
+
+
+def _write_conversation(messages: Sequence[Mapping[str, str]]) -> str:
+    return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages if m["role"] != "system")
+
+
+def add_usage(*parts: TokenUsage) -> TokenUsage:
+    return TokenUsage(sum(part.prompt for part in parts), sum(part.reply for part in parts))

@@ -1,0 +1,158 @@
+"""Shadow traffic: a challenger answers copies of live requests; users never see it and never wait for it.
+
+In: finished exchanges, and who the challenger is. Out: captures that name the exchange they copy. A
+challenger on the gateway's own engine is asked only while no user waits, and interrupted when one comes.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from graftwork.records.interaction import INTERRUPTED
+from graftwork.serve.api.call import ChatCall, PieceData
+from graftwork.serve.captures import CaptureWriter, ServedExchange
+from graftwork.serve.fallbacks import FallbackTarget
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.settings import ShadowSettings
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 64
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    call: ChatCall
+    exchange: ServedExchange
+    names: tuple[str, ...]
+
+
+class Shadow:
+    """`offer` finished exchanges; `make_way` when a user asks; `close` at the end."""
+
+    def __init__(
+        self,
+        settings: ShadowSettings,
+        *,
+        resolve: Callable[[str], FallbackTarget | None],
+        is_remote: bool,
+        captures: CaptureWriter,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._resolve, self._captures = resolve, captures
+        self._is_idle, self._is_remote = is_idle, is_remote
+        self._waiting: deque[_Copy] = deque(maxlen=MOST_WAITING)
+        self._running: set[asyncio.Task[None]] = set()
+        self._starts: deque[float] = deque()
+        self._chance = random.Random()
+        self.counts: Counter[str] = Counter()
+        """Copies by what became of them: answered, failed, interrupted, dropped, not ready."""
+
+    def offer(self, call: ChatCall, exchange: ServedExchange, names: tuple[str, ...]) -> None:
+        """Perhaps copy an exchange that a user got. Returns at once."""
+        settings = self._settings
+        if names[0] == settings.to or not any(name in settings.models for name in names):
+            return
+        if exchange.finish_reason == "error" or exchange.disconnected or call.choices != 1:
+            return
+        if self._chance.random() >= settings.share:
+            return
+        if len(self._waiting) == MOST_WAITING:
+            self.counts["dropped"] += 1
+        self._waiting.append(_Copy(call, exchange, names))
+        self.go_on()
+
+    def make_way(self) -> None:
+        """A user asks: what shares the engine with them is interrupted."""
+        if not self._is_remote:
+            for task in self._running:
+                task.cancel()
+
+    def go_on(self) -> None:
+        """Start copies as far as the limits allow."""
+        while self._waiting and len(self._running) < self._settings.max_running:
+            if not self._is_remote and not self._is_idle():
+                return
+            copy = self._waiting.popleft()
+            if not self._take_one():
+                self.counts["dropped"] += 1
+                continue
+            task = asyncio.create_task(self._ask(copy))
+            self._running.add(task)
+            task.add_done_callback(self._end)
+
+    async def close(self) -> None:
+        self._waiting.clear()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self.go_on()
+
+    def _take_one(self) -> bool:
+        """Whether the budget of this minute allows one more."""
+        now, most = time.monotonic(), self._settings.per_minute
+        while self._starts and now - self._starts[0] >= MINUTE:
+            self._starts.popleft()
+        if most is not None and len(self._starts) >= most:
+            return False
+        self._starts.append(now)
+        return True
+
+    async def _ask(self, copy: _Copy) -> None:
+        target = self._resolve(self._settings.to)
+        if target is None or target.release == copy.exchange.release:
+            self.counts["not ready"] += 1
+            return
+        started = time.perf_counter()
+        call = replace(copy.call, stream=False, deadline=None, is_copy=True)
+        try:
+            async with asyncio.timeout(self._settings.max_seconds):
+                piece = await target.engine.complete(call, model=target.model)
+        except asyncio.CancelledError:
+            # Kept as well: long answers are interrupted most, so the others are no fair sample.
+            self.counts["interrupted"] += 1
+            self._keep(copy, target.release, _without_answer(INTERRUPTED), started)
+            raise
+        except (OSError, ApiError) as error:
+            # Counted and kept: a challenger that fails must not look better for it.
+            log.debug("shadow: %s failed (%s)", target.release, type(error).__name__)
+            self.counts["failed"] += 1
+            self._keep(copy, target.release, _without_answer("error"), started)
+            return
+        self.counts["answered"] += 1
+        self._keep(copy, target.release, piece, started)
+
+    def _keep(self, copy: _Copy, release: str, piece: PieceData, started: float) -> None:
+        took = time.perf_counter() - started
+        self._captures.offer(
+            replace(
+                copy.exchange,
+                id=uuid.uuid4().hex,
+                at=time.time(),
+                model=self._settings.to,
+                release=release,
+                reply=piece["text"],
+                finish_reason=piece.get("finish_reason"),
+                prompt_tokens=piece.get("prompt_tokens", 0),
+                reply_tokens=piece.get("reply_tokens", 0),
+                first_token_ms=None,
+                total_ms=took * 1000,
+                assignment=None,
+                escalated=None,
+                shadow_of=copy.exchange.id,
+            )
+        )
+
+
+def _without_answer(reason: str) -> PieceData:
+    return {"text": "", "finish_reason": reason, "prompt_tokens": 0, "reply_tokens": 0}

@@ -1,0 +1,118 @@
+"""The coordinator's state in the project's database: one document, changed in one transaction at a time.
+
+It is an entry of the table of steps, along with one entry for each cycle that has ended. On PostgreSQL any
+number of coordinators may share it: each change reads the newest document under the write lock.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from sqlalchemy import ColumnElement, Connection, select
+
+from graftwork.cycle.state import FORMAT, CoordinatorState, CycleState
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.store.database import Database
+from graftwork.store.schema import steps
+
+ENTRY = "cycle"
+
+
+class CycleStore(Protocol):
+    def read(self) -> CoordinatorState: ...
+
+    def change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
+        """Apply the change to the newest state and keep the result, in one transaction."""
+
+    def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
+        """Cycles that have ended, the newest first."""
+
+
+class MemoryCycles:
+    """For the simulator and for tests."""
+
+    def __init__(self) -> None:
+        self._state = CoordinatorState()
+        self._ended: dict[int, CycleState] = {}
+
+    def read(self) -> CoordinatorState:
+        return self._state
+
+    def change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
+        self._state = change(self._state)
+        cycle = self._state.cycle
+        if cycle is not None and not cycle.is_open:
+            self._ended[cycle.number] = cycle
+        return self._state
+
+    def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
+        return tuple(reversed(self._ended.values()))[:limit]
+
+
+class CycleTable:
+    """The cycles of one project."""
+
+    def __init__(self, database: Database, *, project: str) -> None:
+        self._database = database
+        self._project = project
+
+    def read(self) -> CoordinatorState:
+        with self._database.read() as connection:
+            return self._load(connection)
+
+    def change(self, change: Callable[[CoordinatorState], CoordinatorState]) -> CoordinatorState:
+        with self._database.write() as connection:
+            before = self._load(connection)
+            after = change(before)
+            if after == before:
+                return after
+            self._put(connection, ENTRY, str(after.format), after)
+            cycle = after.cycle
+            if cycle is not None and not cycle.is_open:
+                self._put(connection, name_cycle(cycle.number), cycle.outcome, cycle)
+        return after
+
+    def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
+        # Names of a cycle's own entries go on with another slash.
+        ended = steps.c.step.like(f"{ENTRY}/%") & steps.c.step.not_like(f"{ENTRY}/%/%")
+        query = select(steps.c.output).where(steps.c.project == self._project, ended)
+        with self._database.read() as connection:
+            found = connection.scalars(query.order_by(steps.c.step.desc()).limit(limit))
+            return tuple(CycleState.model_validate(body) for body in found)
+
+    def _load(self, connection: Connection) -> CoordinatorState:
+        body = connection.scalar(select(steps.c.output).where(self._is(ENTRY)))
+        if body is None:
+            return CoordinatorState()
+        if int(body.get("format", 0)) > FORMAT:
+            raise EnvironmentLacks(
+                "the state of the coordinator was written by a newer graftwork",
+                why=f"it has format {body['format']}; this version knows {FORMAT}",
+                fix="upgrade graftwork here; the cycle goes on as it is",
+                where=self._database.name,
+            )
+        return CoordinatorState.model_validate(body)
+
+    def _put(
+        self, connection: Connection, name: str, mark: str, document: CoordinatorState | CycleState
+    ) -> None:
+        connection.execute(steps.delete().where(self._is(name)))
+        connection.execute(
+            steps.insert().values(
+                project=self._project,
+                step=name,
+                fingerprint=mark,
+                output=document.model_dump(mode="json"),
+                finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                seconds=0.0,
+            )
+        )
+
+    def _is(self, name: str) -> ColumnElement[bool]:
+        return (steps.c.project == self._project) & (steps.c.step == name)
+
+
+def name_cycle(number: int, step: str = "") -> str:
+    """The entry of a cycle, or of what one of its steps made."""
+    name = f"{ENTRY}/{number:06d}"
+    return f"{name}/{step}" if step else name

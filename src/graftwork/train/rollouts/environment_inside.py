@@ -1,0 +1,132 @@
+"""What runs in the sandbox: an environment is set up for a case and gets the replies of an episode so far.
+
+In: a JSON object with the environment, the case and the replies. Out: one line on standard output, with what
+the environment answered to the last reply. Standard library only; the sandbox has nothing else.
+"""
+
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+NOT_TOOLS = ("reset", "step", "reward")
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+BROKEN_CALL = "error: a call is not JSON with name and arguments"
+
+
+def main(given: str) -> None:
+    """Play and print the result; what the environment prints goes to standard error."""
+    asked = json.loads(given)
+    output, sys.stdout = sys.stdout, sys.stderr
+    player = _Command(asked) if asked.get("command") else _PythonClass(asked)
+    found = player.open(asked["case"])
+    for reply in asked["replies"]:
+        found = player.answer(reply)
+        if found.get("done"):
+            break
+    output.write(json.dumps(found) + "\n")
+    output.flush()
+
+
+class _PythonClass:
+    """An object with `step(text)`, or whose public methods are tools; `reset(case)` and `reward(text)` may
+    be missing."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        spec = importlib.util.spec_from_file_location("environment", asked["file"])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["environment"] = module
+        spec.loader.exec_module(module)
+        self._made: Any = getattr(module, asked["name"])()
+
+    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+        opening = self._made.reset(case) if hasattr(self._made, "reset") else None
+        return {"text": opening or "", "tools": [describe_tool(*tool) for tool in self._tools().items()]}
+
+    def answer(self, reply: dict[str, Any]) -> dict[str, Any]:
+        if hasattr(self._made, "step"):
+            given = self._made.step(reply["text"])
+            found = given if isinstance(given, dict) else {"text": given}
+        elif reply["broken"]:
+            found = {"text": BROKEN_CALL}
+        elif reply["calls"]:
+            found = {"text": "\n".join(self._call(call) for call in reply["calls"])}
+        else:
+            found = {"text": "", "done": True}
+        if found.get("reward") is None and hasattr(self._made, "reward"):
+            reward = self._made.reward
+            takes_text = len(inspect.signature(reward).parameters) > 0
+            found = {**found, "reward": reward(reply["text"]) if takes_text else reward()}
+        return found
+
+    def _tools(self) -> dict[str, Callable[..., Any]]:
+        if hasattr(self._made, "step"):
+            return {}
+        names = [name for name in dir(type(self._made)) if not name.startswith("_") and name not in NOT_TOOLS]
+        members = {name: getattr(self._made, name) for name in names}
+        return {name: member for name, member in members.items() if callable(member)}
+
+    def _call(self, call: dict[str, Any]) -> str:
+        """What a tool returns as text. A wrong call, or a ValueError of the tool, is an answer too."""
+        tool, arguments = self._tools().get(call["name"]), call["arguments"]
+        if tool is None:
+            return f"error: there is no tool {call['name']}"
+        if not isinstance(arguments, dict):
+            return "error: the arguments are no object"
+        try:
+            inspect.signature(tool).bind(**arguments)
+        except TypeError as error:
+            return f"error: {error}"
+        try:
+            given = tool(**arguments)
+        except ValueError as error:
+            return f"error: {error}"
+        return given if isinstance(given, str) else json.dumps(given)
+
+
+def describe_tool(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
+    """The tool as chat templates take it."""
+    parameters = inspect.signature(tool).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    properties = {
+        parameter.name: {"type": TYPES.get(parameter.annotation, "string")} for parameter in parameters
+    }
+    schema = {"type": "object", "properties": properties, "required": required}
+    text = inspect.cleandoc(tool.__doc__ or "")
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": schema}}
+
+
+class _Command:
+    """A program that gets a JSON line for the case and for each reply, and answers each with a JSON line."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        words = [sys.executable if word == "python" else word for word in asked["command"]]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+        return self._ask({"case": case})
+
+    def answer(self, reply: dict[str, Any]) -> dict[str, Any]:
+        return self._ask(reply)
+
+    def _ask(self, value: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            sys.exit(f"the command ended with exit code {self._process.wait()}")
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"the command ended with exit code {self._process.wait()}")
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            sys.exit("the command answered with something else than a JSON object")
+        return found

@@ -1,0 +1,144 @@
+"""Starts the page: finds a port, prints the address with a token, opens the browser, serves until a signal.
+
+In: a project and the options of `graft ui`. Out: nothing; it runs until it is stopped. A second start in the
+same project finds the first one and prints another link to it.
+"""
+
+import json
+import secrets
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from graftwork.files.disk import write_atomic
+from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.web.options import WebOptions
+from graftwork.web.security import ALIVE, SignIn, load_key
+
+if TYPE_CHECKING:
+    from graftwork.api.project import Project
+
+DEFAULT_PORT = 8910
+TRIED_PORTS = 20
+SERVER_FILE = "server.json"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+STOP_SECONDS = 2
+ALIVE_SECONDS = 10.0
+"""A page on a busy machine answers late; where none listens, that is known at once."""
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where the page is, and the link that signs in once."""
+
+    url: str
+    link: str
+    already_running: bool = False
+
+
+def find_running(project: "Project") -> PageAddress | None:
+    """The page of this project that runs already, with a new link to it."""
+    folder = project.folder
+    try:
+        known = json.loads((folder.state / "web" / SERVER_FILE).read_text())
+        url, boot = str(known["url"]), str(known["boot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        asked = urllib.request.Request(url + ALIVE)
+        with HttpClient(proxies=False).send(asked, seconds=ALIVE_SECONDS) as reply:
+            if reply.status != 200 or reply.read(most=200).decode(errors="replace") != boot:
+                return None
+    except NoAnswer:
+        return None
+    sign_in = SignIn(load_key(folder.state / "web"), boot)
+    return PageAddress(url=url, link=f"{url}/?token={sign_in.make_token()}", already_running=True)
+
+
+def serve_page(
+    project: "Project",
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    allow_actions: bool = False,
+    on_ready: Callable[[PageAddress], None] = lambda _address: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    folder = project.folder
+    listener = open_socket(host, port)
+    with listener:
+        number = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{number}"
+        sign_in = SignIn(load_key(folder.state / "web"), secrets.token_hex(8))
+        write_server_file(folder.state / "web" / SERVER_FILE, url, sign_in.boot)
+        # The socket listens already: a browser that is quicker than the imports below waits for its page.
+        on_ready(PageAddress(url, f"{url}/?token={sign_in.make_token()}"))
+        from graftwork.web.app import make_app
+        from graftwork.web.warm_up import warm_up
+
+        app = make_app(
+            WebOptions(root=folder.root, allow_actions=allow_actions),
+            sign_in,
+            hosts=accepted_hosts(host, number),
+        )
+        config = uvicorn.Config(
+            app,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        # Before the server takes requests: next to a visitor's request it would only slow that one down.
+        warm_up(app, host=url.partition("//")[2], cookie=f"{sign_in.cookie_name}={sign_in.make_cookie()}")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def accepted_hosts(host: str, port: int) -> frozenset[str]:
+    """Values of the Host header on this machine's own address; any where others may reach it."""
+    if host not in LOOPBACK:
+        return frozenset()
+    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+
+
+def write_server_file(path: Path, url: str, boot: str) -> None:
+    write_atomic(path, json.dumps({"url": url, "boot": boot, "at": time.time()}), private=True)
+
+
+def open_socket(host: str, port: int | None) -> socket.socket:
+    """The port that was asked for, or the first free one from the usual one on: addresses stay the same."""
+    wanted = [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    error: OSError | None = None
+    for number in wanted:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+        except OSError as failed:
+            listener.close()
+            error = failed
+            continue
+        listener.listen(128)
+        return listener
+    reason = error.strerror if error is not None else ""
+    if port is not None:
+        raise UserMistake(
+            f"port {port} cannot be used",
+            why=reason or "",
+            fix="name another --port, or leave it out",
+            where="--port",
+        )
+    raise EnvironmentLacks(
+        f"no port from {DEFAULT_PORT} to {DEFAULT_PORT + TRIED_PORTS - 1} is free",
+        why=reason or "",
+        fix="use --port 0",
+    )

@@ -1,0 +1,1 @@
+"""One file for each section of the page: an address in, a page out."""

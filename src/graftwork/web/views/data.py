@@ -1,0 +1,176 @@
+"""Audit, datasets, rows as the model sees them, drops, traces and comparisons."""
+
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from graftwork.api import datasets
+from graftwork.records.audit import Audit, Finding
+from graftwork.report.plots import draw_lengths
+from graftwork.web.rendering import address, project_of, render
+from graftwork.web.views.forms import number_in, text_in
+
+SECTION = "/data"
+SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
+LATEST = "latest"
+
+
+def index(request: Request) -> Response:
+    project = project_of(request)
+    audit = datasets.read_audit(project)
+    return render(
+        request,
+        "data.html.jinja",
+        title="Data",
+        section=SECTION,
+        audit=audit,
+        findings=_by_severity(audit),
+        datasets=datasets.list_datasets(project),
+    )
+
+
+def _by_severity(audit: Audit | None) -> list[Finding]:
+    return sorted(audit.findings, key=lambda found: SEVERITIES[found.severity]) if audit else []
+
+
+def finding(request: Request) -> Response:
+    audit = datasets.read_audit(project_of(request))
+    code = request.path_params["code"]
+    found = next((item for item in audit.findings if item.code == code), None) if audit else None
+    if found is None:
+        raise HTTPException(404, f"there is no finding {code}")
+    return render(request, "finding.html.jinja", title=found.title, section=SECTION, finding=found)
+
+
+def clusters(request: Request) -> Response:
+    audit = datasets.read_audit(project_of(request))
+    return render(request, "clusters.html.jinja", title="Clusters", section=SECTION, audit=audit)
+
+
+def dataset(request: Request) -> Response:
+    project = project_of(request)
+    name = _name(request)
+    found = datasets.read_dataset(project, name)
+    lengths: dict[str, Sequence[int]] = {
+        split: summary.spread_lengths() for split, summary in found.splits.items()
+    }
+    others = [line for line in datasets.list_datasets(project) if line.hash != found.content_hash]
+    return render(
+        request,
+        "dataset.html.jinja",
+        title=f"Dataset {found.content_hash[:12]}",
+        section=SECTION,
+        dataset=found,
+        groups=datasets.count_groups(project, name),
+        lengths={"wide": draw_lengths(lengths, width=520), "narrow": draw_lengths(lengths, width=340)},
+        drops=datasets.list_drops(project, name),
+        others=others,
+    )
+
+
+def rows(request: Request) -> Response:
+    project, name = project_of(request), _name(request)
+    split, group = text_in(request, "split") or "train", text_in(request, "group")
+    page = datasets.list_rows(project, name, split=split, group=group, page=number_in(request, "page"))
+    return render(
+        request,
+        "rows.html.jinja",
+        title=f"Rows of {split}",
+        section=SECTION,
+        page_of=page,
+        group=group,
+        groups=datasets.count_groups(project, name),
+        dataset=datasets.read_dataset(project, name),
+    )
+
+
+def row(request: Request) -> Response:
+    project, name, row_id = project_of(request), _name(request), request.path_params["row"]
+    by_token = bool(request.query_params.get("tokens"))
+    view = datasets.read_row(project, name, row_id, by_token=by_token)
+    traced = datasets.trace_line(project, f"{view.split}:{view.number}", name)
+    return render(
+        request,
+        "row.html.jinja",
+        title=f"Row {view.row.id}",
+        section=SECTION,
+        view=view,
+        traced=traced.rows[0] if traced.rows else None,
+        by_token=by_token,
+        group=text_in(request, "group"),
+        page_number=text_in(request, "page"),
+        dataset=datasets.read_dataset(project, name),
+    )
+
+
+def drops(request: Request) -> Response:
+    project, name = project_of(request), _name(request)
+    step, reason = text_in(request, "step"), text_in(request, "reason")
+    found = datasets.list_drops(project, name, step=step, reason=reason, page=number_in(request, "page"))
+    return render(
+        request,
+        "drops.html.jinja",
+        title="Dropped rows",
+        section=SECTION,
+        found=found,
+        step=step,
+        reason=reason,
+        dataset=datasets.read_dataset(project, name),
+    )
+
+
+def trace(request: Request) -> Response:
+    what, name = text_in(request, "what"), text_in(request, "dataset")
+    project = project_of(request)
+    found = datasets.trace_line(project, what, name) if what else None
+    return render(
+        request,
+        "trace.html.jinja",
+        title="Trace",
+        section=SECTION,
+        what=what,
+        found=found,
+        lines=datasets.show_log_lines(project, found) if found else {},
+    )
+
+
+def compare(request: Request) -> Response:
+    project = project_of(request)
+    a, b = text_in(request, "a"), text_in(request, "b")
+    return render(
+        request,
+        "compare_datasets.html.jinja",
+        title="Compare datasets",
+        section=SECTION,
+        a=a,
+        b=b,
+        diff=datasets.compare_datasets(project, a, b) if a and b else None,
+        datasets=datasets.list_datasets(project),
+    )
+
+
+def latest(request: Request) -> Response:
+    found = datasets.read_dataset(project_of(request))
+    return RedirectResponse(address(f"/data/sets/{found.content_hash}"), status_code=303)
+
+
+def _name(request: Request) -> str:
+    name: str = request.path_params["name"]
+    return "" if name == LATEST else name
+
+
+ROUTES = [
+    Route("/data", index),
+    Route("/data/findings/{code}", finding),
+    Route("/data/clusters", clusters),
+    Route("/data/trace", trace),
+    Route("/data/compare", compare),
+    Route("/data/sets/latest", latest),
+    Route("/data/sets/{name}", dataset),
+    Route("/data/sets/{name}/rows", rows),
+    Route("/data/sets/{name}/rows/{row:path}", row),
+    Route("/data/sets/{name}/drops", drops),
+]

@@ -1,0 +1,214 @@
+"""Training runs: the list, one run with curves that grow while it works, events, and two runs compared."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graftwork.api import runs
+from graftwork.api.project import Project
+from graftwork.records.run import TrainingEvaluation, TrainStep
+from graftwork.report import plots, svg
+from graftwork.report.training import (
+    find_restarts,
+    machine_courses,
+    measure_courses,
+    plot_residual,
+    residual_rows,
+)
+from graftwork.web.rendering import project_of, render
+from graftwork.web.views.forms import number_in, text_in
+
+SECTION = "/runs"
+EVENT_KINDS = {
+    "": "all",
+    "word": "messages",
+    "alert": "alerts",
+    "checkpoint": "checkpoints",
+    "look": "evaluations",
+}
+MOST_CURVE_POINTS = 4000
+TABLE_STEPS = 50
+HALF = 500.0
+"""The width of a plot that shares a row with another."""
+
+
+def index(request: Request) -> Response:
+    state = text_in(request, "state")
+    found = runs.list_runs(project_of(request), state=state, page=number_in(request, "page"))
+    return render(
+        request,
+        "runs.html.jinja",
+        title="Runs",
+        section=SECTION,
+        found=found,
+        state=state,
+        states=runs.STATES,
+    )
+
+
+def run(request: Request) -> Response:
+    project, run_id = project_of(request), request.path_params["run"]
+    view = runs.read_run(project, run_id)
+    residuals = runs.residuals_of(view)
+    return render(
+        request,
+        "run.html.jinja",
+        title=f"Run {view.entry.id}",
+        section=SECTION,
+        view=view,
+        status=view.status,
+        loss=_both(lambda width: draw_loss(view, width=width)),
+        courses=[*measure_courses(view.steps, ()), *machine_courses(view.vitals, view.steps)],
+        looks=_draw_looks(view),
+        plan_figure=_both(
+            lambda width: svg.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
+        )
+        if residuals
+        else None,
+        residuals=residual_rows(residuals),
+        table=view.steps[-TABLE_STEPS:],
+        graded=runs.list_answer_extremes(project, run_id),
+    )
+
+
+def draw_loss(view: runs.RunView, *, width: float = 760) -> Markup:
+    by_loss = _spots([look for look in view.looks if look.metric == "loss"])
+    outcome = view.outcome
+    held_out = (outcome.validation_loss_before, outcome.validation_loss_after) if outcome else (None, None)
+    return plots.draw_loss(
+        [(step.step, step.loss) for step in view.steps],
+        restarts=find_restarts(view.steps),
+        held_out=held_out,
+        looks=by_loss,
+        width=width,
+    )
+
+
+def _spots(looks: Sequence[TrainingEvaluation]) -> list[plots.EvaluationPoint]:
+    """The last one that was better than all before it is the best."""
+    best = max((look.step for look in looks if look.better), default=None)
+    return [plots.EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
+
+
+def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
+    """Evaluations during training, a plot for each metric."""
+    found = []
+    last = max((step.step for step in view.steps), default=1)
+    for metric in dict.fromkeys(look.metric for look in view.looks if look.metric != "loss"):
+        points = _spots([look for look in view.looks if look.metric == metric])
+        found.append((metric, _both(partial(_draw_look, points, metric, last), wide=HALF)))
+    return found
+
+
+def draw_both_losses(curves: Sequence[Sequence[TrainStep]], *, width: float) -> Markup:
+    """The trends of two runs in one plot: A grey, B green. Each step counts as it was last done."""
+    title = "Training loss of both runs"
+    found = [sorted({s.step: s.loss for s in curve if math.isfinite(s.loss)}.items()) for curve in curves]
+    if not all(found):
+        return svg.draw_nothing(title, width)
+    height, left, right, top, bottom = 260.0, 44.0, 10.0, 12.0, 36.0
+    last = max(points[-1][0] for points in found)
+    marks = svg.round_ticks(0.0, max(loss for points in found for _, loss in points), count=5)
+    x = svg.Scale(0, max(last, 1), left, width - right)
+    y = svg.Scale(marks[0], marks[-1], height - bottom, top)
+    parts = plots.draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
+    for points, kind in zip(found, ("before", "after"), strict=True):
+        thinned = points[:: max(len(points) // plots.MOST_CURVE_POINTS, 1)]
+        levels = svg.smooth([loss for _, loss in thinned], reach=max(len(thinned) // 16, 1))
+        spots = [(x(step), y(level)) for (step, _), level in zip(thinned, levels, strict=True)]
+        parts.append(svg.path(spots, class_=f"trend {kind}"))
+    ends = [f"{name} ends at {points[-1][1]:.3g}" for name, points in zip("AB", found, strict=True)]
+    return svg.drawing(*parts, width=width, height=height, title=title, description="; ".join(ends))
+
+
+def _draw_look(points: Sequence[plots.EvaluationPoint], metric: str, last: int, width: float) -> Markup:
+    return plots.draw_looks(points, name=metric, last=last, width=width)
+
+
+def _both(draw: Callable[[float], Markup], *, wide: float = 760.0) -> Markup:
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(wide), draw(340.0))
+
+
+def curve(request: Request) -> Response:
+    """The steps of a run as columns, for the chart in the browser; after a step, what is new."""
+    steps = runs.read_run_curve(
+        project_of(request), request.path_params["run"], after=number_in(request, "after", 0)
+    )
+    return JSONResponse(to_columns(steps), headers={"cache-control": "no-store"})
+
+
+def to_columns(steps: Sequence[TrainStep]) -> dict[str, list[float | None]]:
+    """Each step once, as it was last done; long runs are thinned."""
+    last = {step.step: step for step in steps}
+    ordered = [last[number] for number in sorted(last)]
+    ordered = ordered[:: max(len(ordered) // MOST_CURVE_POINTS, 1)]
+    measured = dict.fromkeys(name for step in ordered for name in step.measures)
+    return {
+        "step": [float(step.step) for step in ordered],
+        "loss": [_finite(step.loss) for step in ordered],
+        "learning rate": [_finite(step.learning_rate) for step in ordered],
+        "gradient norm": [_finite(step.gradient_norm) for step in ordered],
+        "tokens/s": [_finite(step.tokens / step.seconds) if step.seconds else None for step in ordered],
+        **{name: [_finite(step.measures.get(name)) for step in ordered] for name in measured},
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def events(request: Request) -> Response:
+    run_id, kind = request.path_params["run"], text_in(request, "kind")
+    found = runs.list_events(project_of(request), run_id, kind=kind)
+    return render(
+        request,
+        "events.html.jinja",
+        title=f"Events of {run_id}",
+        section=SECTION,
+        run_id=run_id,
+        events=[event for event in found if kind or event.kind not in ("vital", "step")],
+        kind=kind,
+        kinds=EVENT_KINDS,
+    )
+
+
+def compare(request: Request) -> Response:
+    """Differences only, unless `?all=1`."""
+    project = project_of(request)
+    a, b, everything = text_in(request, "a"), text_in(request, "b"), bool(text_in(request, "all"))
+    found = runs.compare_runs(project, a, b) if a and b else None
+    rows = [row for row in found.rows if everything or not row.same] if found else []
+    return render(
+        request,
+        "compare_runs.html.jinja",
+        title="Compare runs",
+        section=SECTION,
+        a=a,
+        b=b,
+        everything=everything,
+        found=found,
+        rows=rows,
+        same=sum(row.same for row in found.rows) if found else 0,
+        runs=runs.list_runs(project).runs,
+        losses=_draw_comparison(project, (a, b)) if found else None,
+    )
+
+
+def _draw_comparison(project: Project, names: Sequence[str]) -> Markup | None:
+    """None where one of the runs has no step."""
+    curves = [runs.read_run_curve(project, name) for name in names]
+    return _both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
+
+
+ROUTES = [
+    Route("/runs", index),
+    Route("/runs/compare", compare),
+    Route("/runs/{run}", run),
+    Route("/runs/{run}/curve.json", curve),
+    Route("/runs/{run}/events", events),
+]

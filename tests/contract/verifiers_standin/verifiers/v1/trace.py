@@ -1,0 +1,3 @@
+from verifiers.v1.core import ModelCall, TraceTask
+
+__all__ = ["ModelCall", "TraceTask"]

@@ -1,0 +1,3 @@
+from verifiers.v1.core import invoke
+
+__all__ = ["invoke"]

@@ -1,0 +1,110 @@
+"""What `graft data repair` prints."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from graftwork.cli.data_repair import _revise
+from graftwork.cli.show.repair import show_outcome, show_plan
+from graftwork.data.settings import RepairSettings
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.records.repair import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
+
+
+def row(line, state, *, fault="truncated", why="", group="coder"):
+    return RepairRow(
+        origin=Origin(file="log.jsonl", line=line),
+        group=group,
+        fault=fault,
+        reason="cut off",
+        state=state,
+        why=why,
+        tokens_in=70 if state == "ask" else 0,
+    )
+
+
+def plan(*rows, **changes):
+    values = {
+        "teacher": "large",
+        "faults": {"truncated": len(rows)},
+        "rows": rows,
+        "prompts": 1,
+        "requests": 1,
+        "cached": 0,
+        "tokens_in": 70,
+        "tokens_out": 100,
+        "tokens_out_at_most": 200,
+        "cost": 0.0036,
+        "cost_at_most": 1.5,
+        "usable": 91,
+    }
+    return RepairPlan(**{**values, **changes})
+
+
+def outcome(**changes):
+    values = {
+        "teacher": "large",
+        "file": "repaired.jsonl",
+        "rows": (row(1, "over_budget"),),
+        "written": 0,
+        "states": {"over_budget": 1},
+        "spent": TeacherSpending(requests=24, tokens_in=2400, tokens_out=1584, cost=0.0036),
+        "usable_before": 91,
+        "in_logs": True,
+    }
+    return RepairOutcome(**{**values, **changes})
+
+
+def printed(show, record):
+    console = Console(file=io.StringIO(), width=120)
+    show(console, record)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_rows_to_ask_are_listed_first_and_states_are_words():
+    done = [row(number, "cached") for number in range(1, 20)]
+    text = printed(show_plan, plan(*done, row(99, "ask")))
+    assert "line 99 truncated coder to be asked 70" in text
+    assert "answered before" in text
+
+
+def test_rows_that_are_not_asked_have_their_reason():
+    text = printed(show_plan, plan(row(1, "ask"), row(2, "skipped", why="a usable row answers it")))
+    assert "1 not needed: a usable row answers it" in text
+
+
+def test_a_role_that_gets_rows_is_not_suggested_again():
+    small = {"reviewer": 1, "tester": 2}
+    added = row(1, "ask", fault="augment", group="reviewer")
+    text = printed(show_plan, plan(added, small_groups=small))
+    assert "role=reviewer adds" not in text
+    assert "tester has 2 usable rows" in text
+    assert "reviewer has 1 usable row;" in printed(show_plan, plan(small_groups=small))
+
+
+def test_small_sums_are_not_rounded_to_nothing():
+    assert "estimated cost: $0.0036, at most $1.50" in printed(show_plan, plan())
+    assert "1,584 out, $0.0036" in printed(show_outcome, outcome())
+
+
+def test_rows_that_prepare_would_drop_for_their_length_are_said_before_and_after_asking():
+    said = "longer than data.max_tokens, and `graft data prepare` drops such rows; raise data.max_tokens"
+    assert said in printed(show_plan, plan(overlong=3))
+    assert said in printed(show_outcome, outcome(overlong=3))
+    assert "too long" not in printed(show_plan, plan()) + printed(show_outcome, outcome())
+
+
+def test_a_spent_budget_is_not_answered_with_the_same_command():
+    text = printed(show_outcome, outcome())
+    assert "1 row is not decided: raise the budget (--max-cost or --max-total-tokens)" in text
+    waiting = printed(show_outcome, outcome(states={"unanswered": 2}))
+    assert "2 rows are not decided: run the same command again" in waiting
+
+
+@pytest.mark.parametrize("named", ["nonsense", "champion", "https://host/v1"])
+def test_what_is_no_teacher_is_refused_as_a_teacher(named):
+    with pytest.raises(UserMistake, match="is no teacher") as refused:
+        _revise(RepairSettings(), named, [], None, {})
+    assert refused.value.where == "--teacher"

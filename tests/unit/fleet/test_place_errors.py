@@ -1,0 +1,127 @@
+"""Places report `Refused` only where nothing can have been made; after any other error it may have been."""
+
+import ast
+import http.client
+import io
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import graftwork.fleet
+from graftwork.fleet import kaggle, kubernetes, skypilot
+from graftwork.fleet.place import NotThere, PlaceUnreachable, Refused
+from graftwork.fleet.ray import RayPlace
+from graftwork.fleet.settings import RaySettings, SkyPilotSettings
+from graftwork.fleet.storage import Shipped
+from graftwork.records.fleet import JobOrder
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "context deadline exceeded",
+        "Error from server (Timeout): the server was unable to return a response",
+        'Error from server: error when creating "STDIN": etcdserver: request timed out',
+        "Error from server (InternalError): failed calling webhook: Unauthorized",
+        "unexpected EOF",
+        "Warning: the server doesn't have a resource type 'jobs'\n\nThe connection to the server "
+        "localhost:8080 was refused - did you specify the right host or port?",
+        'error: error validating "STDIN": failed to download openapi: dial tcp: connect: connection refused',
+        "",
+    ],
+)
+def test_kubernetes_errors_after_which_a_job_may_exist_are_no_refusals(errors):
+    assert isinstance(kubernetes._explain(errors), PlaceUnreachable)
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        'Error from server (AlreadyExists): jobs.batch "x" already exists',
+        'Error from server (Forbidden): jobs.batch "x" is forbidden: exceeded quota: gpus',
+        'Error from server (Forbidden): User "me" cannot create resource "jobs"',
+        "error: You must be logged in to the server (Unauthorized)",
+        'error: context "other" does not exist',
+        'The Job "x" is invalid: spec.template: Required value',
+        "Error from server (BadRequest): unknown field",
+        "no",
+    ],
+)
+def test_kubernetes_errors_that_exclude_a_job_are_refusals(errors):
+    assert isinstance(kubernetes._explain(errors), Refused)
+
+
+@pytest.mark.parametrize("errors", ["504 gateway timeout", "SSLEOFError(8, 'EOF occurred')", "", "Killed"])
+def test_skypilot_errors_after_which_a_job_may_exist_are_no_refusals(errors):
+    assert isinstance(skypilot._explain(errors), PlaceUnreachable)
+
+
+@pytest.mark.parametrize("errors", ["ResourcesUnavailableError: none", "Run: sky check", "Invalid task YAML"])
+def test_skypilot_errors_that_exclude_a_job_are_refusals(errors):
+    assert isinstance(skypilot._explain(errors), Refused)
+
+
+@pytest.mark.parametrize("errors", ["Run: sky check", "quota", "No such option: -o"])
+def test_a_job_that_skypilot_has_taken_is_never_refused_afterwards(errors, monkeypatch):
+    calls = []
+
+    def run(words, _environment):
+        calls.append(words[1])
+        return (1, "", errors) if "launch" in calls[:-1] else (0, json.dumps([]), "")
+
+    monkeypatch.setattr(skypilot, "ship", lambda *_files: Shipped((), 0))
+    files = {"bucket": "s3://unused", "local_storage": "memory://unused"}
+    settings = SkyPilotSettings(**files, accelerators={"A10": 1.0})
+    order = JobOrder(job_id="1" * 12, label="x", run_id="run", bundle="", gpu="A10", seconds=60.0)
+    with pytest.raises(PlaceUnreachable):
+        skypilot.SkyPilotPlace(settings, run=run).submit(order, secrets={})
+    assert calls == ["queue", "launch", "queue"]
+
+
+def test_output_of_kaggle_that_ends_too_early_is_brought_again(monkeypatch):
+    class Cut(io.BytesIO):
+        def read(self, *_size):
+            raise http.client.IncompleteRead(b"half")
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_request, **_options: Cut())
+    with pytest.raises(PlaceUnreachable, match="could not be brought"):
+        kaggle._download("https://kaggle.invalid/output")
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Request failed with status code 404: Job graft-x does not exist.", NotThere),
+        (
+            "Request failed with status code 500: graft-00404401-000000000403: does not exist.",
+            PlaceUnreachable,
+        ),
+        ("Request failed with status code 403: no.", Refused),
+        ("Unauthorized: no token", Refused),
+    ],
+)
+def test_ray_errors_are_explained_by_their_status(message, kind, tmp_path):
+    place = RayPlace(RaySettings(folder=str(tmp_path)))
+    assert isinstance(place._explain(RuntimeError(message)), kind)
+
+
+ERRORS = {"AnswerIsNo", "Busy", "EnvironmentLacks", "NotThere", "PlaceUnreachable", "Refused", "UserMistake"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(graftwork.fleet.__file__).parent.glob("*.py")), ids=lambda p: p.stem
+)
+def test_every_error_of_the_fleet_says_how_to_fix_it(path):
+    if path.stem == "simulator":
+        return  # its errors are those of a provider
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    lacking = [
+        f"{path.name}:{call.lineno}"
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id in ERRORS
+        and "fix" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert not lacking

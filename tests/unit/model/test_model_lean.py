@@ -1,0 +1,56 @@
+"""The lean pass of one token computes what the model itself does."""
+
+import pytest
+import torch
+import transformers as t
+from model_families import ALL, FAMILIES, SIZES, make
+
+from graftwork.model.generate.generator import open_decoder
+from graftwork.model.generate.lean import LeanPass
+from graftwork.model.generate.requests import GenerationRequest
+from graftwork.model.generate.sampling import Sampling
+
+PROMPTS = [[5, 9, 40, 7], [8, 100, 23], list(range(20, 60)), [11, 12, 13, 14, 15, 16], [3]]
+LEAN = ("llama", "qwen2", "qwen3")
+
+
+def decode(model, *, lean):
+    """The tokens of all answers, and the logits of one more step."""
+    decoder = open_decoder(model, stop_tokens=[], slots=8)
+    if not lean:
+        decoder._lean = None
+    requests = [GenerationRequest(prompt, Sampling(9)) for prompt in PROMPTS]
+    for request in requests:
+        decoder.submit(request)
+    for _ in range(5):
+        decoder.step()
+    with torch.inference_mode():
+        logits = decoder._advance(len(PROMPTS), decoder._columns, False).clone()
+    return [request.result.tokens for request in requests], logits
+
+
+@pytest.mark.parametrize("family", LEAN)
+def test_the_lean_pass_gives_the_tokens_and_logits_of_the_model(family):
+    model = make(family)
+    plain, wanted = decode(model, lean=False)
+    lean, logits = decode(model, lean=True)
+    assert lean == plain
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_only_families_with_the_blocks_of_llama_take_the_lean_pass(family):
+    assert (LeanPass.of(make(family)) is not None) == (family in LEAN)
+
+
+def test_attention_with_a_window_and_other_numbers_than_float32_keep_the_models_own_pass():
+    whole = t.MistralForCausalLM(t.MistralConfig(**SIZES, sliding_window=None))
+    assert LeanPass.of(whole) is not None
+    assert LeanPass.of(t.MistralForCausalLM(t.MistralConfig(**SIZES, sliding_window=16))) is None
+    assert LeanPass.of(t.LlamaForCausalLM(FAMILIES["llama"]()).to(torch.bfloat16)) is None
+
+
+def test_blocks_without_positions_and_other_activations_keep_the_models_own_pass():
+    sizes = {**SIZES, "num_hidden_layers": 4}
+    assert LeanPass.of(t.SmolLM3ForCausalLM(t.SmolLM3Config(**sizes, no_rope_layer_interval=4))) is None
+    assert LeanPass.of(t.LlamaForCausalLM(t.LlamaConfig(**SIZES, hidden_act="relu"))) is None

@@ -1,0 +1,93 @@
+"""Delivering a release: after a failure every serving machine has the champion, also on a second attempt."""
+
+import pytest
+import yaml
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
+
+from graftwork.pipeline.cycle import live
+from graftwork.pipeline.deploy import Deployed
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store, promote_release
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.step import StepOutputs
+from graftwork.project.load import open_project
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+
+GPU1, GPU2 = "gpu1:/srv", "gpu2:/srv"
+
+
+class Machines:
+    """What each serving machine serves; some cannot be reached, some cannot answer with a release."""
+
+    def __init__(self):
+        self.serving, self.unreachable, self.refused = {}, set(), set()
+
+    def deploy(self, _work, name, *, to, **_options):
+        if (to, name) in self.unreachable:
+            raise EnvironmentLacks(f"{to} cannot be reached")
+        ok = (to, name) not in self.refused
+        previous = self.serving.get(to)
+        if ok:
+            self.serving[to] = name
+        why = "" if ok else "status 500"
+        return Deployed(release=name, alias="champion", to=to, previous=previous, ok=ok, asked=1, why=why)
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    made = Machines()
+    monkeypatch.setattr(live, "deploy", made.deploy)
+    return made
+
+
+@pytest.fixture
+def work(tmp_path):
+    settings = {
+        "project": PROJECT,
+        "data": {"logs": ["logs.jsonl"]},
+        "cycle": {"deliver": [{"to": GPU1}, {"to": GPU2}]},
+    }
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
+        yield opened
+
+
+def make(work, number, parent=None):
+    adapter = write_adapter(work.project.root / "made" / str(number), weights=b"%d" % number)
+    whole = {**parts(adapter), "dataset": dataset(), "parent": parent}
+    release = publish_parts(folder=open_store(work), index=work.releases, **whole)
+    promote_release(work, release.id, reason="a test")
+    return release
+
+
+def deliver(work, release):
+    return live.deliver(work, None, release, StepOutputs({})).summary
+
+
+def test_a_delivery_done_again_leaves_no_machine_on_the_release_that_was_rolled_back(work, machines):
+    old = make(work, 1)
+    new = make(work, 2, parent=old.id)
+    machines.serving = {GPU1: old.id, GPU2: old.id}
+    machines.refused, machines.unreachable = {(GPU2, new.id)}, {(GPU1, old.id)}
+    with pytest.raises(WorkerFailed, match="not every serving machine"):
+        deliver(work, new)
+    assert (work.releases.aliases()["champion"], machines.serving[GPU1]) == (old.id, new.id)
+
+    machines.unreachable = set()
+    assert deliver(work, new)["action"] == "rolled_back"
+    assert machines.serving == {GPU1: old.id, GPU2: old.id}
+
+
+def test_a_machine_that_cannot_answer_with_the_old_release_fails_the_step(work, machines):
+    old = make(work, 1)
+    new = make(work, 2, parent=old.id)
+    machines.refused = {(GPU2, new.id), (GPU1, old.id)}
+    with pytest.raises(WorkerFailed) as failed:
+        deliver(work, new)
+    assert failed.value.why == f"{GPU1}: status 500"
+
+
+def test_a_release_goes_to_every_machine(work, machines):
+    new = make(work, 1)
+    assert deliver(work, new) == {"action": "delivered", "release": new.id, "to": [GPU1, GPU2]}
+    assert machines.serving == {GPU1: new.id, GPU2: new.id}

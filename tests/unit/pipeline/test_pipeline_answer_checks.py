@@ -1,0 +1,120 @@
+"""Checks of live answers and of their beginnings, as a project declares them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
+
+from registry_samples import PROJECT
+
+from graftwork.files.escalation import write_forecast
+from graftwork.pipeline.answer_checks import LiveChecks
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.serving import open_checks, with_threshold
+from graftwork.project.load import open_project
+from graftwork.records.errors import UserMistake
+from graftwork.records.escalation import (
+    EscalationCurve,
+    EscalationForecast,
+    EscalationOption,
+    EscalationPoint,
+)
+from graftwork.records.measured import MeasuredShare
+from graftwork.serve.settings import EscalateSettings, ServeSettings
+
+SHARE = MeasuredShare(value=0.2, low=0.1, high=0.3, n=10)
+ASKED = [{"role": "user", "content": "[1] We open at nine.\n[2] We close at five.\n\nWhen?"}]
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "own.py").write_text("def whole(case, text):\n    return case.reference == ''\n")
+    settings = {
+        "project": PROJECT,
+        "data": {"logs": ["logs.jsonl"]},
+        "evaluate": {
+            "checks": [
+                {"name": "starts", "format": {"starts_with": "{"}},
+                {"name": "own", "function": "own.py:whole"},
+            ]
+        },
+    }
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
+        yield opened
+
+
+def test_a_citation_that_does_not_exist_fails_a_live_answer(work):
+    live = LiveChecks(work, ["citations_exist"])
+    assert live.find_failing(ASKED, '{"answer": "At nine.", "citations": [1]}') is None
+    assert live.find_failing(ASKED, '{"answer": "At nine.", "citations": [7]}') == "citations_exist"
+    assert live.find_failing(ASKED, '{"answer": "", "refused": true}') is None
+
+
+def test_an_own_function_sees_no_reference_in_a_live_request(work):
+    assert LiveChecks(work, ["own"]).find_failing(ASKED, "anything") is None
+
+
+def test_a_beginning_is_judged_by_the_checks_that_can(work):
+    live = LiveChecks(work, ["starts", "own", "json_valid"])
+    assert live.of_prefixes == ("starts", "json_valid")
+    assert live.of_whole_answers == ("own",)
+    assert live.judge_prefix(ASKED, "Sure").failing == "starts"
+    assert live.judge_prefix(ASKED, "{'").failing == "json_valid"
+    assert live.judge_prefix(ASKED, '{"a').is_open
+
+
+def serving(**escalate):
+    return ServeSettings(escalate=EscalateSettings(to="base", **escalate))
+
+
+def test_streams_by_prefix_without_a_check_that_can_judge_one_are_refused(work):
+    with pytest.raises(UserMistake, match="no check can judge the beginning of an answer: own"):
+        open_checks(work, serving(checks=("own",), stream="prefix"))
+    assert open_checks(work, serving(checks=("own", "starts"), stream="prefix")) is not None
+    assert open_checks(work, serving(checks=("own",), min_logprob=-1.0, stream="prefix")) is not None
+
+
+def put_forecast(work, prefix_tokens):
+    point = EscalationPoint(threshold=-0.7, escalated=SHARE, quality=SHARE, cost_per_1000=None)
+    option = EscalationOption(checks=(), escalated=SHARE, quality=SHARE, cost_per_1000=None)
+    curve = EscalationCurve(
+        points=(point,),
+        chosen=point,
+        validation_cases=10,
+        validation_escalated=0.2,
+        validation_quality=0.5,
+        max_rate=0.2,
+        prefix_tokens=prefix_tokens,
+    )
+    figures = dict.fromkeys(
+        ("gain_over_small", "gain_low", "gain_high", "loss_to_large", "loss_low", "loss_high"), 0.0
+    )
+    forecast = EscalationForecast(
+        small="adapter", large="log", metric="right", cases=10, chosen=option, options=(option,),
+        large_alone=option, curve=curve, **figures,
+    )  # fmt: skip
+    write_forecast(work.project.state, forecast)
+
+
+@pytest.mark.parametrize(
+    ("chosen_for", "settings", "fits"),
+    [
+        (None, {}, True),
+        (16, {"stream": "prefix", "prefix_tokens": 16}, True),
+        (None, {"stream": "prefix"}, False),
+        (16, {}, False),
+    ],
+)
+def test_a_threshold_holds_for_the_tokens_that_it_was_chosen_for(work, chosen_for, settings, fits):
+    put_forecast(work, chosen_for)
+    asked = serving(min_logprob="auto", **settings)
+    if fits:
+        assert with_threshold(work, asked).escalate.min_logprob == -0.7
+    else:
+        with pytest.raises(UserMistake, match="was not chosen for"):
+            with_threshold(work, asked)

@@ -1,0 +1,49 @@
+"""Reinforcement learning between the stages: the rows that a plan counts."""
+
+import pytest
+
+from graftwork.pipeline.rewards import lay_out_rows
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.settings import TrainSettings
+
+
+def row(name: str, length: int) -> Row:
+    return Row(
+        id=name,
+        origin=Origin(file="log.jsonl", line=1),
+        messages=(Message(role="user", content="q"),),
+        reply="a",
+        tokens=tuple(range(length)),
+        trained_from=1,
+    )
+
+
+def settings(**changes) -> TrainSettings:
+    return TrainSettings.model_validate(
+        {
+            "objective": "grpo",
+            "rewards": [{"metric": "task_success"}],
+            "rollouts": {"steps": 3, "prompts": 2, "answers": 4},
+            "batch_rows": 5,
+            **changes,
+        }
+    )
+
+
+def test_a_plan_counts_every_answer_of_every_step():
+    rows, stepped, load = lay_out_rows([row("a", 9), row("b", 7)], [], settings())
+    assert len(rows) == 3 * 2 * 4
+    assert (stepped.batch_rows, stepped.epochs) == (8, 1)
+    assert (load.rows, load.batches, load.supervised_rows) == (8, 3, 0)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
+    mixed = settings(
+        mix={"rl": 0.7, "sft": 0.3}, rollouts={"steps": 3, "prompts": 2, "answers": 4, "updates": updates}
+    )
+    rows, stepped, load = lay_out_rows([row("a", 9)], [row("s", 20), row("t", 30)], mixed)
+    assert sum(found.id in ("s", "t") for found in rows) == 3 * updates * 5
+    assert stepped.batch_rows == 8 + 5
+    assert load.supervised_rows == 5

@@ -1,0 +1,271 @@
+"""The page in a real browser: accessibility of every view, keys, live curves, no request that leaves."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from served_page import serve
+from web_views import list_views
+
+from free_ports import free_port
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 360, "height": 800}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    import axe_playwright_python
+
+    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+
+
+class Tab:
+    """A tab that has signed in, with what went wrong in it."""
+
+    def __init__(self, browser, served, **options) -> None:
+        self.context = browser.new_context(viewport=WIDE, **options)
+        self.context.set_default_timeout(300_000)
+        name, _, value = served.cookie.partition("=")
+        self.context.add_cookies([{"name": name, "value": value, "url": served.base}])
+        self.page = self.context.new_page()
+        self.base, self.trouble, self.outside = served.base, [], []
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("console", self._hear)
+        self.page.on("request", self._watch)
+
+    def _hear(self, message) -> None:
+        if message.type in ("error", "warning") and "404" not in message.text:
+            self.trouble.append(message.text)
+
+    def _watch(self, request) -> None:
+        if not request.url.startswith((self.base, "data:")):
+            self.outside.append(request.url)
+
+    def open(self, path: str):
+        self.page.goto(self.base + path, wait_until="load")
+        return self.page
+
+
+@pytest.fixture
+def tab(browser, page):
+    opened = Tab(browser, page)
+    yield opened
+    opened.context.close()
+
+
+def wait_until_live(page) -> None:
+    page.locator("#live-state", has_text="live").wait_for(state="attached")
+
+
+def find_violations(tab, name, scheme, rules=None) -> list[str]:
+    run_only = {"type": "rule", "values": rules} if rules else {"type": "tag", "values": RULES}
+    found = tab.page.evaluate("only => axe.run({runOnly: only, resultTypes: ['violations']})", run_only)
+    return [
+        f"{name} ({scheme}, {tab.page.viewport_size['width']} px): {violation['id']}: {node['html'][:200]}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+def check_views(tab, views, axe, *, thorough) -> list[str]:
+    """Each view is loaded once; colours and widths are changed in place."""
+    found = []
+    for name, path in views.items():
+        tab.page.set_viewport_size(WIDE)
+        tab.page.emulate_media(color_scheme="light")
+        tab.open(path)
+        tab.page.evaluate(axe)
+        found += find_violations(tab, name, "light")
+        tab.page.emulate_media(color_scheme="dark")
+        if thorough:
+            found += find_violations(tab, name, "dark")
+        tab.page.set_viewport_size(NARROW)
+        found += find_violations(tab, name, "dark", None if thorough else ["color-contrast", "target-size"])
+        if tab.page.evaluate("document.documentElement.scrollWidth") > NARROW["width"]:
+            found.append(f"{name}: wider than a phone")
+        if thorough:
+            tab.page.emulate_media(color_scheme="light")
+            found += find_violations(tab, name, "light")
+    return found
+
+
+def test_views_are_accessible_silent_and_reach_nothing_outside(tab, made_project, axe):
+    assert not check_views(tab, list_views(made_project), axe, thorough=False)
+    assert not tab.trouble
+    assert not tab.outside
+
+
+@pytest.mark.slow
+def test_every_view_is_accessible_in_both_colours_and_both_widths(tab, made_project, axe, browser, shop):
+    assert not check_views(tab, list_views(made_project), axe, thorough=True)
+    with serve(shop, allow_actions=True) as served:
+        acting = Tab(browser, served)
+        assert not check_views(acting, list_views(made_project), axe, thorough=True)
+        acting.context.close()
+
+
+def test_the_queue_is_accessible_and_works_by_keys_alone(browser, acting, axe):
+    tab = Tab(browser, acting)
+    page = tab.open("/review")
+    page.evaluate(axe)
+    assert not find_violations(tab, "review", "light")
+    first = page.locator("input[name=key]").get_attribute("value")
+    page.keyboard.press("1")
+    page.wait_for_url("**/review?notice=accepted")
+    second = page.locator("input[name=key]").get_attribute("value")
+    assert second != first
+    page.keyboard.press("e")
+    page.keyboard.type("Better: ")
+    page.keyboard.press("Escape")
+    page.keyboard.press("3")
+    page.wait_for_url("**/review?notice=answer*replaced")
+    page.keyboard.press("u")
+    page.wait_for_url("**/review?notice=taken*")
+    assert page.locator("input[name=key]").get_attribute("value") == second
+    assert not tab.trouble
+    tab.context.close()
+
+
+def test_cases_are_read_by_keys(tab):
+    page = tab.open("/evaluation/cases?outcome=won")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    chosen = page.locator(".items .chosen a").get_attribute("href")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**{chosen}")
+    page.keyboard.press("j")
+    page.wait_for_url(lambda url: not url.endswith(chosen))
+    page.keyboard.press("Escape")
+    page.wait_for_url("**/evaluation/cases?*outcome=won*")
+
+
+def test_captured_markup_does_nothing(tab, made_project):
+    page = tab.open(list_views(made_project)["capture"])
+    assert "hacked" not in page.title()
+    assert page.locator("main img, main script").count() == 0
+    assert "<img src=x onerror=alert(1)>" in page.locator("main").inner_text()
+
+
+def test_a_page_follows_the_project_without_a_reload(browser, shop):
+    from graftwork.api.project import open_project
+    from graftwork.api.releases import rollback
+
+    with serve(shop) as served:
+        tab = Tab(browser, served)
+        page = tab.open("/")
+        wait_until_live(page)
+        page.evaluate("window.same = true")
+        rollback(open_project(shop), alias="champion", reason="seen by everybody", who="ada")
+        page.wait_for_selector("text=seen by everybody", timeout=300_000)
+        assert page.evaluate("window.same")
+        assert not tab.trouble
+        tab.context.close()
+
+
+def test_a_stream_goes_on_after_the_server_was_restarted(browser, shop):
+    from graftwork.api.project import open_project
+    from graftwork.api.releases import rollback
+
+    port = free_port()  # one that nobody is given while the server is away
+    with serve(shop, port=port) as served:
+        tab = Tab(browser, served)
+        page = tab.open("/")
+        wait_until_live(page)
+    rollback(open_project(shop), alias="champion", reason="while it was away", who="ada")
+    with serve(shop, port=port):
+        page.wait_for_selector("text=while it was away", timeout=300_000)
+        tab.context.close()
+
+
+def test_a_curve_grows_while_the_run_works(browser, shop):
+    import random
+
+    from web_project import make_step
+
+    from graftwork.api.project import open_project
+
+    with open_project(shop).open() as work:
+        run = work.runs.list(limit=1)[0]
+        work.runs.update(run.id, state="running", when=run.updated_at)
+    with serve(shop) as served:
+        tab = Tab(browser, served)
+        page = tab.open(f"/runs/{run.id}")
+        page.wait_for_selector("#run-chart canvas")
+        wait_until_live(page)
+        with (Path(run.folder) / "steps.jsonl").open("a") as journal:
+            journal.write(make_step(73, random.Random(1), 0.0).model_dump_json() + "\n")
+        with page.expect_response("**/curve.json?after=72") as grown:
+            pass
+        assert grown.value.json()["step"] == [73]
+        assert page.locator("#chart-choices button").count() >= 4
+        assert not tab.trouble
+        tab.context.close()
+
+
+def test_everything_can_be_read_without_script(browser, page, made_project):
+    tab = Tab(browser, page, java_script_enabled=False)
+    views = list_views(made_project)
+    assert tab.open(views["overview checked"]).locator(".step").count() == 9
+    assert tab.open(views["run"]).locator("svg.plot").count() >= 2
+    opened = tab.open(views["cases"])
+    opened.locator(".items a").first.click()
+    assert opened.locator(".answer pre").count() >= 2
+    opened.locator("nav.side a", has_text="Releases").click()
+    assert opened.locator("table tbody tr").count() == 2
+    assert not tab.trouble
+    tab.context.close()
+
+
+def test_the_link_signs_in_a_browser_and_leaves_no_token_in_the_address(browser, page):
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.goto(f"{page.base}/?token={page.sign_in.make_token()}")
+    opened.wait_for_url(f"{page.base}/")
+    assert opened.locator("h1").inner_text() == "corner-shop"
+    context.close()
+
+
+def test_a_form_is_sent_once_however_often_its_button_is_pressed(browser, acting):
+    tab = Tab(browser, acting)
+    page = tab.open("/cycle")
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    page.route("**/actions/cycle-approve", lambda route: route.fulfill(status=204))  # no page follows
+    page.fill("#why-approve", "looked at the report")
+    send = "document.getElementById('why-approve').form.requestSubmit()"
+    page.evaluate(f"{send}; {send}")
+    page.wait_for_function("document.querySelector('form[aria-busy=true] button').disabled")
+    assert len(sent) == 1
+    assert not tab.trouble
+    tab.context.close()
+
+
+def test_a_slider_plans_the_week_again_without_a_reload(tab):
+    page = tab.open("/week/try?seconds=1")
+    page.evaluate("window.same = true")
+    slider = page.locator("input[name=spend]")
+    slider.focus()
+    slider.evaluate("input => { input.value = '0'; }")
+    slider.dispatch_event("input")
+    slider.dispatch_event("change")
+    page.locator("#result h2", has_text="The week under these terms").wait_for(timeout=300_000)
+    assert page.evaluate("window.same")
+    assert "$0.00" in page.locator("#result").inner_text()
+    assert page.locator("output[for=d-1]").inner_text() == "0 USD"
+    assert not tab.trouble
