@@ -163,13 +163,15 @@ def begin(
     if state.open_cycle is not None:
         return state
     number = state.cycle.number + 1 if state.cycle is not None else 1
+    # A claim of the last cycle must not hold in this one, so that tokens are counted on.
+    given = max((step.token for step in state.cycle.steps), default=0) if state.cycle is not None else 0
     cycle = CycleState(
         number=number,
         model=model,
         cause=cause,
         version=version,
         started_at=now,
-        steps=tuple(CycleStepState(name=name) for name in steps),
+        steps=tuple(CycleStepState(name=name, token=given) for name in steps),
     )
     queue = state.queue[1:] if state.queue[:1] == (model,) else state.queue
     return state.model_copy(update={"cycle": cycle, "served_until": now, "queue": queue})
@@ -245,13 +247,13 @@ def postpone(state: CoordinatorState, step: str, token: int, *, until: float, wh
     return _with_step(state, _held(state, step, token).model_copy(update=update))
 
 
-def reopen(state: CoordinatorState, step: str, *, why: str) -> CoordinatorState:
-    """Do this step and all after it again: its files are gone, or on another machine."""
+def reopen(state: CoordinatorState, held: str, token: int, *, first: str, why: str) -> CoordinatorState:
+    """Do the step `first` and all after it again, by who holds a later one: its files are not there."""
+    _held(state, held, token)
     cycle = state.open_cycle
-    if cycle is None:
-        return state
+    assert cycle is not None
     names = [known.name for known in cycle.steps]
-    again = set(names[names.index(step) :])
+    again = set(names[names.index(first) :])
     steps = tuple(
         known.model_copy(
             update={"status": "waiting", "until": 0.0, "summary": {"why": why}, "finished_at": None}

@@ -1,6 +1,7 @@
 """The coordinator with steps that fail, wait, stop and are interrupted; and simulated months."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -18,7 +19,16 @@ from graftwork.cycle.settings import (
     RetrySettings,
     TriggerSettings,
 )
-from graftwork.cycle.state import CoordinatorState, Holder, LogEntry, Superseded, cancel
+from graftwork.cycle.state import (
+    CoordinatorState,
+    Holder,
+    LogEntry,
+    Superseded,
+    begin,
+    cancel,
+    claim,
+    complete,
+)
 from graftwork.fleet.settings import CapSettings
 from graftwork.pipeline.cycle.coordinator import MOST_TRIES, Coordinator, CycleStepResult
 from graftwork.pipeline.cycle.simulate import simulate_month
@@ -73,7 +83,7 @@ class Moment:
         self.now = 1_800_000_000.0
 
 
-def make(runner, *, store=None, clock=None, **changes):
+def make(runner, *, store=None, clock=None, place="here", **changes):
     clock = clock or Moment()
     made = Coordinator(
         store=store or MemoryCycles(),
@@ -81,7 +91,7 @@ def make(runner, *, store=None, clock=None, **changes):
         settings=CycleSettings(**changes),
         steps=CYCLE_STEPS,
         models=("main",),
-        holder=Holder("test 1", "here"),
+        holder=Holder("test 1", place),
         clock=lambda: clock.now,
     )
     made.moment = clock
@@ -370,3 +380,81 @@ def test_a_cycle_that_another_coordinator_did_meanwhile_is_not_begun_again():
     first.store.read = lambda: next(reads, None) or fresh()
     first.tick()
     assert fresh().cycle.number == 1
+
+
+class Counted(Scripted):
+    """Also notes the cycle of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def do(self, step, cycle):
+        self.counts[cycle.number, step] += 1
+        return super().do(step, cycle)
+
+
+class Recorded(MemoryCycles):
+    """A store that remembers every state; or one that begins with such a state."""
+
+    def __init__(self, state=None):
+        super().__init__()
+        self._state = state or self._state
+        self.states = [self._state]
+
+    def change(self, change):
+        self.states.append(super().change(change))
+        return self.states[-1]
+
+
+def end_two_cycles(coordinator):
+    """The outcome of each of the first two cycles."""
+    outcomes = {}
+    for _ in range(200):
+        cycle = coordinator.store.read().cycle
+        if cycle is not None and not cycle.is_open:
+            outcomes[cycle.number] = cycle.outcome
+            if cycle.number == 2:
+                return outcomes
+            if not coordinator.store.read().queue:
+                coordinator.request("by hand")
+        coordinator.tick()
+    raise AssertionError(coordinator.store.read())
+
+
+def test_a_decision_on_an_older_state_never_changes_what_came_after_it():
+    """Another coordinator looked at any earlier moment, and acts at any later one."""
+    recorded = make(Counted(), store=Recorded())
+    recorded.request("by hand")
+    assert end_two_cycles(recorded) == {1: "promoted", 2: "promoted"}
+    once = {(number, step) for number in (1, 2) for step in recorded.runner.done}
+    states = recorded.store.states
+    for later, state in enumerate(states):
+        cycle = state.open_cycle
+        if cycle is None or any(step.status == "running" for step in cycle.steps):
+            continue
+        done = {(n, step) for n in range(1, cycle.number) for step in recorded.runner.done}
+        done |= {(cycle.number, step.name) for step in cycle.steps if step.status == "done"}
+        for stale in states[:later]:
+            runner = Counted()
+            store = Recorded(state)
+            late = make(runner, store=store, place="there")
+            reads = iter([stale])
+            store.read = lambda reads=reads, store=store: next(reads, None) or store.states[-1]
+            late.tick()
+            end_two_cycles(make(runner, store=store))
+            assert store.read().cycle.outcome == "promoted"
+            assert runner.counts == Counter(once - done)
+
+
+def test_a_claim_of_a_canceled_cycle_holds_nothing_in_the_next_one():
+    """Claims are numbered on: the same step of the next cycle never has the same token."""
+    steps = ("collect", "train")
+    holder = Holder("first", "here")
+    state = begin(CoordinatorState(), model="main", cause="x", now=0.0, steps=steps, version="")
+    state, stale = claim(state, "collect", holder, now=0.0, lease=60)
+    state = cancel(state, LogEntry(at=1.0, who="me", action="cancel"))
+    state = begin(state, model="main", cause="x", now=2.0, steps=steps, version="")
+    state, _ = claim(state, "collect", Holder("second", "there"), now=2.0, lease=60)
+    with pytest.raises(Superseded):
+        complete(state, "collect", stale, now=3.0, summary={})

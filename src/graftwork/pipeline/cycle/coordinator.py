@@ -123,19 +123,24 @@ class Coordinator:
         if not state.served_until:
             # Dates count from the first start on.
             state = self.store.change(lambda state: start_schedule(state, now=now))
-        action = next_action(state, self.settings, self._look(state, now), now=now, place=self.holder.place)
+        facts = self._look(state, now)
+        action = next_action(state, self.settings, facts, now=now, place=self.holder.place)
+
+        def still_due(state: CoordinatorState) -> bool:
+            """Whether the newest state leads to the same action: another coordinator may have done it."""
+            return next_action(state, self.settings, facts, now=now, place=self.holder.place) == action
+
         match action:
             case Begin(model, cause):
                 self._begin(model, cause)
             case DoStep(step):
                 self._do(step)
             case SkipStep(step, why):
-                self._change(lambda state: skip(state, step, why=why, now=now))
+                self._change(lambda state: skip(state, step, why=why, now=now) if still_due(state) else state)
             case AwaitApproval(step):
-                self._ask(step)
-            case Close(outcome, reason):
-                self._change(lambda state: finish(state, outcome, reason=reason, now=now))
-                self.on_event(f"cycle ended: {outcome.replace('_', ' ')}, {reason}")
+                self._ask(step, still_due)
+            case Close():
+                self._close(action, still_due)
             case Rest():
                 pass
         self.send_notices()
@@ -202,16 +207,28 @@ class Coordinator:
         if begun and state.cycle is not None:
             self.on_event(f"cycle {state.cycle.number} of {state.cycle.model} begins: {state.cycle.cause}")
 
-    def _ask(self, step: str) -> None:
+    def _ask(self, step: str, still_due: Callable[[CoordinatorState], bool]) -> None:
         now = self.clock()
 
         def apply(state: CoordinatorState) -> CoordinatorState:
             cycle = state.open_cycle
-            if cycle is None:
+            if cycle is None or not still_due(state):
                 return state
             return ask_approval(state, step, approval_notice(cycle, step, now=now))
 
         self._change(apply)
+
+    def _close(self, action: Close, still_due: Callable[[CoordinatorState], bool]) -> None:
+        now, closed = self.clock(), False
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            nonlocal closed
+            closed = still_due(state)
+            return finish(state, action.outcome, reason=action.reason, now=now) if closed else state
+
+        self._change(apply)
+        if closed:
+            self.on_event(f"cycle ended: {action.outcome.replace('_', ' ')}, {action.reason}")
 
     def _do(self, step: str) -> None:
         state, token = self._claim(step)
@@ -222,7 +239,7 @@ class Coordinator:
             if missing := self.runner.find_missing(cycle, self.holder.place):
                 why = f"files of {missing} are not on this machine: done again"
                 self.on_event(why)
-                self._change(lambda state: reopen(state, missing, why=why))
+                self._change(lambda state: reopen(state, step, token, first=missing, why=why))
                 return
             self._attempt(step, token, cycle)
         except Superseded:
