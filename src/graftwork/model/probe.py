@@ -58,7 +58,7 @@ def measure(threads: int) -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
-        return {"gflops": measure_gflops(threads)}
+        return _measure_processor(threads)
     card = torch.cuda.get_device_properties(0)
     # Several cards share one run: the oldest decides.
     ages = [torch.cuda.get_device_capability(at) for at in range(torch.cuda.device_count())]
@@ -87,20 +87,21 @@ def _measure_card() -> float:
     return sorted(rates)[len(rates) // 2]
 
 
-def measure_gflops(threads: int) -> float:
-    """Median rate of products the size of a small decoder's layers."""
+def _measure_processor(threads: int) -> dict[str, float]:
+    """Median rate of products the size of a small decoder's layers, and the share of the cores they got."""
     import torch
 
     torch.set_num_threads(threads)
     x, w = torch.randn(1024, 576), torch.randn(1536, 576)
     rates: list[float] = []
-    stop = time.perf_counter() + 0.8
-    while time.perf_counter() < stop:
+    started, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() < started + 0.8:
         begun = time.perf_counter()
         for _ in range(4):
             torch.nn.functional.linear(x, w)
         rates.append(4 * 2 * 1024 * 576 * 1536 / (time.perf_counter() - begun) / 1e9)
-    return sorted(rates)[len(rates) // 2]
+    share = (time.process_time() - used) / (time.perf_counter() - started) / threads
+    return {"gflops": sorted(rates)[len(rates) // 2], "core_share": min(share, 1.0)}
 
 
 def _processor() -> str:
@@ -110,10 +111,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))
 
 
 CARDS = Path("/proc/driver/nvidia/gpus")
@@ -160,3 +157,7 @@ def read_driver(text: str) -> str:
     """The number in "NVRM version: NVIDIA UNIX … Kernel Module  580.95.05  Release …"."""
     found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
     return found.group(1) if found else ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]))))

@@ -374,6 +374,10 @@ def describe_plain(plain: PlainStep) -> str:
     return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
 
 
+BUSY_SHARE = 0.7
+"""A measurement that got less of the cores says little about a free machine."""
+
+
 def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes: Figure) -> tuple[str, ...]:
     """How memory is spent; then which limits the run exceeds."""
     tuning, plain, limit = inputs.tuning, inputs.plain, inputs.memory_limit_gib
@@ -390,6 +394,12 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
         inputs.shape, adapted=inputs.work.experts, four_bits=inputs.work.method == "qlora"
     )
     notes += [] if experts is None else [experts]
+    device = inputs.device
+    if not inputs.learned and device.core_share is not None and device.core_share < BUSY_SHARE:
+        notes.append(
+            f"the speed was measured with {device.core_share:.0%} of the {device.threads} cores, since other "
+            "processes or a quota took the rest: the times are those of such a machine"
+        )
     if memory.high > limit:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "

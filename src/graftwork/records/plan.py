@@ -42,6 +42,8 @@ class DeviceFacts(Record):
     memory_gib: float
     threads: int
     gflops: float | None = None
+    core_share: float | None = None
+    """The part of the cores that the measurement of a processor got; small on a busy machine."""
     capability: float | None = None
     """Compute capability of the oldest card: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"

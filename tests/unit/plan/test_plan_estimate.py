@@ -127,6 +127,14 @@ def test_a_plan_that_does_not_fit_says_what_to_change():
     assert any("train.epochs" in note for note in slow.notes)
 
 
+def test_a_speed_that_was_measured_on_a_busy_machine_is_named():
+    busy = DEVICE.model_copy(update={"core_share": 0.15})
+    assert any("15% of the 2 cores" in note for note in plan(device=busy).notes)
+    free = DEVICE.model_copy(update={"core_share": 0.97})
+    for quiet in (plan(device=free), plan(), plan(device=busy, learned=(150.0, 160.0, 170.0))):
+        assert not any("of the 2 cores" in note for note in quiet.notes)
+
+
 def test_a_figure_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="must hold the value"):
         Figure(value=3, low=1, high=2)
