@@ -1,11 +1,16 @@
 """Sampling answers during training: memory and seconds, on a card and on a processor. Pure.
 
 In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
-The weights are those in training: nothing is there twice.
+The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
+generator itself asks for (`model/generate/sizes.py`).
 """
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import StepRates
+from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocated_columns, cut_prompts
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
 from graftwork.records.units import GIB
@@ -17,12 +22,66 @@ WEIGHTS_A_SECOND = 5.0e9
 TOKEN_SECONDS_A_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
 """Of a recorded pass for one token of each row, besides what it reads: its kernels follow each other. With
 weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
-READ_COLUMNS = 1.4
-"""Columns of the cache that a recorded pass reads, over those in use: recordings come in few sizes."""
 USUAL_LENGTH = 0.65
 """Of the longest answer allowed, what answers have on average (guessed; the preflight measures it)."""
-LOGIT_COPIES = 3
+SAMPLING_COPIES = 2
+"""Of the logits, in 32 bits: what sampling a token computes from them is there in two versions at a time."""
 BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": 0.52}
+
+
+class PromptPass(NamedTuple):
+    """Prompts that are read in one pass, padded to one width, and the columns that they attend to."""
+
+    rows: int
+    width: int
+    columns: int
+
+
+class SamplingSizes(NamedTuple):
+    """The tensors of the generator, by their lengths."""
+
+    slots: int
+    columns: int
+    """Of the cache."""
+    token_rows: int
+    """Rows of logits of a token pass."""
+    recordings: int
+    """Token passes of different sizes; each keeps its logits."""
+    prompts: tuple[PromptPass, ...]
+
+
+def sampling_sizes(load: RolloutLoad, *, recorded: bool) -> SamplingSizes:
+    """`recorded` is how a card answers: in few sizes, and the prompts of all groups together."""
+    sizes = DecoderSizes(padded=recorded)
+    rows = min(load.rows_at_once, sizes.most)
+    room = sizes.room(rows, load.longest + load.max_tokens)
+    lengths = sorted({load.longest, round(load.prompt_tokens)})
+    read = {run.columns for length in lengths for run in sizes.token_runs(length, load.max_tokens)}
+    return SamplingSizes(
+        slots=room.slots,
+        columns=allocated_columns(room.columns),
+        token_rows=sizes.rows(rows),
+        recordings=max(len(read), 1) if recorded else 1,
+        prompts=tuple(
+            found for length in lengths for found in _prompt_passes(load, length, sizes, recorded=recorded)
+        ),
+    )
+
+
+def _prompt_passes(
+    load: RolloutLoad, length: int, sizes: DecoderSizes, *, recorded: bool
+) -> list[PromptPass]:
+    """The passes that read prompts of this length, each once, and then their last tokens in every row."""
+    rows = min(load.rows_at_once, sizes.most) if recorded else load.answers
+    read = [length - 1] * -(-rows // load.answers)
+    found = []
+    for lengths in (read, [length + load.max_tokens] * load.answers) if load.has_turns else (read,):
+        for places in cut_prompts(lengths):
+            needed = lengths[places[0]]
+            width = min(needed, PREFILL_TOKENS)
+            width = sizes.recorded_width(len(places), width) or width
+            found.append(PromptPass(len(places), width, sizes.columns(needed)))
+    return [*found, PromptPass(rows, 1, sizes.columns(length))]
 
 
 def cache_bytes(shape: ModelShape, *, tokens: float, rows: int, width: float) -> float:
@@ -30,23 +89,78 @@ def cache_bytes(shape: ModelShape, *, tokens: float, rows: int, width: float) ->
     return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * width * tokens * rows
 
 
-def sampling_bytes(shape: ModelShape, load: RolloutLoad, *, width: float) -> float:
-    """What the generator holds while answers are written together."""
-    rows = load.rows_at_once
-    cache = cache_bytes(shape, tokens=load.prompt_tokens + load.max_tokens, rows=rows, width=width)
-    prompt = (4 * shape.hidden_size + 3 * shape.intermediate_size) * width * load.prompt_tokens
-    return cache + prompt + LOGIT_COPIES * 4.0 * shape.vocab_size * rows
+def prompt_bytes(shape: ModelShape, read: PromptPass, *, width: float) -> float:
+    """What one block holds at most while prompts are read by the model's own pass."""
+    tokens, seen = read.rows * read.width, read.rows * read.columns
+    heads, groups = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    mask = float(read.width * seen)
+    # The keys and values of these slots are copied.
+    attention = width * (tokens * (2 * shape.hidden_size + 2 * heads + 2 * groups) + 2 * groups * seen)
+    if read.width > 1:
+        # For every head once more, and the mask as numbers.
+        attention += width * (2 * heads * seen * (groups < heads) + mask)
+    else:
+        # One token at a time has its scores written out, and their softmax in 32 bits.
+        attention += shape.heads * seen * (width + 4 + 4 * (width < 4))
+    return mask + max(attention, width * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size))
 
 
-def sampling_gib(shape: ModelShape, work: Workload, *, width: float = 2.0) -> float:
-    return 0.0 if work.rollouts is None else sampling_bytes(shape, work.rollouts, width=width) / GIB
+def sampling_memory(
+    shape: ModelShape, load: RolloutLoad, *, width: float, recorded: bool
+) -> dict[str, float]:
+    """Bytes that the generator holds while answers are written together, by what they are for."""
+    if load.on_server:
+        return {}
+    sizes = sampling_sizes(load, recorded=recorded)
+    logits = 4.0 * shape.vocab_size * sizes.token_rows
+    copies = SAMPLING_COPIES * logits
+    # Where the head computes in 16 bits, its product is there too.
+    product = shape.vocab_size * sizes.token_rows * width if width < 4 else 0.0
+    reading = max(prompt_bytes(shape, read, width=width) for read in sizes.prompts)
+    return {
+        "key-value cache": cache_bytes(shape, tokens=sizes.columns, rows=sizes.slots, width=width),
+        "sampled logits": sizes.recordings * logits + product + copies,
+        # Prompts are read before any token is sampled, in the same memory.
+        "reading prompts": max(reading - copies, 0.0),
+    }
+
+
+def sampling_bytes(shape: ModelShape, load: RolloutLoad, *, width: float, recorded: bool) -> float:
+    return sum(sampling_memory(shape, load, width=width, recorded=recorded).values())
+
+
+def sampling_gib(shape: ModelShape, work: Workload) -> float:
+    """Of a card."""
+    if work.rollouts is None:
+        return 0.0
+    return sampling_bytes(shape, work.rollouts, width=2.0, recorded=True) / GIB
+
+
+def sampling_beyond(
+    shape: ModelShape, load: RolloutLoad, parts: Mapping[str, float], *, width: float
+) -> float:
+    """Bytes of a processor's memory that sampling takes beyond `parts`, those of a step: nothing of a step
+    is held while answers are sampled."""
+    sampled = sampling_bytes(shape, load, width=width, recorded=False)
+    return max(sampled - parts["activations"] - parts["logits"], 0.0)
+
+
+def sampling_rounds(load: RolloutLoad, sizes: DecoderSizes) -> int:
+    """How often all rows that run at once are filled for the answers of a step."""
+    return -(-load.rows // min(load.rows_at_once, sizes.most))
 
 
 def processor_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
     """Seconds of a batch of rollouts: every prompt is read once, then all rows write together."""
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
     reading = load.prompts * load.prompt_tokens * flops / (rate * READING_SHARE)
-    passes = load.rounds * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
+    passes = (
+        sampling_rounds(load, DecoderSizes())
+        * load.max_tokens
+        * total_parameters(shape)
+        * 4.0
+        / WEIGHTS_A_SECOND
+    )
     writing = load.rows * load.answer_tokens * flops / (rate * WRITING_SHARE)
     return {"reading prompts": reading, "generation": passes + writing, **_rewards(load)}
 
@@ -57,15 +171,17 @@ def card_seconds(
     """The same on a card, which replays recorded passes: each reads the weights and the cache."""
     weights = float(shape.layers * layer_parameters(shape))
     table = shape.vocab_size * shape.hidden_size * 2.0
-    middle = load.prompt_tokens + load.answer_tokens / 2
-    cache = READ_COLUMNS * cache_bytes(shape, tokens=middle, rows=load.rows_at_once, width=2.0)
-    reading = weights * weight_bytes + table + cache
+    sizes = DecoderSizes(padded=True)
+    rows = sizes.rows(min(load.rows_at_once, sizes.most))
+    runs = list(sizes.token_runs(round(load.prompt_tokens), load.max_tokens))
+    columns = sum(run.columns * run.passes for run in runs) / max(sum(run.passes for run in runs), 1)
+    reading = weights * weight_bytes + table + cache_bytes(shape, tokens=columns, rows=rows, width=2.0)
     kernels = shape.layers * (TOKEN_SECONDS_A_BLOCK if weight_bytes == 2 else WITH_FEWER_BITS)
-    products = load.rows_at_once * 2.0 * weights / rates.half
+    products = rows * 2.0 * weights / rates.half
     passing = kernels + max(reading / rates.bandwidth, products)
     return {
         "reading prompts": load.prompts * load.prompt_tokens * 2.0 * weights / rates.half,
-        "generation": load.rounds * load.max_tokens * passing,
+        "generation": sampling_rounds(load, sizes) * load.max_tokens * passing,
         **_rewards(load),
     }
 

@@ -84,16 +84,25 @@ def plan_passes(
         rates=rates or default_rates(),
         machine=_machine(device, cards=strategy.shared.cards),
     )
+    sampled = sampling_gib(shape, load)
+    limit -= sampled
     found = choose_micro_batches(run, load, strategy, limit_gib=limit, checkpointing=settings.checkpointing)
     level = memory_level(run.architecture)
     if needs_more(found, limit_gib=limit, level=level):
         raise AnswerIsNo(
-            f"it does not fit into {limit:.1f} GiB",
+            f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
             fix="set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
             "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is",
         )
-    return found
+    if not sampled:
+        return found
+    parts = {**found.parts_gib, "rollouts": sampled}
+    return found.model_copy(update={"peak_gib": found.peak_gib + sampled, "parts_gib": parts})
+
+
+def _describe_sampled(sampled: float) -> str:
+    return f", which {sampled:.1f} GiB for sampled answers leave" if sampled else ""
 
 
 def plan_streamed(
@@ -194,8 +203,7 @@ def plan_tuning(
     tuning = choose_tuning(shape, request, limit_gib=limit, rates=rates or default_rates())
     if tuning is None:
         raise AnswerIsNo(
-            f"it does not fit into {limit:.1f} GiB"
-            + (f", which {sampled:.1f} GiB for sampled answers leave" if sampled else ""),
+            f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
             fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
         )

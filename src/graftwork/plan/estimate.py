@@ -17,7 +17,7 @@ from graftwork.costmodel.rollouts import (
     card_seconds,
     passes_of,
     processor_seconds,
-    sampling_bytes,
+    sampling_beyond,
     update_seconds,
     weight_width,
 )
@@ -214,12 +214,16 @@ def make_plan(inputs: PlanInputs) -> Plan:
     memory = correct_memory(computed, inputs.learned_memory)
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
-        memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
+        # What is sampled in between stays where it is while a step is computed.
+        value, low, high = (
+            gib + tuning.sampling_gib for gib in (tuning.peak_gib, tuning.peak_gib * 0.9, tuning.limit_gib)
+        )
+        memory = Figure(value=value, low=low, high=high, unit="GiB")
     spent = minutes_by_part(shape, work, speed, kind=device.kind, tuning=tuning)
     sampling = rollout_seconds(shape, work, device, tuning=tuning, rates=inputs.rates)
     spent = _split_compute(spent, sum(sampling.values()) / 60)
     minutes = _add_up(spent.values(), unit="min")
-    fits = memory.high <= inputs.memory_limit_gib and minutes.value <= (
+    fits = not _is_beyond(memory, inputs.memory_limit_gib) and minutes.value <= (
         settings.time_limit_minutes or math.inf
     )
     return Plan(
@@ -249,6 +253,11 @@ def make_plan(inputs: PlanInputs) -> Plan:
     )
 
 
+def _is_beyond(memory: Figure, limit: float) -> bool:
+    """A limit that was divided adds up to itself but for rounding."""
+    return memory.high > limit * (1 + 1e-9)
+
+
 def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
     """Bytes by what they are for."""
     shape, work, plain = inputs.shape, inputs.work, inputs.plain
@@ -268,9 +277,7 @@ def _memory_parts(inputs: PlanInputs, trainable: int) -> dict[str, float]:
     ]
     parts = {name: float(size) for name, size in max(found, key=lambda f: f.total).model_dump().items()}
     if work.rollouts is not None:
-        # Nothing of a step is held while answers are sampled.
-        passing = parts["activations"] + parts["logits"]
-        parts["rollouts"] = max(sampling_bytes(shape, work.rollouts, width=width) - passing, 0.0)
+        parts["rollouts"] = sampling_beyond(shape, work.rollouts, parts, width=width)
     return parts
 
 
@@ -400,7 +407,7 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
             f"the speed was measured with {device.core_share:.0%} of the {device.threads} cores, since other "
             "processes or a quota took the rest: the times are those of such a machine"
         )
-    if memory.high > limit:
+    if _is_beyond(memory, limit):
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "
             "or `train.upper_layers`"

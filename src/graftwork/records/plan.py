@@ -1,5 +1,6 @@
 """Predictions of a run, and how far they were off."""
 
+import math
 from typing import Any, Literal
 
 from graftwork.records.base import Figure, Record
@@ -141,6 +142,12 @@ class RolloutLoad(Record):
     """Expected of an answer."""
     prompts_at_once: int | None = None
     """Prompts that are answered together; None: all of a step."""
+    longest_prompt: int | None = None
+    """None: all prompts have the same length."""
+    has_turns: bool = False
+    """Whether an answer is an episode, whose later turns are read again from the beginning."""
+    on_server: bool = False
+    """Whether a server answers: then nothing is sampled here."""
     batches: int = 1
     supervised_rows: int = 0
     """Rows of supervised training next to them in a step."""
@@ -158,8 +165,9 @@ class RolloutLoad(Record):
         return min(self.prompts_at_once or self.prompts, self.prompts) * self.answers
 
     @property
-    def rounds(self) -> int:
-        return -(-self.rows // self.rows_at_once)
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return math.ceil(self.prompt_tokens) if self.longest_prompt is None else self.longest_prompt
 
 
 class Workload(Record):

@@ -87,7 +87,11 @@ def guard_callbacks(
     settings: TrainSettings, store: CheckpointStore, *, deadline: float | None, report: Callable[[str], None]
 ) -> list[TrainingCallback]:
     """Those who refuse a step or end the run before it is harmed."""
-    found: list[TrainingCallback] = [DivergenceCallback(settings.watch, report=report)]
+    # The loss of sampled answers is a sum weighted by advantages: large rewards make it jump, rightly.
+    compares = settings.objective != "grpo"
+    found: list[TrainingCallback] = [
+        DivergenceCallback(settings.watch, compares_losses=compares, report=report)
+    ]
     if deadline is not None:
         every, seconds = settings.examine.every, settings.examine.seconds
         found.append(

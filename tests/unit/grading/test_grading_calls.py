@@ -102,6 +102,20 @@ def test_numbers_are_compared_by_type():
     assert not same_value(None, 0.0)
 
 
+def test_a_number_beyond_floats_is_wrong_and_no_failure_of_the_reward():
+    """A reward that fails does not count: such an answer would escape its 0."""
+    assert not same_value(10**400, 1.5)
+    assert not same_value([-(10**400)], [0.0])
+    assert same_value(10**300, 1e300)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_number_is_not_taken_for_nothing(context, value):
+    (given,) = run_calls(f"def f():\n    return float({value!r})\n", (PythonCall(call="f"),), context)
+    assert not is_right(PythonCall(call="f", gives=None), given)
+    assert not is_right(PythonCall(call="f", gives=0.0), given)
+
+
 def test_the_catalogue_has_at_least_twenty_hacks_and_leaves_out_the_reference():
     code = list(hacks_for(make_case(python_calls=CALLS)))
     assert len(code) >= 40

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from graftwork.costmodel.rates import rates_of
+from graftwork.costmodel.rollouts import sampling_gib
 from graftwork.model.shape import linear_names
 from graftwork.pipeline import fit_here, replan
 from graftwork.pipeline import plan_card as step
@@ -17,7 +18,7 @@ from graftwork.plan.fit.question import make_question
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.fit import FitOptions
-from graftwork.records.plan import DeviceFacts, PlainStep, Workload
+from graftwork.records.plan import DeviceFacts, PlainStep, RolloutLoad, Workload
 from graftwork.records.run import TrainJob
 from graftwork.train.run_folder import REPLANNED
 from graftwork.train.settings import TrainSettings
@@ -92,6 +93,25 @@ def streamed_project(tmp_path, *, limit, **train):
     opened = opened_project(tmp_path, limit=limit)
     opened.settings.train = TrainSettings(method="full", offload=True, batch_rows=8, **train)
     return opened
+
+
+def test_the_plain_step_on_a_card_leaves_room_for_sampled_answers(tmp_path):
+    answers = RolloutLoad(prompts=2, answers=4, prompt_tokens=512, max_tokens=512, answer_tokens=300)
+    load = LOAD.model_copy(update={"rollouts": answers})
+    sampled = sampling_gib(SHAPE, load)
+    plans = []
+    for work, limit in ((LOAD, 20.0 - sampled), (load, 20.0)):
+        project = opened_project(tmp_path, limit=limit)
+        plans.append(step.plan_passes(project, CARD, SHAPE, work, "bfloat16", rates=None))
+    alone, between = plans
+    assert sampled > 0.4
+    assert between.parts_gib["rollouts"] == pytest.approx(sampled)
+    assert between.peak_gib == pytest.approx(alone.peak_gib + sampled)
+    assert (between.micro_rows, between.checkpointed) == (alone.micro_rows, alone.checkpointed)
+    with pytest.raises(AnswerIsNo, match="GiB for sampled answers leave"):
+        step.plan_passes(
+            opened_project(tmp_path, limit=sampled + 0.5), CARD, SHAPE, load, "bfloat16", rates=None
+        )
 
 
 def test_the_plan_of_a_run_and_the_answer_of_fit_stream_the_same_step(tmp_path, monkeypatch):

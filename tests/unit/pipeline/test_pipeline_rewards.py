@@ -38,6 +38,17 @@ def test_a_plan_counts_every_answer_of_every_step():
     assert (load.rows, load.batches, load.supervised_rows) == (8, 3, 0)
 
 
+def test_a_plan_knows_the_longest_prompt_and_who_answers():
+    short, long = row("a", 9), row("b", 7).model_copy(update={"trained_from": 5})
+    *_, load = lay_out_rows([short, long], [], settings())
+    assert (load.prompt_tokens, load.longest, load.has_turns, load.on_server) == (3.0, 5, False, False)
+    elsewhere = {"endpoint": {"url": "http://127.0.0.1:8000/v1", "model": "base"}}
+    *_, load = lay_out_rows([short], [], settings(rollouts=elsewhere))
+    assert load.on_server
+    *_, load = lay_out_rows([short], [], settings(rollouts={"environment": {"python": "envs/e.py:Game"}}))
+    assert load.has_turns
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
     mixed = settings(

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.rollouts import cache_bytes, sampling_sizes
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import card_room, make_question
+from graftwork.plan.fit.question import card_room, make_question, rollout_load
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitOptions
@@ -183,6 +184,21 @@ def test_a_fit_of_grpo_counts_the_answers_that_are_sampled_between_steps():
     assert more.parts_gib["key-value cache"].value >= fewer.parts_gib["key-value cache"].value > 1.0
     supervised = fit(question(SMALL, method="lora", seq=1024, trained_share=0.5))
     assert fewer.step_seconds.value > supervised.step_seconds.value
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_a_fit_of_grpo_counts_the_cache_as_the_generator_pads_it(method):
+    asked = question(
+        SMALL, method=method, algorithm="grpo", batch_rows=24, prompt_tokens=300, completion_tokens=128
+    )
+    load = rollout_load(asked)
+    sizes = sampling_sizes(load, recorded=True)
+    assert (load.rows_at_once, sizes.slots) == (24, 32)
+    expected = cache_bytes(asked.shape, tokens=sizes.columns, rows=sizes.slots, width=2.0)
+    answer = fit(asked)
+    assert answer.parts_gib["key-value cache"].value == pytest.approx(expected / 2**30)
+    parts = sum(figure.value for name, figure in answer.parts_gib.items() if name != "allocator")
+    assert parts == pytest.approx(answer.peak_allocated_gib.value, rel=0.01)
 
 
 def test_a_fit_of_dpo_counts_both_replies_and_the_comparing_pass():

@@ -11,7 +11,7 @@ from graftwork.model.shape import adapter_parameters, read_shape, total_paramete
 from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Figure
-from graftwork.records.plan import DeviceFacts, ModelShape, Workload
+from graftwork.records.plan import DeviceFacts, ModelShape, RolloutLoad, Tuning, Workload
 
 SMOL = ModelShape(
     name="smollm2",
@@ -138,3 +138,35 @@ def test_a_speed_that_was_measured_on_a_busy_machine_is_named():
 def test_a_figure_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="must hold the value"):
         Figure(value=3, low=1, high=2)
+
+
+@pytest.mark.parametrize("limit", [20.3, 22.7, 16.1])
+def test_the_peak_of_a_tuned_card_includes_sampled_answers_and_fits_the_limit_it_was_tuned_to(limit):
+    sampled = 3.1
+    tuning = Tuning(
+        form="whole",
+        head="whole",
+        micro_tokens=4096,
+        longest=120,
+        keep=30,
+        lean=0,
+        chunk_tokens=1024,
+        head_tokens=256,
+        turned=False,
+        host_embedding=False,
+        limit_gib=limit - sampled,
+        peak_gib=9.0,
+        seconds_a_token=1e-5,
+        sampling_gib=sampled,
+    )
+    card = DEVICE.model_copy(update={"kind": "cuda", "memory_gib": 80.0})
+    answers = RolloutLoad(prompts=5, answers=8, prompt_tokens=80, max_tokens=40, answer_tokens=26)
+    made = plan(
+        workload(rollouts=answers),
+        device=card,
+        tuning=tuning,
+        settings=PlanSettings(memory_limit_gib=limit),
+    )
+    assert made.peak_memory_gib.value == pytest.approx(12.1)
+    assert made.peak_memory_gib.high == pytest.approx(limit)
+    assert made.fits

@@ -9,8 +9,10 @@ import pytest
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.callbacks.guards import Diverged, DivergenceCallback, name_rows
+from graftwork.train.checkpoints.store import CheckpointStore
 from graftwork.train.engine import StepResult
-from graftwork.train.settings import WatchSettings
+from graftwork.train.run_setup import guard_callbacks
+from graftwork.train.settings import TrainSettings, WatchSettings
 
 
 def row(line):
@@ -71,6 +73,22 @@ def test_a_spike_does_not_become_the_usual():
     watch = DivergenceCallback(WatchSettings(tolerate=100, window=4))
     usual(watch)
     assert not any(watch.accept_gradient(number, measured(40.0), ROWS) for number in range(9, 60))
+
+
+@pytest.mark.parametrize(("objective", "stops"), [("sft", True), ("dpo", True), ("grpo", False)])
+def test_the_loss_of_sampled_answers_may_jump(tmp_path, objective, stops):
+    """It is a sum weighted by advantages, of either sign: large rewards make it large, and right."""
+    rewards = {"rewards": [{"metric": "task_success"}]} if objective == "grpo" else {}
+    settings = TrainSettings.model_validate({"objective": objective, **rewards})
+    store = CheckpointStore(tmp_path, keep=1)
+    (watch,) = guard_callbacks(settings, store, deadline=None, report=lambda _message: None)
+    for number, loss in enumerate((-0.2, 0.1, 0.3, -0.1, 0.2), 1):
+        assert watch.accept_gradient(number, measured(loss), ROWS)
+    assert watch.accept_gradient(6, measured(5.0), ROWS) is not stops
+    assert watch.accept_gradient(7, measured(0.1), ROWS)
+    assert not watch.accept_gradient(8, measured(0.1, 1e6), ROWS)
+    with pytest.raises(Diverged):
+        watch.accept_gradient(9, measured(math.nan), ROWS)
 
 
 def test_close_to_zero_a_multiple_alone_is_no_spike():

@@ -33,6 +33,7 @@ from graftwork.train.engine_choice import why_eager, why_unsupported
 from graftwork.train.gpu.engine import GpuEngine, PackSizes, pack
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.gpu.quantized import (
+    EightBitLinear,
     FourBitWeight,
     Nf4Part,
     dequantize_four,
@@ -422,5 +423,15 @@ def test_log_probabilities_of_written_tokens_are_those_that_training_computes_in
     (row,) = make_rows((16,))
     whole = row.model_copy(update={"tokens": (*prompt, *tokens), "trained_from": len(prompt)})
     (expected,) = engine.log_probabilities([whole])
-    # The prompt was read by the model itself, whose activations are not in 8 bits here.
-    assert logprobs == pytest.approx(expected.tolist(), abs=0.05)
+    assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_model_that_only_reads_multiplies_in_eight_bits_as_training_does():
+    weight, x = torch.randn(48, 64), torch.randn(2, 5, 64)
+    shared = quantize_eight(weight, torch.randn(48), turned=False)
+    layer = EightBitLinear(shared, begin=16, rows=32, dtype=torch.float32)
+    expected = product(shared, x.flatten(0, 1)).view(2, 5, 48)[..., 16:]
+    torch.testing.assert_close(layer(x), expected)
+    learned = layer(x.clone().requires_grad_(True))
+    assert learned.requires_grad
+    assert float((learned.detach() - expected).norm() / expected.norm()) > 0.005

@@ -39,6 +39,21 @@ def test_no_prompt_is_crossed_with_its_own_reply(weights):
     assert all(reply - prompt != 100 for prompt, reply in crossed)
 
 
+def test_a_crossed_row_is_no_longer_than_any_row():
+    """Memory is planned for the longest row, and positions may end there."""
+    prompts, replies = (6, 1, 4), (1, 7, 2)
+    samples = [
+        make_reply(at).model_copy(
+            update={"tokens": (at,) * prompt + (50 + at,) * reply, "trained_from": prompt}
+        )
+        for at, (prompt, reply) in enumerate(zip(prompts, replies, strict=True))
+    ]
+    order = make_order(samples, batch_rows=3)
+    crossed = order.mismatched(1)
+    assert max(len(row.tokens) for row in crossed) == 8
+    assert all(len(row.tokens) > row.trained_from for row in crossed)
+
+
 def test_rows_of_a_step_are_crossed_with_the_row_before():
     order = make_order([make_reply(at) for at in range(4)], batch_rows=4)
     order._steps = ((0, 1, 2, 3),)

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.reward_runner import GradedParts
 from graftwork.grading.rewards import grade_part
+from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -75,7 +76,9 @@ class FixedGrader:
             yield GradedParts(question.key, value, {"m": value}, failed, 0.01)
 
 
-def make_source(folder, reward, *, canaries=0, audit=None, report=lambda _message: None, **changes):
+def make_source(
+    folder, reward, *, canaries=0, audit=None, supervised=(), report=lambda _message: None, **changes
+):
     settings = TrainSettings.model_validate(
         {
             "objective": "grpo",
@@ -93,6 +96,7 @@ def make_source(folder, reward, *, canaries=0, audit=None, report=lambda _messag
         grader=FixedGrader(reward),
         journal=EpisodeJournal(folder),
         audit=audit or {},
+        supervised=supervised,
         report=report,
     )
     return RolloutSource(parts), parts
@@ -110,6 +114,33 @@ def test_a_batch_with_signal_becomes_rows_with_advantages(tmp_path):
     assert sum(row.scale * 2 for row in rows) == pytest.approx(1.0)
     assert source.measures(1)["pass@1"] == 0.25
     assert source.accept_gradient(1, None, rows)
+
+
+def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_path):
+    """An update by a gradient of zeros would go on in the direction of the steps before."""
+    row = Row(
+        id="row",
+        origin=Origin(file="log.jsonl", line=1),
+        messages=(Message(role="user", content="q"),),
+        reply="right",
+        tokens=(1, 2, 3),
+        trained_from=1,
+    )
+    source, _ = make_source(
+        tmp_path,
+        lambda question: float(question.text == "1" and question.key.startswith("case0")),
+        supervised=[row],
+        rollouts={"steps": 3, "prompts": 5, "answers": 4, "max_tokens": 4},
+        mix={"rl": 0.7, "sft": 0.3, "decay": "to_zero"},
+        reward_checks=NO_STOP,
+    )
+    accepted = []
+    for step in (1, 2, 3):
+        if step > 1:
+            source._parts.grader.reward = lambda _question: 0.0
+        rows = source.batch(step)
+        accepted.append((source.accept_gradient(step, None, rows), any(row.scale for row in rows)))
+    assert accepted == [(True, True), (True, True), (False, False)]
 
 
 def test_a_journaled_batch_is_neither_sampled_nor_graded_again(tmp_path):

@@ -225,7 +225,15 @@ def test_group_advantages_leave_out_answers_without_a_reward():
     assert group_advantages([1.0, None, 0.0]) == [0.5, None, -0.5]
     assert group_advantages([1.0, None]) == [0.0, None]
     scaled = group_advantages([1.0, 0.0, 1.0, 0.0], scale="group")
-    assert scaled == pytest.approx([1, -1, 1, -1], rel=1e-3)
+    assert scaled == pytest.approx([0.75**0.5, -(0.75**0.5)] * 2, rel=1e-3)
+
+
+def test_advantages_by_the_deviation_are_those_of_trl():
+    """TRL divides by the deviation of a sample, torch's default."""
+    torch = pytest.importorskip("torch")
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.25])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    assert group_advantages(rewards.tolist(), scale="group") == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_dead_groups_are_those_without_a_difference():

@@ -14,9 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from graftwork.model.generate.attention import ATTENTION_NAME
 from graftwork.model.generate.scheduler import SlotMove
-
-COLUMNS = 64
-"""Columns come in multiples of this."""
+from graftwork.model.generate.sizes import allocated_columns
 
 
 class CacheShape(NamedTuple):
@@ -105,7 +103,7 @@ class SlotCache:
         if slots <= self.slots and columns <= self.columns:
             return False
         slots = max(slots, self.slots)
-        columns = max(-(-(columns + 1) // COLUMNS) * COLUMNS, self._room.shape[4])
+        columns = max(allocated_columns(columns), self._room.shape[4])
         kept = self._room
         if not kept.numel():
             del kept

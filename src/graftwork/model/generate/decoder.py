@@ -30,16 +30,12 @@ from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
 from graftwork.model.generate.sampling import choose_tokens
 from graftwork.model.generate.scheduler import SlotScheduler
+from graftwork.model.generate.sizes import PREFILL_TOKENS, RECORDED_PREFILLS, DecoderSizes, cut_prompts
 
-PREFILL_TOKENS = 8192
-"""Tokens of prompts that are read in one pass, padding included."""
 LONG_PROMPTS = 256
 """Tokens of prompts from which reading them on a processor is interrupted when their callers leave."""
-RECORDED_PREFILLS = (32, 64, 128, 256, 512)
-"""Lengths to which a single short prompt is padded on a card, so that reading it is one launch."""
 SHRINKING_PAYS = 128
 """Steps that must be left before rows are moved to a smaller recording: making one takes as long as many."""
-FEWEST_COLUMNS = 128
 
 
 class TokenPass(Protocol):
@@ -91,6 +87,7 @@ class SlotDecoder:
         self._on_card = self._device.type == "cuda"
         self._recorder = GraphRecorder(enabled=recorded and self._on_card, state=lambda: self._positions)
         self._padded = recorded
+        self._sizes = DecoderSizes(slots, padded=recorded)
         self._lookahead = int(self._on_card) if lookahead is None else lookahead
         self._scheduler: SlotScheduler[GenerationRequest] = SlotScheduler(slots, group_of=self._group_of)
         self._cache = SlotCache(shape, self._device)
@@ -158,7 +155,7 @@ class SlotDecoder:
 
     def reserve(self, slots: int, columns: int) -> None:
         """Make room beforehand, where it is known what comes."""
-        self._ensure(self._bucket(min(slots, self.slots)), self._column_bucket(columns))
+        self._ensure(*self._sizes.room(min(slots, self.slots), columns))
 
     def reset(self) -> list[GenerationRequest]:
         """Give all memory back, and leave the model as others expect it; the requests that were open."""
@@ -226,7 +223,7 @@ class SlotDecoder:
         self._activate()
         longest = max(len(request.prompt) for _, request in admitted)
         wanted = min(self._scheduler.used + self._scheduler.waiting, self.slots)
-        self._ensure(self._bucket(wanted), self._column_bucket(longest + 1))
+        self._ensure(*self._sizes.room(wanted, longest + 1))
         for slot, request in admitted:
             request.launched = 1
             self._contents.clear_slot(slot)
@@ -289,18 +286,13 @@ class SlotDecoder:
         for slot, request in rows:
             groups.setdefault(tuple(request.prompt), []).append(slot)
             self._contents.hold(slot, request.adapter, request.prompt)
-        first = {slots[0]: prompt[:-1] for prompt, slots in groups.items() if len(prompt) > 1}
-        some: list[tuple[int, list[int], int]] = []
-        for slot, prompt in sorted(first.items(), key=lambda item: -len(item[1])):
-            if len(prompt) > PREFILL_TOKENS:
-                self._pass_pieces(slot, list(prompt))
-                continue
-            if some and (len(some) + 1) * len(some[0][1]) > PREFILL_TOKENS:
-                self._pass_prompts(some)
-                some = []
-            some.append((slot, list(prompt), 0))
-        if some:
-            self._pass_prompts(some)
+        first = [(slots[0], list(prompt[:-1])) for prompt, slots in groups.items() if len(prompt) > 1]
+        for places in cut_prompts([len(tokens) for _, tokens in first]):
+            some = [first[place] for place in places]
+            if len(some[0][1]) > PREFILL_TOKENS:
+                self._pass_pieces(*some[0])
+            else:
+                self._pass_prompts([(slot, tokens, 0) for slot, tokens in some])
         for prompt, slots in groups.items():
             self._cache.copy_prefix(slots[0], slots[1:], len(prompt) - 1)
         return {slot: len(request.prompt) - 1 for slot, request in rows}
@@ -316,14 +308,8 @@ class SlotDecoder:
         self, admitted: list[tuple[int, GenerationRequest]], starts: dict[int, int]
     ) -> list[list[tuple[int, GenerationRequest]]]:
         """Prompts of like length together, as many as one pass reads."""
-        parts: list[list[tuple[int, GenerationRequest]]] = []
-        for slot, request in sorted(admitted, key=lambda row: -(len(row[1].prompt) - starts[row[0]])):
-            rest = len(request.prompt) - starts[slot]
-            longest = len(parts[-1][0][1].prompt) - starts[parts[-1][0][0]] if parts else rest
-            if not parts or (len(parts[-1]) + 1) * longest > PREFILL_TOKENS:
-                parts.append([])
-            parts[-1].append((slot, request))
-        return parts
+        lengths = [len(request.prompt) - starts[slot] for slot, request in admitted]
+        return [[admitted[place] for place in places] for places in cut_prompts(lengths)]
 
     def _read_prompts(self, rows: list[tuple[int, GenerationRequest]], starts: dict[int, int]) -> None:
         """The last pieces of these prompts, and the first token of each answer."""
@@ -350,17 +336,16 @@ class SlotDecoder:
         """Read (slot, tokens, first position) of some rows, padded on the left; logits behind each."""
         width = max(len(tokens) for _, tokens, _ in rows)
         needed = max(start + len(tokens) for _, tokens, start in rows)
-        alone = len(rows) == 1 and width <= RECORDED_PREFILLS[-1] and self._padded
-        if alone:
-            width = next(length for length in RECORDED_PREFILLS if length >= width)
+        recorded = self._sizes.recorded_width(len(rows), width)
+        width = recorded or width
         inputs = torch.full((2, len(rows), width), self._cache.padding, dtype=torch.long)
         inputs[0] = 0
         for row, (_, tokens, start) in enumerate(rows):
             inputs[0, row, width - len(tokens) :] = torch.tensor(tokens)
             inputs[1, row, width - len(tokens) :] = torch.arange(start, start + len(tokens))
-        columns = self._column_bucket(needed)
+        columns = self._sizes.columns(needed)
         slots = [slot for slot, _, _ in rows]
-        if not alone:
+        if recorded is None:
             placed = torch.tensor(slots, device=self._device)
             sent = inputs.to(self._device)
             return self._pass(sent[0], sent[1], placed, columns, leading=False, adapted=self._adapted)
@@ -417,22 +402,22 @@ class SlotDecoder:
         """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
         same whenever it comes."""
         running = [row for row in self._scheduler.rows if row is not None]
-        wanted = self._bucket(self._scheduler.running)
+        wanted = self._sizes.rows(self._scheduler.running)
         if not self._padded:
             self._rows = wanted
-        elif self._bucket(self._scheduler.used) > self._rows:
-            self._rows = self._bucket(self._scheduler.used)
+        elif self._sizes.rows(self._scheduler.used) > self._rows:
+            self._rows = self._sizes.rows(self._scheduler.used)
         elif wanted <= self._rows // 4 and not self._scheduler.waiting:
             left = max(row.most - row.launched for row in running)
             self._rows = wanted if left >= SHRINKING_PAYS else self._rows
         self._move_rows()
         now = max(row.length for row in running) + 1
-        ahead = min(max(row.final_length for row in running), 2 * now)
+        ahead = self._sizes.token_columns(now, max(row.final_length for row in running))
         if not self._padded:
             self._columns = now
             self._ensure(self._rows, ahead if now > self._cache.columns else now)
         elif now > self._columns:
-            self._columns = self._column_bucket(ahead)
+            self._columns = ahead
             self._ensure(self._rows, self._columns)
         else:
             self._ensure(self._rows, self._columns)
@@ -487,17 +472,6 @@ class SlotDecoder:
         )
         logits: Tensor = output.logits[:, -1]
         return logits
-
-    def _bucket(self, rows: int) -> int:
-        """On a card a power of two, so that there are few recordings."""
-        return min(1 << max(rows - 1, 0).bit_length(), self._scheduler.slots) if self._padded else rows
-
-    def _column_bucket(self, columns: int) -> int:
-        if not self._padded:
-            return columns
-        power = 1 << max(columns - 1, 0).bit_length()
-        bucket = power * 3 // 4 if columns <= power * 3 // 4 else power
-        return max(bucket, FEWEST_COLUMNS)
 
     # Adapters
 

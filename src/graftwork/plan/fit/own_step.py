@@ -13,10 +13,10 @@ from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_passe
 from graftwork.costmodel.card_tuning import CARD_SHARE, TuningRequest, choose_tuning, heads
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import card_seconds, sampling_bytes, weight_width
+from graftwork.costmodel.rollouts import card_seconds, weight_width
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
-from graftwork.plan.fit.plain_step import host_memory, trained
+from graftwork.plan.fit.plain_step import host_memory, sampled_parts, trained, with_answers
 from graftwork.plan.fit.question import card_room, rollout_load
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
@@ -44,8 +44,7 @@ def own_limit(question: FitQuestion) -> float:
 
 def sampled_bytes(question: FitQuestion) -> float:
     """Of a card, for the answers of a step that are sampled together."""
-    load = rollout_load(question)
-    return 0.0 if load is None else sampling_bytes(question.shape, load, width=HALF_BYTES)
+    return sum(sampled_parts(question).values())
 
 
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
@@ -199,7 +198,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
-    peak, floor = _with_answers(peak, sampled_bytes(question)), floor + sampled_bytes(question)
+    peak, floor = with_answers(peak, sampled_parts(question)), floor + sampled_bytes(question)
     return FitCandidate(
         way=StrategyOption("graft", True, ALONE, rows, adapted - tuning.keep),
         setup=None,
@@ -225,16 +224,3 @@ def sampling_parts(
         return card_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))
     # The packed step needs the log-probabilities of a pair before its gradient.
     return {"comparing": FORWARD_SHARE * training} if question.algorithm == "dpo" else {}
-
-
-def _with_answers(peak: MemoryPeak, size: float) -> MemoryPeak:
-    """Recorded steps keep their memory while answers are sampled: both are there."""
-    if not size:
-        return peak
-    return peak.model_copy(
-        update={
-            "allocated": peak.allocated + size,
-            "reserved": peak.reserved + size,
-            "parts": {**peak.parts, "key-value cache": size},
-        }
-    )

@@ -4,13 +4,16 @@ In: a question, how the run is shared, what the card reaches. Out: a FitCandidat
 and PEFT, or the step of `graft train` for families that it has no step of its own for.
 """
 
+from collections.abc import Mapping
+
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
 from graftwork.costmodel.plain_time import expected_longest
 from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.rollouts import sampling_memory
 from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
-from graftwork.plan.fit.question import card_room, half_precision, plain_setup
+from graftwork.plan.fit.question import card_room, half_precision, plain_setup, rollout_load
 from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
@@ -106,6 +109,26 @@ def with_generation(
         reserved=generating + beyond,
         parts={**{name: size for name, size in lasting.items() if size}, **passing},
         phase="generation",
+    )
+
+
+def sampled_parts(question: FitQuestion) -> dict[str, float]:
+    """Bytes of a card that `graft train` holds for the answers of a step, by what they are for."""
+    load = rollout_load(question)
+    if load is None:
+        return {}
+    return sampling_memory(question.shape, load, width=float(KV_BYTES), recorded=True)
+
+
+def with_answers(peak: MemoryPeak, sampled: Mapping[str, float]) -> MemoryPeak:
+    """Recorded passes keep their memory while a step is computed: both are there."""
+    size = sum(sampled.values())
+    return peak.model_copy(
+        update={
+            "allocated": peak.allocated + size,
+            "reserved": peak.reserved + size,
+            "parts": {**peak.parts, **sampled},
+        }
     )
 
 
@@ -239,7 +262,10 @@ def _with_generation(
     room = card_room(question, cards=shared.cards).value * GIB * GENERATION_SHARE
     lasting = lasting_bytes(peak, whole_weights=whole)
     rows = rows_at_once(question, lasting, room=max(room, peak.allocated), cards=shared.cards)
-    grown = with_generation(peak, question, rows=rows, whole_weights=whole)
+    if sampled := sampled_parts(question):
+        grown = with_answers(peak, sampled)
+    else:
+        grown = with_generation(peak, question, rows=rows, whole_weights=whole)
     return grown, generation_seconds(
         question, rows=rows, cards=shared.cards, rates=run.rates, training=training
     )

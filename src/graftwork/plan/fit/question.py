@@ -14,6 +14,7 @@ from typing import Literal
 
 from graftwork.costmodel.rollouts import sampling_bytes
 from graftwork.model.families.registry import family_or_llama
+from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import Figure
@@ -21,7 +22,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitOptions, FitQuestion, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import RolloutLoad
-from graftwork.records.units import GIB
+from graftwork.records.units import ELEMENT_BYTES, GIB
 
 DEFAULT_ROWS = 1000
 SAMPLING_SHARE = 0.3
@@ -157,8 +158,16 @@ def rollout_load(question: FitQuestion) -> RolloutLoad | None:
         reference_rows=0 if question.method == "full" else prompts,
     )
     room = SAMPLING_SHARE * card_room(question, cards=1).value * GIB
-    together = int(room // sampling_bytes(question.shape, load, width=2.0))
-    return load.model_copy(update={"prompts_at_once": max(min(together, prompts), 1)})
+    width, recorded = ELEMENT_BYTES[half_precision(question)], question.machine.gpu is not None
+
+    def size_of(together: int) -> float:
+        tried = load.model_copy(update={"prompts_at_once": together})
+        return sampling_bytes(question.shape, tried, width=width, recorded=recorded)
+
+    # More prompts than the slots of the generator take no more memory.
+    most = min(prompts, -(-MOST_ROWS // load.answers))
+    together = 1 + bisect_right(range(2, most + 1), room, key=size_of)
+    return load.model_copy(update={"prompts_at_once": prompts if together == most else together})
 
 
 def card_room(question: FitQuestion, *, cards: int) -> Figure:

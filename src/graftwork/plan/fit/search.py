@@ -21,7 +21,7 @@ from graftwork.costmodel.processor import (
     with_rows,
 )
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import passes_of, processor_seconds, update_seconds
+from graftwork.costmodel.rollouts import passes_of, processor_seconds, sampling_beyond, update_seconds
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
@@ -79,14 +79,17 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         seconds |= processor_seconds(shape, work.rollouts, gflops=gflops)
     # The C library takes and gives back pages: what is reserved is what is allocated.
     sizes = {name: float(size) for name, size in parts.model_dump().items()}
-    peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=sizes, phase="loss")
+    if work.rollouts is not None:
+        sizes["rollouts"] = sampling_beyond(shape, work.rollouts, sizes, width=width)
+    total = sum(sizes.values())
+    peak = MemoryPeak(allocated=total, reserved=total, parts=sizes, phase="loss")
     return FitCandidate(
         way=StrategyOption("graft", False, ALONE, rows, 0),
         setup=None,
         tuning=None,
         peak=peak,
         floor=peak.reserved,
-        host=Figure.about(parts.total / GIB, down=0.85, up=1.2, unit="GiB"),
+        host=Figure.about(total / GIB, down=0.85, up=1.2, unit="GiB"),
         seconds_a_step=sum(seconds.values()),
         step_parts=seconds,
         tokens_a_step=tokens,

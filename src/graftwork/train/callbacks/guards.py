@@ -38,12 +38,19 @@ class Diverged(AnswerIsNo):
 
 
 class DivergenceCallback(TrainingCallback):
+    """`compares_losses` is False where the loss of a step says nothing about another's."""
+
     name = "watch"
 
     def __init__(
-        self, settings: WatchSettings, *, report: Callable[[str], None] = lambda _message: None
+        self,
+        settings: WatchSettings,
+        *,
+        compares_losses: bool = True,
+        report: Callable[[str], None] = lambda _message: None,
     ) -> None:
         self._settings = settings
+        self._compares = compares_losses
         self._report = report
         self._usual: deque[float] = deque(maxlen=settings.window)
         self._in_a_row = 0
@@ -79,7 +86,7 @@ class DivergenceCallback(TrainingCallback):
             return f"the gradient is {measured.gradient_norm}"
         if measured.gradient_norm > self._settings.gradient:
             return f"the gradient exploded to {measured.gradient_norm:.3g}"
-        if len(self._usual) < LEAST_KNOWN:
+        if not self._compares or len(self._usual) < LEAST_KNOWN:
             return None
         usual = median(self._usual)
         if measured.loss > max(usual * self._settings.spike, usual + LEAST_RISE):

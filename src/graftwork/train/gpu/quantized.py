@@ -165,8 +165,8 @@ class EightBitLinear(nn.Module):
         return (self.codes.float() * self.scale).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad):
-            # As training multiplies: answers that it samples are then its own.
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            # As training multiplies: prompts that it reads for its answers are then read by the same policy.
             y = product(EightBitWeight(self.codes, self.scale, None, self.bias), x.flatten(0, -2))
             return y.view(*x.shape[:-1], -1)
         # Codes are exact in 16 bits; their scale is put on what comes out.

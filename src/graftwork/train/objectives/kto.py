@@ -152,7 +152,11 @@ class JudgedOrder:
 
 
 def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Each prompt of a step with the reply of the row before it; of any other sample if the step has none."""
+    """Each prompt of a step with the reply of the row before it; of any other sample if the step has none.
+
+    A reply is cut where the row would become longer than every sample: memory is planned for those.
+    """
+    longest = max(len(row.tokens) for row in samples)
     others = []
     for place, row in enumerate(rows):
         before = [*reversed(rows[:place]), *reversed(rows[place + 1 :])]
@@ -162,7 +166,7 @@ def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) 
             update={
                 "id": f"{row.id}/crossed",
                 "unit": f"crossed/{place}",
-                "tokens": (*row.tokens[: row.trained_from], *other.tokens[other.trained_from :]),
+                "tokens": (*row.tokens[: row.trained_from], *other.tokens[other.trained_from :])[:longest],
                 "reference": None,
             }
         )

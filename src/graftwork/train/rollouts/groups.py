@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Literal
 
 MOST_UNCERTAIN = 0.25
@@ -16,12 +16,15 @@ SOLVED = 0.999
 def group_advantages(
     rewards: Sequence[float | None], *, scale: Literal["none", "group"] = "none"
 ) -> list[float | None]:
-    """Each reward less the mean of its group; None for answers without a reward, which do not count."""
+    """Each reward less the mean of its group; None for answers without a reward, which do not count.
+
+    `group` divides by the deviation of a sample (n − 1), as TRL does.
+    """
     known = [reward for reward in rewards if reward is not None]
     if len(known) < 2:
         return [None if reward is None else 0.0 for reward in rewards]
     mean = fmean(known)
-    divisor = pstdev(known) + 1e-4 if scale == "group" else 1.0
+    divisor = stdev(known) + 1e-4 if scale == "group" else 1.0
     return [None if reward is None else (reward - mean) / divisor for reward in rewards]
 
 

@@ -136,8 +136,8 @@ class RolloutSource(TrainingCallback):
         kept = [group for group in kept if not group[0][0].canary]
         groups = [group for group in groups if not group[0][0].canary]
         groups = [group for group in groups if any(verdict.reward is not None for _, verdict in group)]
-        self._has_signal = bool(kept)
         rl, sft = self._settings.mix.shares(step, self.steps)
+        self._has_signal = bool(kept) or (self._epochs is not None and sft > 0)
         rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
         rows = self._correct(rows, number)
         rows = self._add_reference(rows)
@@ -175,8 +175,8 @@ class RolloutSource(TrainingCallback):
         )
 
     def accept_gradient(self, number: int, measured: Any, rows: Sequence[Row]) -> bool:
-        """A batch without any difference in reward changes no weight."""
-        return self._has_signal or self._epochs is not None
+        """A batch without any difference in reward and without supervised rows changes no weight."""
+        return self._has_signal
 
     def state(self) -> dict[str, Any]:
         record = {name: [prompt.answers, prompt.solved] for name, prompt in self._history.items()}
