@@ -82,7 +82,7 @@ def write_proposal(
     lines = [
         f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
         f"project: {_flow(name)}",
-        _line(f"base: {_flow(base)}", "the base model: embedded, or the path of a model folder"),
+        _line(f"base: {_flow(base)}", "embedded, a folder, or a name on the Hugging Face Hub"),
         "",
         *_data(proposal, logs),
         "",
