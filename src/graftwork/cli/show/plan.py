@@ -102,7 +102,7 @@ def _time(answer: FitAnswer) -> PlainTable:
         # A run that does not fit fails at the start.
         chance = answer.late_oom_chance
         text = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
-        rows.add_row("chance to run out late", text, "" if text == "none" else _percents(chance))
+        rows.add_row("late out-of-memory", text, "" if text == "none" else _percents(chance))
     return rows
 
 
@@ -142,7 +142,7 @@ def say_strategy(strategy: Strategy) -> str:
         titles[strategy.sharding],
         f"weights in {strategy.weights}, {strategy.precision}",
         f"{strategy.micro_tokens:,} tokens at a time × {strategy.accumulation}",
-        f"{strategy.checkpointed_layers} layers checkpointed"
+        f"{strategy.checkpointed_layers} layer{'s' * (strategy.checkpointed_layers != 1)} checkpointed"
         if strategy.checkpointed_layers
         else "nothing checkpointed",
     ]

@@ -62,7 +62,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
         when=timestamp(),
     )
     for drift in outcome.drifts:
-        work.reporter.info(f"beyond the plan: {drift.says}")
+        work.reporter.info(f"outside the planned range: {drift.says}")
     work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
     write_training_page(folder, plan, outcome)
     return outcome
