@@ -13,6 +13,7 @@ from graftwork.grading.metrics import name_of, plural
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
+from graftwork.records.plan import RunPlan
 
 if TYPE_CHECKING:
     from graftwork.pipeline.past_residuals import PastResiduals
@@ -411,10 +412,30 @@ def show_preflight(console: Console, found: "Preflight") -> None:
         if problem.fix:
             print_line(console, f"  [dim]fix:[/] {quote(problem.fix)}")
     show_run_plan(console, found.run)
+    if hint := _how_to_shorten(found.run):
+        print_line(console, hint)
     if found.errors:
         print_line(console, f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
     else:
         print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and gates.")
+
+
+LONG_RUN_MINUTES = 240.0
+SHORTER = {
+    "train": "fewer train.epochs or a smaller data.max_tokens",
+    "evaluate": "a smaller evaluate.max_new_tokens or data.test",
+}
+"""Settings that shorten a stage."""
+
+
+def _how_to_shorten(run: RunPlan) -> str | None:
+    """What shortens a run of many hours: the settings of its longest stage, or another machine."""
+    longest = max(run.stages, key=lambda stage: stage.seconds.value, default=None)
+    if longest is None or run.minutes.value < LONG_RUN_MINUTES:
+        return None
+    here = SHORTER.get(longest.stage)
+    elsewhere = "`graft plan compare` estimates it on other machines"
+    return f"a long run: {here} shortens it here; {elsewhere}" if here else f"a long run: {elsewhere}"
 
 
 def show_trials(console: Console, found: "Preflight") -> None:
