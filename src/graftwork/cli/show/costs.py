@@ -166,7 +166,7 @@ def _title(found: PlaceComparison) -> str:
     )
 
 
-def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> object:
+def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> PlainTable:
     budget, value = found.terms.budget_usd, found.terms.value_usd
     columns = ["place", "card", "hours", "$/h", "a run", "done in"]
     columns += ["runs"] if budget is not None else []
