@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
+from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Busy, Interrupted
@@ -265,6 +267,20 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
     assert any((folder / "checkpoints").iterdir())
     assert json.loads(graft(long_project, "status", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert finished_hash(long_project)
+
+
+class InterruptedHost(LocalWorkers):
+    """Ctrl-C while the worker is being started."""
+
+    def submit(self, job):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_the_worker_runs_leaves_a_stopped_run(small_project):
+    with use_project(open_project(small_project), NullReporter()) as work:
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(replace(work, place=InterruptedHost()), upto="train")
+        assert [run.state for run in work.runs.list()] == ["stopped"]
 
 
 def test_a_run_is_busy_while_the_worker_of_a_killed_command_still_stops(small_project, listener):

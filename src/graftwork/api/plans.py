@@ -53,10 +53,13 @@ def plan_fit(
     except ValidationError as refused:
         first = refused.errors()[0]
         name = str(first["loc"][0])
+        fix = "`graft plan fit --help` lists the accepted values"
+        if name == "algorithm" and str(first["input"]).lower() == "ppo":
+            fix = "use grpo, which needs no value model; docs/reinforcement.md maps the settings of PPO to it"
         raise UserMistake(
             f"--{name} is {first['input']!r}",
             why=first["msg"],
-            fix="`graft plan fit --help` lists the accepted values",
+            fix=fix,
             where=f"--{name}",
         ) from refused
     return answer_fit(asked, on_progress=on_progress)

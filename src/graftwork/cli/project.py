@@ -24,7 +24,8 @@ def init(
         typer.Option("--project", "-C", help="Folder of the new project. Default: the working directory."),
     ] = None,
     base: Annotated[
-        str, typer.Option(help="The base model: the embedded one, or a model folder.")
+        str,
+        typer.Option(help="The base model: the embedded one, a folder, or a name on the Hugging Face Hub."),
     ] = "smollm2-135m-instruct",
     plan: Annotated[
         bool, typer.Option("--plan/--no-plan", help="Then prepare the data and estimate the run.")
@@ -39,12 +40,13 @@ def init(
 
     Example:  graft init logs/tickets.jsonl
     """
-    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.project.init import start_project
 
     folder, named = _find_logs(logs or [], project)
-    started = start_project(folder, named, base=base)
+    with stderr.status("reading the logs and choosing metrics, gate rules and settings"):
+        started = start_project(folder, named, base=base)
     if json and (started.proposal is None or not plan):
         print_json(started)
         return

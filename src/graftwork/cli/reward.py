@@ -32,10 +32,10 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
 
     Example:  graft reward check --cases 8
     """
-    from graftwork.cli.output import print_json
+    from graftwork.cli.output import print_json, stderr
     from graftwork.pipeline.reward_check import check_rewards
 
-    with opened(project, model) as work:
+    with opened(project, model) as work, stderr.status("trying the reference and the catalogue of hacks"):
         found = check_rewards(work, cases=cases)
     if json:
         print_json({**found.model_dump(mode="json"), "sound": found.sound})

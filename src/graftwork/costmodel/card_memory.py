@@ -233,7 +233,7 @@ def describe_tuning(tuning: Tuning) -> str:
     where = ", the embedding on the host" if tuning.host_embedding else ""
     return (
         f"frozen weights in {form}{where}; {tuning.micro_tokens:,} tokens at a time; "
-        f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor; "
+        f"{tuning.keep} layers keep all activations, {tuning.lean} all but the widest; "
         f"{tuning.peak_gib:.1f} of {tuning.limit_gib:.1f} GiB"
     )
 

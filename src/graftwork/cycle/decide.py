@@ -117,7 +117,9 @@ def _until_due(state: CoordinatorState, settings: CycleSettings, *, now: float) 
     due = next_scheduled(state, settings, now=now)
     if not settings.when.is_set:
         if due is None:
-            return Rest(now + FAR_AWAY, "nothing begins a cycle by itself: set cycle.schedule or cycle.when")
+            return Rest(
+                now + FAR_AWAY, "nothing starts a cycle automatically: set cycle.schedule or cycle.when"
+            )
         return Rest(due, "waiting for the schedule")
     return Rest(min(checked, due) if due is not None else checked, "nothing is due")
 
@@ -161,7 +163,7 @@ def why_skipped(cycle: CycleState, step: str, settings: CycleSettings) -> str:
 
 def _close(cycle: CycleState) -> Close:
     if cycle.summary("plan").get("same_as_last"):
-        return Close("nothing_new", "data and settings are those of the last cycle")
+        return Close("nothing_new", "data and settings have not changed since the last cycle")
     gate = cycle.summary("gate")
     if gate.get("decision") != "deploy":
         decision = str(gate.get("decision")).replace("_", " ")

@@ -28,7 +28,7 @@ class Superseded(GraftError):
         super().__init__(
             f"the step {step} is no longer this coordinator's",
             why="another coordinator took it over after a silence, or the cycle was canceled",
-            fix="nothing is lost: the state is that of the other one",
+            fix="nothing is lost: the other one holds the state",
         )
 
 

@@ -217,7 +217,7 @@ class EvaluateSettings(Record):
         seen: set[str] = set()
         for check in checks:
             if check.name in reserved or find_extension(check.name) is not None:
-                raise ValueError(f"{check.name} is a metric already: give the check a name of its own")
+                raise ValueError(f"{check.name} is a metric already: give the check another name")
             if check.name in seen:
                 raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")
             seen.add(check.name)

@@ -221,7 +221,7 @@ def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | 
         code = child.wait(left)
     except subprocess.TimeoutExpired:
         kill_all(child)
-        return RESUME, "its time limit was reached; the job did not end by itself and was killed"
+        return RESUME, "its time limit was reached; the job did not end in time and was killed"
     if code == DONE:
         return code, "done"
     found = read_error(work) or f"ended with exit code {code}"

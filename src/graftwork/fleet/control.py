@@ -236,7 +236,7 @@ class Controller:
         # Where jobs cost money, one that is not listed ends with its time, whatever else the place says.
         is_over = self.place.paid and self._is_over(job, now)
         if self._is_absent(job, now) and (found.phase == "gone" or is_over):
-            reason = "the machine was taken away; the run goes on from its mirror"
+            reason = "the machine was taken away; the run resumes from its mirror"
             return self._closed(job, "lost", reason, now)
         return job
 

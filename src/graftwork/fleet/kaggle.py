@@ -198,7 +198,7 @@ class KagglePlace:
             raise Refused(
                 f"{left:.1f} h are left of this week's GPU quota at Kaggle",
                 why=f"{_hours(quota.gpu_quota.total_time_allowed):.0f} h a week are free{when}",
-                fix="wait, or go on at another place: `graft fleet offers`",
+                fix="wait, or continue at another place: `graft fleet offers`",
                 where="kaggle",
             )
 

@@ -445,7 +445,7 @@ def _wait_idle(network: HostNetwork, head: str, environment: Mapping[str, str]) 
     raise EnvironmentLacks(
         "Slurm does not start on the hosts",
         why=found.strip() or "no answer",
-        fix="install slurmctld and slurmd, or go on without Slurm",
+        fix="install slurmctld and slurmd, or continue without Slurm",
     )
 
 

@@ -219,7 +219,7 @@ class SkyPilotPlace:
             raise Refused(
                 f"there is no command {command}",
                 why=str(error.strerror),
-                fix="install SkyPilot in an environment of its own; fleet.skypilot.command names its `sky`",
+                fix="install SkyPilot in a separate environment; fleet.skypilot.command names its `sky`",
                 where="fleet.skypilot.command",
             ) from error
         except subprocess.TimeoutExpired:

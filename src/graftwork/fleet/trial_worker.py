@@ -46,7 +46,7 @@ def work(job: TrialJob) -> None:
             late = job.deadline is not None and time.time() >= job.deadline
             if stop_asked.wait(job.step_seconds) or late:
                 raise StoppedInOrder(
-                    f"stopped in good order after step {step}", fix="run the job again to go on"
+                    f"stopped in good order after step {step}", fix="run the job again to continue"
                 )
             step, state = step + 1, hashlib.sha256(state.encode()).hexdigest()
             with atomic_folder(checkpoints / f"step-{step:06d}") as part:

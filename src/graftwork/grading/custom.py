@@ -178,7 +178,7 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
         sys.modules.pop(module_name, None)
         raise UserMistake(
             f"{Path(path).name} cannot be loaded: {type(error).__name__}: {error}",
-            fix="run it with python by itself, and fix what it reports",
+            fix="run it on its own with python, and fix what it reports",
             where=_line_in(error, path) or path,
         ) from error
     found = getattr(module, function, None)

@@ -86,7 +86,7 @@ def find_python(spec: TasksetSpec, folder: Path) -> str:
         return str(path)
     raise EnvironmentLacks(
         f"there is no Python at {spec.python}",
-        why="task sets of verifiers run in an environment of their own",
+        why="task sets of verifiers run in a separate environment",
         fix=f"run `python -m venv {path.parent.parent}` and `{path} -m pip install verifiers`, "
         "or name another interpreter",
         where="train.rollouts.taskset.python",
@@ -131,7 +131,7 @@ def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[LoadedTask]:
         raise EnvironmentLacks(
             f"the task set {spec.name} cannot be loaded",
             why=found["failed"],
-            fix="load it by itself: `vf-validate --only-setup`, and set `rollouts.taskset.tasks` to fewer",
+            fix="load it on its own: `vf-validate --only-setup`, and set `rollouts.taskset.tasks` to fewer",
         )
     return make_cases(found["tasks"], name=spec.name, reference=spec.reference)
 

@@ -43,7 +43,7 @@ def open_taskset(spec: dict[str, Any]) -> tuple[Any, Any]:
     if importlib.util.find_spec("verifiers") is None:
         raise TasksetRefused(
             f"the package verifiers is not installed for {sys.executable}",
-            why="task sets run in an environment of their own",
+            why="task sets run in a separate environment",
             fix=f"run `{INSTALL.format(python=sys.executable)}`, or set `rollouts.taskset.python`",
         )
     try:

@@ -327,7 +327,7 @@ class EndpointEngine:
             raise EnvironmentLacks(
                 f"the environment variable {variable} holds no key",
                 why="it has characters that no header can carry",
-                fix="copy the key once more",
+                fix="copy the key again",
             )
         return key
 

@@ -271,7 +271,7 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
                 has_waited = isinstance(place, HostsPlace) and found.phase in ("starting", "running")
             except Exception as error:  # whatever a place may raise: nobody else watches the limits
                 if not unreached:
-                    work.reporter.info(f"{job.place}: {what_failed(error)}; the job goes on, trying again")
+                    work.reporter.info(f"{job.place}: {what_failed(error)}; the job continues, trying again")
                 unreached = True
             if has_waited and time.monotonic() - reconciled < RECONCILE_SECONDS:
                 continue
@@ -282,7 +282,7 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
                 pause.wait(poll_seconds)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"no longer following; job {job.id} goes on at {job.place}",
+            f"no longer following; job {job.id} continues at {job.place}",
             fix=f"`graft fleet logs -f {job.id}` follows it, `graft fleet stop {job.id}` stops it",
         ) from None
     if job.fetched:
@@ -376,7 +376,7 @@ def require_done(work: OpenProject, job: FleetJob) -> None:
     state: RunState = "stopped" if job.state == "stopped" else "failed"
     error = {"what": job.reason, "where": job.place}
     work.runs.update(job.run_id, state=state, when=timestamp(), error=error)
-    go_on = "run the same command again: it goes on from the last checkpoint, at this place or another"
+    go_on = "run the same command again: it resumes from the last checkpoint, at this place or another"
     if job.state == "stopped":
         raise StoppedInOrder(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
     raise WorkerFailed(

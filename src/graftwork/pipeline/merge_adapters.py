@@ -152,7 +152,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     folder = weights.folder
     if not (folder / CONFIG_FILE).is_file():
         raise UserMistake(
-            f"{name} has no LoRA weights of its own",
+            f"{name} has no LoRA weights",
             why="full weights and prompts cannot be merged",
             fix="name LoRA adapters",
             where=str(folder),

@@ -22,7 +22,6 @@ from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
 from graftwork.train.rollouts.environment import Environment
 from graftwork.train.rollouts.multi_turn import EpisodeEnvironment
-from graftwork.train.settings import TrainSettings
 
 REWARDED = 0.5
 """A hack that gets this share of what the gold answer gets is rewarded."""
@@ -97,7 +96,7 @@ class _Asked(NamedTuple):
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
     """Try the catalogue on the first prompts of the project."""
     settings = work.settings.train
-    require_listed(settings)
+    require_listed(work)
     prompts = project_prompts(work)
     spec = make_reward_spec(work, folder=work.project.root)
     named = settings.rollouts.environment
@@ -107,13 +106,23 @@ def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
     return try_catalogue(spec, spread(prompts, cases), environment=environment)
 
 
-def require_listed(settings: TrainSettings) -> None:
-    if not settings.rewards:
+def require_listed(work: OpenProject) -> None:
+    if work.settings.train.rewards:
+        return
+    project = work.project.settings
+    others = [name for name in project.models if project.of_model(name).train.rewards]
+    if others:
         raise UserMistake(
-            "graft.yaml has no rewards",
-            fix="list them under `train.rewards`: [{metric: task_success}]",
-            where="train.rewards",
+            f"the model {work.model} has no rewards",
+            why=f"these models have some: {', '.join(others)}",
+            fix=f"--model {others[0]}",
+            where=f"models.{work.model}.train.rewards",
         )
+    raise UserMistake(
+        "graft.yaml has no rewards",
+        fix="list them under `train.rewards`: [{metric: task_success}]",
+        where="train.rewards",
+    )
 
 
 def project_prompts(work: OpenProject, *, cases: Path | None = None) -> tuple[Case, ...]:

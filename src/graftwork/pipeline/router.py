@@ -47,7 +47,7 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
         raise UserMistake(
             "a router needs rows of at least two models",
             why=f"all {len(train)} training rows belong to {next(iter(labels), settings.main_model)}",
-            fix="give the models under `models:` rows of their own with `keep`",
+            fix="give the models under `models:` their own rows with `keep`",
             where="models",
         )
     if not validation or not test:

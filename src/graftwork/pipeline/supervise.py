@@ -157,7 +157,7 @@ class StallWatcher:
         elif health == "working" and self._stalled_at is not None:
             still = clock.steady() - self._stalled_at
             self._stalled_at = None
-            self.alarm.send("recovered", f"the run goes on after {still:.0f} s", why=reason)
+            self.alarm.send("recovered", f"the run continues after {still:.0f} s", why=reason)
 
     def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
         self.alarm.send(kind, what, why=why, fix=fix)

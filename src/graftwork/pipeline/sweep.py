@@ -192,7 +192,7 @@ def _require_trained(variant: OpenProject, job: FleetJob) -> None:
         require_done(variant, job)
     except WorkerFailed as error:
         if job.state == "lost" or job.booted_at is None:
-            fix = "run the same command again: the sweep goes on with this trial"
+            fix = "run the same command again: the sweep resumes with this trial"
             raise EnvironmentLacks(error.what, why=error.why, fix=fix, where=job.place) from error
         raise
 

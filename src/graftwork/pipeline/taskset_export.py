@@ -43,7 +43,7 @@ def export_taskset(
     settings = work.settings
     dashed = require_name(name or settings.project)
     package = dashed.replace("-", "_")
-    require_listed(settings.train)
+    require_listed(work)
     prompts = project_prompts(work, cases=cases)
     spec = make_reward_spec(work)
     require_exportable(spec)

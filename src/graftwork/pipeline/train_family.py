@@ -33,8 +33,8 @@ def train_at_engine(work: OpenProject, runs: Runs) -> bool:
         return _Family(work, runs, place).run()
     except KeyboardInterrupt:
         raise Interrupted(
-            f"no longer following; the jobs go on at {place}",
-            fix="`graft fleet list` shows them, `graft fleet stop JOB` stops one; the same command goes on",
+            f"no longer following; the jobs continue at {place}",
+            fix="`graft fleet list` shows them, `graft fleet stop JOB` stops one; the same command resumes",
         ) from None
 
 

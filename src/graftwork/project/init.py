@@ -5,6 +5,7 @@ In: a Proposal, or nothing where there is no log yet. Out: YAML with comments. P
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 
 from graftwork.data.audit.row_checks import find_fault, is_dropped
+from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
@@ -80,7 +82,7 @@ def write_proposal(
     lines = [
         f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
         f"project: {_flow(name)}",
-        _line(f"base: {_flow(base)}", "the base model: embedded, or the path of a model folder"),
+        _line(f"base: {_flow(base)}", "embedded, a folder, or a name on the Hugging Face Hub"),
         "",
         *_data(proposal, logs),
         "",
@@ -256,15 +258,35 @@ def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
     found, settings = sample_rows(logs), DataSettings()
     faults = ((row, find_fault(row, settings)) for row in found.rows)
     kept = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
+    if found.faults and not found.rows:
+        raise _explain_unreadable(found.faults, logs[0])
     if len(kept) < FEWEST_ROWS:
         first = f"; the first fault: {found.faults[0].message}" if found.faults else ""
+        few = f"{len(kept)} usable {'row is' if len(kept) == 1 else 'rows are'} too few"
         raise UserMistake(
-            f"{len(kept)} usable rows are too few to find out what the log is about",
+            f"{few} to find out what the log is about",
             why=f"{len(found.rows)} rows could be read, {len(found.faults)} could not{first}",
-            fix=f"name a log of at least {FEWEST_ROWS} rows; `graft data audit` says what is wrong here",
+            fix=f"give a log with at least {FEWEST_ROWS} usable rows; "
+            f"`graft data audit {shlex.quote(logs[0])}` shows what is wrong with this one",
             where=logs[0],
         )
     return kept, found
+
+
+def _explain_unreadable(faults: Sequence[ReadFault], log: str) -> UserMistake:
+    """The error for a log of which no row could be read."""
+    first = faults[0]
+    fixes = {
+        "encoding": "convert the file to UTF-8, for example with `iconv -f ENCODING -t UTF-8`",
+        "schema": "run `graft init` without a log, and set data.mapping in the graft.yaml that it writes: "
+        "the paths of the question and the reply",
+    }
+    return UserMistake(
+        "no row of the log can be read",
+        why=f"line {first.origin.line}: {first.message}",
+        fix=fixes.get(first.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
+        where=log,
+    )
 
 
 def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]] | None:

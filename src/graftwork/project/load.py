@@ -126,7 +126,7 @@ def _read(path: Path) -> str:
         raise UserMistake(
             f"there is no {path.name} here",
             why="a project is a folder with this file",
-            fix="`graft init` makes one, or go to the folder that has it",
+            fix="`graft init YOUR_LOG.jsonl` writes one; -C FOLDER names a project elsewhere",
             where=str(path.parent.resolve()),
         )
     return read_config_text(path)

@@ -61,7 +61,7 @@ class ChainStep(Record):
         default=None,
         min_length=1,
         description="What the model is asked, with `{{question}}`, `{{conversation}}`, `{{answer}}` (the "
-        "last one so far) and answers of earlier steps by their names. None: the conversation as it came.",
+        "last one so far) and answers of earlier steps by their names. None: the conversation as received.",
     )
 
     system: Template | None = Field(

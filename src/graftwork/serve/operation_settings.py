@@ -45,7 +45,7 @@ class OperationSettings(Record):
         default=None,
         ge=0,
         le=65535,
-        description="Port of a listener of its own for /metrics and the details of /health, which `port` "
+        description="Port of a separate listener for /metrics and the details of /health, which `port` "
         "then no longer shows. None: no such listener.",
     )
 

@@ -88,7 +88,7 @@ class CycleTable:
             raise EnvironmentLacks(
                 "the state of the coordinator was written by a newer graftwork",
                 why=f"it has format {body['format']}; this version knows {FORMAT}",
-                fix="upgrade graftwork here; the cycle goes on as it is",
+                fix="upgrade graftwork here; the cycle itself is not affected",
                 where=self._database.name,
             )
         return CoordinatorState.model_validate(body)

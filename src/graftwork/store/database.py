@@ -83,7 +83,7 @@ def _explain_sqlite(code: str, *, detail: str, where: str) -> GraftError | None:
         return EnvironmentLacks(
             "the state database is gone",
             why="the file was removed or moved away; a new one would be empty, so none is created",
-            fix="put it back (mount its disk, restore a backup); what is running goes on then",
+            fix="put it back (mount its disk, restore a backup); running work then continues",
             where=where,
         )
     if code in _SQLITE_CLOSED:

@@ -51,7 +51,7 @@ class RunStore:
             raise Busy(
                 f"run {run_id} exists already",
                 why="another process entered it, or an earlier one did",
-                fix="go on with the run that exists (`graft status`), or plan a new one",
+                fix="continue the existing run (`graft status`), or plan a new one",
                 where=self._database.name,
             ) from error
         return entry

@@ -218,6 +218,14 @@ _LOREM = re.compile(r"\blorem ipsum dolor\b", re.IGNORECASE)
 _LOREM_BYTES = b"ipsum dolor"
 _BLANK = re.compile(r"[\[<{](?:insert|your|enter|add|placeholder)\b[^\]>}\n]{0,60}[\]>}]", re.IGNORECASE)
 _MADE_UP = re.compile(r"\[(?:generated|simulated|placeholder) (?:content|text)\b", re.IGNORECASE)
+# A bracket that says what an answer would contain, where the answer should be.
+_DESCRIBED = re.compile(
+    r"""\s*+[\[<](?:
+        (?:this|the)\ (?:answer|response|reply)\ (?:would|should|will|demonstrates|illustrates)\b
+      | (?:generated|simulated|mock|sample|placeholder)\ (?:answer|response|reply)\ ?(?:for\b|to\b|:)
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
 # A blank in a short reply is the reply; in a long one it may be a form that was asked for.
 SHORT_REPLY = 300
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
@@ -277,7 +285,7 @@ def find_placeholder(reply: str) -> str | None:
         return None
     if not _LETTER_OR_DIGIT.search(text) and text not in ("{}", "[]"):
         return "only punctuation"
-    if _STAND_INS.match(text) or _NOTHING_SAID.match(text) or _holds_lorem(text):
+    if _is_stand_in(text) or _NOTHING_SAID.match(text) or _holds_lorem(text):
         return "a stand-in text"
     if any(_is_stand_in_value(leaf) for leaf in _texts_in_json(text)):
         return "a stand-in text inside the JSON"
@@ -366,7 +374,11 @@ def _json_is_cut(text: str) -> bool:
 
 
 def _is_stand_in_value(text: str) -> bool:
-    return bool(_STAND_INS.match(text) or _BLANK.fullmatch(text.strip()) or text.strip() in ("...", "…"))
+    return _is_stand_in(text) or bool(_BLANK.fullmatch(text.strip())) or text.strip() in ("...", "…")
+
+
+def _is_stand_in(text: str) -> bool:
+    return bool(_STAND_INS.match(text) or _DESCRIBED.match(text))
 
 
 def _holds_lorem(text: str) -> bool:

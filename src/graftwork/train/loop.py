@@ -265,7 +265,7 @@ class TrainingLoop:
         if step > self._safe:
             raise StoppedInOrder(
                 f"{stopped.what}, but that checkpoint could not be written",
-                why=f"the last good one is that of step {self._safe}",
+                why=f"the last good one is from step {self._safe}",
                 fix=stopped.fix,
                 where=str(self._folder),
             ) from stopped
@@ -338,5 +338,5 @@ class TrainingLoop:
             self._engine.restore_learned(best.tensors)
             self.kept_step = best.step
             self._report(
-                f"the adapter is that of step {best.step}, which had the best evaluation ({best.score:.4g})"
+                f"the adapter is from step {best.step}, which had the best evaluation ({best.score:.4g})"
             )

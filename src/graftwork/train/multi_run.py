@@ -174,7 +174,7 @@ def _fault(job: TrainJob, error: Exception) -> WorkerFailed:
     return WorkerFailed(
         f"the training of run {job.run_id} failed: {type(error).__name__}",
         why=publish_text(str(error)).splitlines()[0] if str(error) else "it left no message",
-        fix="look at the log; what was done so far is kept, the same command goes on from there",
+        fix="check the log; progress so far is kept, and the same command resumes from there",
         where=job.folder,
     )
 
@@ -199,7 +199,7 @@ def _require_patience(job: TrainJob, *, begun: Moment) -> None:
         raise WorkerFailed(
             f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
             why="most often the machine ran out of memory",
-            fix="look at the log; what was done so far is kept, the same command goes on from there",
+            fix="check the log; progress so far is kept, and the same command resumes from there",
             where=job.folder,
         )
 

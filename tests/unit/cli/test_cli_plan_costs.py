@@ -116,6 +116,14 @@ def test_people_see_the_purchase_as_tables():
         assert words in reported
 
 
+def test_a_narrow_terminal_breaks_tables_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = ask("buy", *RUN, "--have", "RTX 3090", "--option", "RTX 5090=2500", "--place", "lambda")
+    shown = result.stdout.split("Longest rows")[0]
+    assert "waiting" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("words", [("--have", "RTX 9999"), ("--have", "RTX 4090", "--option", "A100 80GB")])
 def test_a_card_that_is_unknown_or_has_no_price_is_named(words):
     result = ask("buy", *RUN, *words, "--place", "lambda")

@@ -50,6 +50,12 @@ def test_a_plan_that_does_not_fit_exits_with_1_and_the_whole_answer():
     }
 
 
+def test_ppo_is_answered_with_the_algorithm_to_use_instead():
+    done = graft(*LARGE, "--algorithm", "ppo")
+    assert isinstance(done.exception, UserMistake)
+    assert "use grpo" in done.exception.fix
+
+
 def test_people_see_the_verdict_first_then_memory_time_and_strategy():
     done = graft(*LARGE, "--method", "qlora")
     assert done.exit_code == 0

@@ -67,6 +67,14 @@ def test_every_kind_of_fault_at_once_fits_on_one_screen():
     assert "must not be trained on as it is" in text
 
 
+def test_a_log_without_a_usable_row_is_not_sent_to_prepare():
+    audit = make_audit(make_finding("nothing_usable", "blocker")).model_copy(update={"rows": 1, "usable": 0})
+    text = printed(audit)
+    assert text.startswith("1 row in log.jsonl")
+    assert "nothing to train on: fix the log" in text
+    assert "must not be trained on" not in text
+
+
 def test_the_summary_of_a_finding_follows_its_severity():
     text = printed(make_audit(make_finding("a", "blocker")))
     assert "stop in the middle" in " ".join(text.split())

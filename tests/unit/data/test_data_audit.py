@@ -167,7 +167,7 @@ def test_a_finding_is_not_also_reported_as_unchecked():
     ]
     found = audit_rows(rows, conflicts="keep_all")
     assert not {"split_leak", "foreign_model"} & {item.code for item in found.not_looked_for}
-    assert "give the held-out file too" in finding(found, "split_leak").title
+    assert "add the held-out file" in finding(found, "split_leak").title
     models = next(f for f in found.findings if f.code == "foreign_model" and f.severity == "info")
     assert "no base is named" in models.title
 

@@ -207,7 +207,7 @@ def test_a_session_that_ends_by_its_deadline_goes_on_at_the_next_date():
     actions = [coordinator.tick() for _ in range(8)]
     waits = actions[-1]
     assert isinstance(waits, Rest)
-    assert "goes on at the next date" in waits.why
+    assert "resumes at the next date" in waits.why
     assert waits.until > coordinator.moment.now + 600
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from graftwork import open_project
 from graftwork.grading.reward_runner import GradedParts
-from graftwork.pipeline.reward_check import GOLD, _Asked, judge, require_sound, spread
-from graftwork.records.errors import AnswerIsNo
+from graftwork.pipeline.reward_check import GOLD, _Asked, check_rewards, judge, require_sound, spread
+from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -60,3 +61,16 @@ def test_cases_are_spread_over_the_list():
     cases = [CASE.model_copy(update={"id": str(number)}) for number in range(10)]
     assert [case.id for case in spread(cases, 3)] == ["0", "3", "6"]
     assert len(spread(cases, 20)) == 10
+
+
+def test_rewards_of_another_model_are_pointed_out(tmp_path):
+    (tmp_path / "graft.yaml").write_text(
+        "project: p\ndata: {logs: [log.jsonl]}\nmodels:\n  taught: {}\n"
+        "  rewarded: {train: {objective: grpo, rewards: [{metric: task_success}]}}\n"
+    )
+    with (
+        open_project(tmp_path).open() as work,
+        pytest.raises(UserMistake, match="taught has no rewards") as no,
+    ):
+        check_rewards(work)
+    assert no.value.fix == "--model rewarded"

@@ -188,6 +188,27 @@ def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
     assert not (tmp_path / "graft.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("written", "why", "fix"),
+    [
+        (b"question,answer\nWhy?,Because.\n" * 30, "line 1: the row is not JSON", "one JSON object per line"),
+        (
+            '{"prompt": "Ein Café?", "completion": "Süß."}\n'.encode("latin-1") * 30,
+            "line 1: the row is not UTF-8",
+            "iconv",
+        ),
+        (b'{"foo": 1, "bar": "baz"}\n' * 30, "no known shape (keys: bar, foo)", "data.mapping"),
+    ],
+)
+def test_a_log_of_which_no_row_can_be_read_is_refused_with_its_own_fix(tmp_path, written, why, fix):
+    (tmp_path / "log.jsonl").write_bytes(written)
+    with pytest.raises(UserMistake, match="no row of the log can be read") as refused:
+        start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")
+    assert why in refused.value.why
+    assert fix in refused.value.fix
+    assert not (tmp_path / "graft.yaml").exists()
+
+
 def test_rows_that_prepare_would_drop_do_not_count_towards_the_test_split(tmp_path):
     def make(number, chance):
         return f"Where is number {number}?", "Mock response" if number < 80 else sentence(chance)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import PlainTable, print_line, quote, table
+from graftwork.cli.show.tables import PlainTable, fit_words, print_line, quote, table
 from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
 from graftwork.plan.cost.types import PlaceComparison, PlaceRow, billed_how
 from graftwork.plan.purchase.decide import ENDLESS
@@ -49,7 +49,7 @@ def _show_choices(console: Console, found: Purchase) -> None:
             dollars(choice.total_usd.value) if able else "–",
             quote(_note(choice, found)),
         )
-    console.print(made)
+    console.print(fit_words(console, made))
 
 
 def _note(choice: PurchaseChoice, found: Purchase) -> str:
@@ -81,7 +81,7 @@ def _show_reach(console: Console, found: Purchase) -> None:
             quote("; ".join(choice.becomes_possible)),
         )
     print_line(console, "[bold]Longest rows that fit, and how long this run takes[/]")
-    console.print(made)
+    console.print(fit_words(console, made))
 
 
 def _reach(reach: Reach | None) -> str:
@@ -106,7 +106,7 @@ def _show_paybacks(console: Console, found: Purchase) -> None:
             dollars(payback.cost_usd.value),
             *(_months(choice.paybacks[index]) for choice in bought),
         )
-    console.print(made)
+    console.print(fit_words(console, made))
 
 
 def _months(payback: Payback) -> str:
@@ -127,7 +127,7 @@ def show_comparison(console: Console, found: PlaceComparison, *, everything: boo
     lines = found.rows if everything else best_of_each_place(found.rows)
     shown = lines if everything else _with_a_few_that_fail(lines)
     print_line(console, _title(found))
-    console.print(_rows(found, shown))
+    console.print(fit_words(console, _rows(found, shown)))
     print_line(console, f"[dim]{_dates(shown)}; ranges in --json[/]")
     hidden = len(found.rows) - len(shown)
     if hidden > 0:
@@ -166,7 +166,7 @@ def _title(found: PlaceComparison) -> str:
     )
 
 
-def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> object:
+def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> PlainTable:
     budget, value = found.terms.budget_usd, found.terms.value_usd
     columns = ["place", "card", "hours", "$/h", "a run", "done in"]
     columns += ["runs"] if budget is not None else []

@@ -351,7 +351,8 @@ def show_audit(console: Console, audit: Audit) -> None:
     """One screen: findings and fixes. Everything else is in the HTML page and in --json."""
     print_line(
         console,
-        f"[bold]{audit.rows:,}[/] rows in {quote(_name_files(audit.files))}: {audit.readable:,} readable, "
+        f"[bold]{audit.rows:,}[/] {'row' if audit.rows == 1 else 'rows'} in "
+        f"{quote(_name_files(audit.files))}: {audit.readable:,} readable, "
         f"[bold]{audit.usable:,} usable[/] after cleaning{_say_too_long(audit)} ({audit.seconds:.1f} s)\n",
     )
     findings = PlainTable.grid(padding=(0, 2, 0, 0))
@@ -366,12 +367,15 @@ def show_audit(console: Console, audit: Audit) -> None:
     for why, codes in _group_reasons(audit).items():
         print_line(console, f"[dim]? {quote(codes)} not checked: {quote(why)}[/]")
     _show_noise(console, audit.label_noise)
-    answer = (
-        "[green]fit to train on as it is[/]"
-        if audit.fit_to_train
-        else "[red]must not be trained on as it is[/]: `graft data prepare` drops or repairs what it can"
-    )
-    print_line(console, f"\n{answer}")
+    print_line(console, f"\n{_say_answer(audit)}")
+
+
+def _say_answer(audit: Audit) -> str:
+    if audit.fit_to_train:
+        return "[green]fit to train on as it is[/]"
+    if not audit.usable:
+        return "[red]nothing to train on[/]: fix the log, or name another one"
+    return "[red]must not be trained on as it is[/]: `graft data prepare` drops or repairs what it can"
 
 
 def _show_noise(console: Console, noise: LabelNoise) -> None:

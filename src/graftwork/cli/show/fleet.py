@@ -198,7 +198,7 @@ def show_drill(console: Console, found: DrillReport) -> None:
 
 
 def show_bundle(console: Console, found: ExportedBundle) -> None:
-    resumes = f", goes on from step {found.resume_step}" if found.resume_step is not None else ""
+    resumes = f", resumes from step {found.resume_step}" if found.resume_step is not None else ""
     print_line(console, f"bundle {found.id} of run {found.run_id}: {found.files} files{resumes}")
     print_line(console, f"{found.size_bytes / 1e6:.1f} MB in {quote(found.folder)}")
     print_line(console, "run it there:  python bootstrap.py --work FOLDER")

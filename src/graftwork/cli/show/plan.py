@@ -13,6 +13,7 @@ from graftwork.grading.metrics import name_of, plural
 from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
+from graftwork.records.plan import RunPlan
 
 if TYPE_CHECKING:
     from graftwork.pipeline.past_residuals import PastResiduals
@@ -102,7 +103,7 @@ def _time(answer: FitAnswer) -> PlainTable:
         # A run that does not fit fails at the start.
         chance = answer.late_oom_chance
         text = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
-        rows.add_row("chance to run out late", text, "" if text == "none" else _percents(chance))
+        rows.add_row("late out-of-memory", text, "" if text == "none" else _percents(chance))
     return rows
 
 
@@ -142,7 +143,7 @@ def say_strategy(strategy: Strategy) -> str:
         titles[strategy.sharding],
         f"weights in {strategy.weights}, {strategy.precision}",
         f"{strategy.micro_tokens:,} tokens at a time × {strategy.accumulation}",
-        f"{strategy.checkpointed_layers} layers checkpointed"
+        f"{strategy.checkpointed_layers} layer{'s' * (strategy.checkpointed_layers != 1)} checkpointed"
         if strategy.checkpointed_layers
         else "nothing checkpointed",
     ]
@@ -411,10 +412,30 @@ def show_preflight(console: Console, found: "Preflight") -> None:
         if problem.fix:
             print_line(console, f"  [dim]fix:[/] {quote(problem.fix)}")
     show_run_plan(console, found.run)
+    if hint := _how_to_shorten(found.run):
+        print_line(console, hint)
     if found.errors:
         print_line(console, f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
     else:
         print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and gates.")
+
+
+LONG_RUN_MINUTES = 240.0
+SHORTER = {
+    "train": "fewer train.epochs or a smaller data.max_tokens",
+    "evaluate": "a smaller evaluate.max_new_tokens or data.test",
+}
+"""Settings that shorten a stage."""
+
+
+def _how_to_shorten(run: RunPlan) -> str | None:
+    """What shortens a run of many hours: the settings of its longest stage, or another machine."""
+    longest = max(run.stages, key=lambda stage: stage.seconds.value, default=None)
+    if longest is None or run.minutes.value < LONG_RUN_MINUTES:
+        return None
+    here = SHORTER.get(longest.stage)
+    elsewhere = "`graft plan compare` estimates it on other machines"
+    return f"a long run: {here} shortens it here; {elsewhere}" if here else f"a long run: {elsewhere}"
 
 
 def show_trials(console: Console, found: "Preflight") -> None:

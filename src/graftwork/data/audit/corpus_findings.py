@@ -370,8 +370,8 @@ def say_missing_side(sides: Sides) -> str:
     """Say what to add where only one side of a split was given."""
     here, there = ("training", "held-out") if sides.trained.any() else ("held-out", "training")
     return (
-        f"by their names these are the {here} rows of a split: give the {there} file too, and "
-        "questions on both sides are found"
+        f"judging by the file name these are the {here} rows of a split: add the {there} file to find "
+        "questions that are on both sides"
     )
 
 
@@ -442,7 +442,7 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     if before > expected + 1:
         title += f" (about {before:,.0f} of the whole log, before unusable rows are dropped)"
     if sides.trained.any() or sides.held_out.any():
-        title += f"; not looked for: {say_missing_side(sides)}"
+        title += f"; leaks between files were not checked: {say_missing_side(sides)}"
     yield finding_from_rows(
         facts,
         "split_leak",
@@ -478,7 +478,7 @@ def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
         examples=(),
         title="no row is left to train on",
         effect="there is nothing to learn from",
-        fix="see the other findings for why the rows went; name other files under data.logs",
+        fix="the other findings say why no row is left; fix them, or name other files under data.logs",
     )
 
 

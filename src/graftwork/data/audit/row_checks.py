@@ -353,7 +353,11 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
 
 
 # Finds a blank in a long reply for the excerpt only; `find_fault` decides what is one.
-_BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
+_BLANK = re.compile(
+    r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add|mock|sample"
+    r"|(?:this|the) (?:answer|response|reply))\b",
+    re.IGNORECASE,
+)
 
 
 def check_reply(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:

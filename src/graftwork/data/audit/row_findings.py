@@ -220,8 +220,8 @@ def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
             reasons=damaged.reasons,
             title=count_rows(damaged.count, "have damaged characters"),
             effect="the model learns to write the damage; rows that are not UTF-8 are lost altogether",
-            fix="read and write the log as UTF-8 where it is made; `graft data prepare` drops by name "
-            "the rows that are not UTF-8",
+            fix="read and write the log as UTF-8 where it is made, or convert it; `graft data prepare` drops "
+            "and lists the rows that are not UTF-8",
         )
     yield from _find_other_scripts(facts)
 
@@ -445,7 +445,7 @@ _UNKNOWN_SHAPE = ("no known shape", "no row of the format")
 _DROPPED = "fix the lines in the log, or leave them: `graft data prepare` drops and lists them"
 _MAP = (
     "set data.format, or give the paths of the question and the reply under data.mapping; "
-    "`graft data prepare` drops the others by name"
+    "`graft data prepare` drops and lists the others"
 )
 
 

@@ -34,8 +34,8 @@ from graftwork.text.shape import main_script
 from graftwork.text.tool_calls import OPEN
 from graftwork.version import __version__
 
-FEATURES_FORM = 9
-"""Incremented when the columns change: older files are then computed again."""
+FEATURES_FORM = 10
+"""Incremented when the columns or the faults of a row change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
     {

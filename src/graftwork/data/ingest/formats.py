@@ -64,7 +64,7 @@ def _whole_file(expects: str) -> _BuiltInFormat:
 # Tried in this order: a format comes before those that its rows would also fit.
 FORMATS: dict[FormatName, _BuiltInFormat] = {
     "repaired": _single(
-        "messages and reply with who answered them again",
+        "a row of `graft data repair`: messages, reply and answered",
         "answered",
         logs.fits_repaired,
         logs.read_repaired,

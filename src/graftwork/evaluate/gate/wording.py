@@ -126,7 +126,7 @@ def say_cases_needed(needed: Needed) -> str:
     if needed.with_these > needed.cases:
         cases += f" (or {needed.with_these:,} with these among them)"
     if needed.certain:
-        return f"{cases} would settle it if all go on like this"
+        return f"{cases} would settle it at this rate"
     return f"about {cases} would settle it with 80 % power"
 
 

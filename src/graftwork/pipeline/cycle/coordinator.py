@@ -315,7 +315,9 @@ class Coordinator:
         now = self.clock()
         asked = not isinstance(stopped, StoppedInOrder) or isinstance(interruption_error(), StoppedInOrder)
         until = now if asked else next_date(self.settings, after=now) or now + BUSY_SECONDS
-        why = "stopped at a checkpoint" if asked else "its time was over; it goes on at the next date"
+        why = (
+            "stopped at a checkpoint" if asked else "its time limit was reached; it resumes at the next date"
+        )
         try:
             self._change(lambda state: postpone(state, step, token, until=until, why=why))
         except Superseded:
@@ -336,7 +338,7 @@ class Coordinator:
         most = self.settings.retry.cycles
         if state.failed_in_a_row < most or state.paused is not None:
             return state
-        why = f"{state.failed_in_a_row} cycles in a row have failed; `graft up resume` goes on"
+        why = f"{state.failed_in_a_row} cycles in a row have failed; `graft up resume` continues"
         return pause(state, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
 
 

@@ -44,7 +44,7 @@ class WeekData:
             return
         if kept.output.get("taken") != fingerprint(now):
             self.work.reporter.info(
-                "the logs have changed: this week goes on with the data that it began with"
+                "the logs have changed: this week continues with the data that it began with"
             )
         self._keep_logs(taken=str(kept.output.get("taken")), seen=fingerprint(now))
 

@@ -88,8 +88,8 @@ class RoundTraining:
             self._sites.wait()
         except KeyboardInterrupt:
             raise Interrupted(
-                "no longer following; the jobs go on at their places",
-                fix="the same command goes on; `graft fleet list` shows the jobs",
+                "no longer following; the jobs continue at their places",
+                fix="the same command resumes; `graft fleet list` shows the jobs",
             ) from None
 
 

@@ -23,7 +23,7 @@ from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
-from graftwork.process.worker import hold_lock
+from graftwork.process.worker import hold_lock, interruption_error
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
@@ -43,8 +43,10 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     try:
         require_rewards(work, folder)
         minutes = _train(work, job)
-    except (StoppedInOrder, Interrupted) as stopped:
-        work.runs.update(run_id, state="stopped", when=timestamp(), error=stopped.as_json())
+    except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+        # Ctrl-C before the worker runs reaches this as it is.
+        reason = interruption_error() if isinstance(stopped, KeyboardInterrupt) else stopped
+        work.runs.update(run_id, state="stopped", when=timestamp(), error=reason.as_json())
         raise
     except GraftError as failure:
         work.runs.update(run_id, state="failed", when=timestamp(), error=failure.as_json())
@@ -60,7 +62,7 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
         when=timestamp(),
     )
     for drift in outcome.drifts:
-        work.reporter.info(f"beyond the plan: {drift.says}")
+        work.reporter.info(f"outside the planned range: {drift.says}")
     work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
     write_training_page(folder, plan, outcome)
     return outcome

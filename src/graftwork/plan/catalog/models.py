@@ -55,8 +55,8 @@ class CatalogModel(Record):
 
 
 _FIX = (
-    "or give its config.json, any of Hugging Face is read: `graft model pull OWNER/NAME --config-only` "
-    "fetches it, and `graft plan` does so by itself for the base in graft.yaml"
+    "or give its config.json, any from Hugging Face works: `graft model pull OWNER/NAME --config-only` "
+    "fetches it, and `graft plan` fetches it for the base in graft.yaml"
 )
 
 

@@ -169,7 +169,7 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
         oldest = max(row.price_age_days for row in stale)
         found.append(
             f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
-            "check it before you pay"
+            "check them before you pay"
         )
     noted = {
         candidate.place.title: candidate.place.notes for candidate in candidates if candidate.place.notes

@@ -119,8 +119,8 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
     if question.algorithm != "sft" and question.machine.gpus > 1:
         reasons.append(
-            f"`graft train` does {question.algorithm.upper()} on one card: the figures are for TRL with "
-            "transformers and PEFT"
+            f"`graft train` does {question.algorithm.upper()} on one card, which may be faster: see it with "
+            "--gpus 1; these figures are for TRL with transformers and PEFT"
         )
     if question.algorithm != "sft" and chosen.way.own_step:
         reasons.append(
@@ -151,8 +151,8 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         tuning = chosen.tuning
         again = question.adapted_layers - tuning.keep - tuning.lean
         reasons.append(
-            f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor, {again} start "
-            "again from their input; the first step is measured, and fewer keep where that was too much"
+            f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, {again} "
+            "recompute them; training measures its first step and recomputes more layers if memory is short"
         )
         reasons += _about_loading(question, tuning)
         if tuning.form != "whole":
@@ -179,8 +179,8 @@ def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     reasons = []
     if question.machine.gpu is not None and used < cards:
         reasons.append(
-            f"{cards - used} of {cards} cards are idle: with this engine, no way over all of them fits "
-            "and is faster; a run of its own on each is the better use"
+            f"{cards - used} of {cards} cards stay idle: with this engine, no strategy over all of them fits "
+            "and is faster; use each card for a separate run"
         )
     sent = chosen.step_parts.get("link between cards", 0.0)
     if used > 1:

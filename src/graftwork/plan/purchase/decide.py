@@ -501,7 +501,7 @@ def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
     return (
         f"{count(use.runs_a_week, 'run')} a week for {count(use.years, 'year')}, "
         f"{use.runs:,.0f} in all, all like this one",
-        f"a card is sold for {100 * use.residual_share:.0f} % of its price in the end",
+        f"a card is sold at the end for {100 * use.residual_share:.0f} % of its price",
         f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "
         f"{use.host_watts:g} W while it trains, and is not counted while it does not",
         f"rents stay as they were on the day of their lists, and subscriptions are shared among "

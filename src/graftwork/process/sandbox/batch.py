@@ -2,7 +2,7 @@
 
 In: jobs, and code of ours that all of them use. Out: how each ended, in order. Starting a sandbox costs more
 than a small program takes, so one sandbox runs several jobs in turn, each as a user of its own that sees
-neither code, files nor processes of the others. Where the code can have no user of its own, every job gets
+neither code, files nor processes of the others. Where the code cannot run as a separate user, every job gets
 a sandbox of its own.
 """
 

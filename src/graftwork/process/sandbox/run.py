@@ -182,15 +182,15 @@ def _own_folder() -> Iterator[str]:
 def _give_to_user(folder: str, uid: int | None, kind: SandboxKind) -> None:
     if uid is None and kind in _BY_USER:
         raise BoxNotMade(
-            "the code can have no user of its own: this user namespace maps too few users"
+            "the code cannot run as a separate user: this user namespace maps too few users"
             if os.geteuid() == 0
-            else "the code can have no user of its own: that needs root"
+            else "the code cannot run as a separate user: that needs root"
         )
     if folder != FOLDER and uid is not None:
         try:
             os.chown(folder, uid, uid)
         except OSError as error:
-            raise BoxNotMade(f"the code can have no user of its own: {error.strerror}") from error
+            raise BoxNotMade(f"the code cannot run as a separate user: {error.strerror}") from error
 
 
 def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Popen[bytes]":

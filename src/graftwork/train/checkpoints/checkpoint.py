@@ -192,7 +192,7 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
         raise Damaged("its manifest cannot be read", why=str(error), where=str(path)) from error
     manifest = CheckpointManifest.from_json(text, where=str(path))
     if path.name.startswith("step-") and path.name != step_name(manifest.step):
-        raise Damaged(f"its manifest is that of step {manifest.step}", where=str(path))
+        raise Damaged(f"its manifest belongs to step {manifest.step}", where=str(path))
     for name in CONTENT:
         try:
             actual = file_digest(path / name)

@@ -149,7 +149,7 @@ def _require_devices(*, on_cpu: bool) -> None:
     if wanted > there:
         raise UserMistake(
             f"{wanted} processes are to share this machine's {there} GPU(s)",
-            why="each process needs a GPU of its own",
+            why="each process needs its own GPU",
             fix=f"set `train.processes: {there}`",
         )
 

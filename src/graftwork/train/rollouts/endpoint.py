@@ -123,7 +123,7 @@ class EndpointSampler(RolloutSampler):
         raise EnvironmentLacks(
             f"the endpoint {self._endpoint.url} does not answer {path}",
             why=why,
-            fix="check its URL, model and log; the run goes on with `graft train` where it stopped",
+            fix="check its URL, model and log; `graft train` resumes the run where it stopped",
             where=WHERE,
         )
 
