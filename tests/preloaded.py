@@ -185,9 +185,8 @@ def _part_read_at_start(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _read_umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    # `os.umask` would set it to read it, and another thread may make a file meanwhile.
+    return int(Path("/proc/self/status").read_text().partition("\nUmask:")[2].split()[0], 8)
 
 
 def _serve(connection: socket.socket, modules: Sequence[str]) -> None:

@@ -28,6 +28,8 @@ OPTIONS = {
     "shared_buffers": "16MB",
     "max_connections": "60",
     "dynamic_shared_memory_type": "mmap",
+    # It would lock a table at a moment of its own, and some tests wait for a lock only a little.
+    "autovacuum": "off",
 }
 
 

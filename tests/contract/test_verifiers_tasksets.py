@@ -133,7 +133,7 @@ def test_tasks_become_cases_with_prompt_and_reference(project):
 
 
 def test_an_answer_gets_the_weighted_sum_and_a_failing_reward_costs_its_answer_only(project):
-    check_with_limits(lambda limit: check_answers(project, limit), 2, 30)
+    check_with_limits(lambda limit: check_answers(project, limit), 2, 30, 120)
 
 
 def check_answers(project, limit):

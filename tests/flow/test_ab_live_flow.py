@@ -89,7 +89,7 @@ async def live_through(url, *, sessions, likes, seed):
             output = {"capture": answer.headers["x-graft-capture"], "score": chance.random() < likes[release]}
             reply = await http.send("POST", "/v1/feedback", body=json.dumps(output).encode(), headers=JSON)
             assert (reply.status, bool(await reply.read())) == (200, True)
-    health = json.loads((await http.fetch("GET", "/health"))[1])
+    health = json.loads((await http.fetch("GET", "/health", seconds=DEADLINE))[1])
     http.close()
     return answered, health
 

@@ -86,7 +86,9 @@ def test_a_record_renders_as_escaped_html():
     assert "redact it" in html
 
 
-def test_every_block_of_the_api_page_runs(small_project, monkeypatch, capsys):
+def test_every_block_of_the_api_page_runs(small_project, change_settings, monkeypatch, capsys):
+    # Progress is looked for four times a second: a fast machine would be through between two looks.
+    change_settings(small_project, train={"epochs": 12})
     monkeypatch.chdir(small_project.parent)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert len(blocks) > 8

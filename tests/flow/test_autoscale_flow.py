@@ -33,7 +33,7 @@ async def ask(client):
 
 
 async def read_autoscale(client):
-    _, body = await client.fetch("GET", "/health")
+    _, body = await client.fetch("GET", "/health", seconds=DEADLINE)
     return json.loads(body)["autoscale"]
 
 
@@ -45,8 +45,10 @@ def test_a_real_engine_is_started_under_load_and_stopped_when_idle_without_a_fai
         pytest.importorskip("xllamacpp")
     monkeypatch.setattr("graftwork.serve.autoscaler.TICK_SECONDS", 0.05)
     scale = {"max": 2, "queue": 2, "up_seconds": 0.1, "idle_seconds": 0.3, "usd_per_hour": 3.6}
+    # On a busy machine an engine may be silent for a while; that is not what fails a request here.
+    patient = {"frozen_seconds": DEADLINE, "restart_seconds": DEADLINE}
     settings = ServeSettings.model_validate(
-        {"port": 0, "threads": 1, "engine": {"kind": kind, "autoscale": scale}}
+        {"port": 0, "threads": 1, "engine": {"kind": kind, "autoscale": scale}, "failover": patient}
     )
 
     async def load(port, until):
@@ -79,10 +81,13 @@ def test_a_real_engine_is_started_under_load_and_stopped_when_idle_without_a_fai
         answers = await load(port, lambda found: sum(by == "2" for _, by in found) >= CLIENTS)
         assert {status for status, _ in answers} == {200}
         client = Client(port=port)
-        while (shown := await read_autoscale(client))["replicas"] == 2 or shown["idle_now"] != 1:
+        # On a slow machine the last answers take longer than a replica may be idle: then it goes with the
+        # last of them, and only the other one is idle afterwards.
+        while (shown := await read_autoscale(client))["replicas"] == 2 or not (
+            shown["idle_now"] == 1 and shown["idle_seconds"] > 0
+        ):
             await asyncio.sleep(0.05)
         assert shown["started"] == shown["stopped"] >= 1
-        assert shown["idle_seconds"] > 0
         assert shown["idle_usd"] == pytest.approx(shown["idle_seconds"] / 1000, abs=0.001)
         assert shown["idle_memory_gib"] > 0.01
         assert (await ask(client))[0] == 200

@@ -48,7 +48,7 @@ def test_the_client_keeps_its_promises_with_a_stand_in_worker(elixir, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=550,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "0 failures" in done.stdout

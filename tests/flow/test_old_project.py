@@ -186,7 +186,10 @@ def test_an_interrupted_old_run_resumes_to_the_adapter_of_the_uninterrupted_one(
     after = read_steps(run)
     assert after[:done] == before
     assert [step["step"] for step in after] == [*range(1, done + 1), *range(done, expected["steps"] + 1)]
-    same = all(after[done][name] == before[-1][name] for name in ("loss", "gradient_norm"))
+    # Alone it would not do: on another processor one step may come out the same by chance.
+    same = same_machine(facts) and all(
+        after[done][name] == before[-1][name] for name in ("loss", "gradient_norm")
+    )
     made = load_file(Path(outcome["adapter_folder"]) / "adapter_model.safetensors")
     wanted = load_file(project / "expected" / "second" / "adapter_model.safetensors")
     assert made.keys() == wanted.keys()

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ from graftwork.serve.settings import EngineSettings, ServeSettings
 pytest.importorskip("xllamacpp")
 
 DEADLINE = 300.0
+# On a busy machine an engine may be silent for a while; these tests kill it themselves.
+PATIENT = {"frozen_seconds": DEADLINE, "restart_seconds": DEADLINE}
 QUESTION = [{"role": "user", "content": "Where do swallows fly in winter?"}]
 EXACT = EngineSettings(kind="llamacpp", precision="f32", context=512, max_adapters=1)
 
@@ -70,7 +72,7 @@ def expected(tiny_base, adapters):
 async def serving(folder, base, *, aliases, adapters, engine=EXACT, fingerprint=None, **more):
     ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
     job = EngineJob(folder=str(folder / "engine"), base_folder=str(base), template_fingerprint=fingerprint)
-    settings = ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, engine=engine)
+    settings = ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, engine=engine, failover=PATIENT)
     project = ServedProject(
         resolve_aliases=lambda: dict(aliases), find_adapter=lambda release: str(adapters[release])
     )
@@ -103,7 +105,7 @@ async def ask(client, model="champion", **more):
 
 
 async def health(http):
-    return json.loads((await http.fetch("GET", "/health"))[1])
+    return json.loads((await http.fetch("GET", "/health", seconds=DEADLINE))[1])
 
 
 def test_llama_cpp_serves_the_answers_of_the_evaluated_weights(tmp_path, tiny_base, adapters, expected):
@@ -133,19 +135,14 @@ def test_llama_cpp_serves_the_answers_of_the_evaluated_weights(tmp_path, tiny_ba
                 while (await health(http))["aliases"]["champion"] != second:
                     assert await ask(client) in (expected[first], expected[second])
             assert await ask(client) == expected[second]
-            os.kill((await health(http))["engine"]["pid"], signal.SIGKILL)
-            refused = False
+            killed = (await health(http))["engine"]["pid"]
+            os.kill(killed, signal.SIGKILL)
             async with asyncio.timeout(DEADLINE):
-                while True:
-                    try:
-                        text = await ask(client)
-                    except InternalServerError as error:
-                        refused = error.status_code == 503
-                    else:
-                        if refused:
-                            break
+                while (await health(http))["engine"]["pid"] in (None, killed):
+                    with suppress(InternalServerError):
+                        await ask(client)
                     await asyncio.sleep(0.02)
-            assert text == expected[second]
+            assert await ask(client) == expected[second]
 
     run(main)
 

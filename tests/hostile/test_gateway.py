@@ -513,6 +513,8 @@ def test_an_exchange_that_cannot_be_captured_does_not_affect_others(monkeypatch)
 
 # -- a frozen engine -----------------------------------------------------------------------------
 
+FROZEN_AFTER = 0.5
+
 
 class Frozen:
     """A supervised stand-in engine, stopped by SIGSTOP; notes when it counts as frozen and is back."""
@@ -523,7 +525,7 @@ class Frozen:
         self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
             module="graftwork.serve.stub_engine",
-            probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=killed_after),
+            probe=ProbeTimes(every=0.02, frozen_after=FROZEN_AFTER, killed_after=killed_after),
             on_change=self._note,
         )
 
@@ -542,9 +544,11 @@ class Frozen:
         return pid
 
 
-def test_a_frozen_engine_is_noticed_and_replaced(tmp_path):
+# A machine that is busy for a second looks at the engine only when it is to be killed, as with equal times.
+@pytest.mark.parametrize("killed_after", [1.5, FROZEN_AFTER])
+def test_a_frozen_engine_is_noticed_and_replaced(tmp_path, killed_after):
     async def main():
-        engine = Frozen(tmp_path, killed_after=1.5)
+        engine = Frozen(tmp_path, killed_after=killed_after)
         pid = await engine.freeze()
         assert engine.supervisor.client is None
         await asyncio.wait_for(engine.back.wait(), 300)

@@ -21,7 +21,7 @@ defmodule GraftTest do
     pid
   end
 
-  defp wait_for(pid, states, left \\ 2400) do
+  defp wait_for(pid, states, left \\ 6000) do
     run = TrainingCoordinator.status(pid)
 
     cond do
@@ -67,7 +67,7 @@ defmodule GraftTest do
   test "another version of the protocol is refused", %{folder: folder} do
     Process.flag(:trap_exit, true)
     {:ok, worker} = Worker.start_link(project: folder, graft: graft("version"))
-    assert_receive {:EXIT, ^worker, {:shutdown, {:failed, %{"what" => what}}}}, 60_000
+    assert_receive {:EXIT, ^worker, {:shutdown, {:failed, %{"what" => what}}}}, 150_000
     assert what =~ "version 2"
   end
 
@@ -117,7 +117,7 @@ defmodule GraftTest do
 
   test "closing the port stops the run in order", %{folder: folder} do
     {:ok, worker} = Worker.start_link(project: folder, graft: graft("wait"))
-    assert_receive {:graft, ^worker, %{"type" => "heartbeat"}}, 60_000
+    assert_receive {:graft, ^worker, %{"type" => "heartbeat"}}, 150_000
     GenServer.stop(worker)
     wait_until(fn -> File.exists?(Path.join(folder, "stopped")) end)
   end
@@ -143,7 +143,7 @@ defmodule GraftTest do
         do: assert(Graft.JSON.decode(bad) == :error)
   end
 
-  defp wait_until(check, left \\ 2400) do
+  defp wait_until(check, left \\ 6000) do
     cond do
       check.() -> :ok
       left == 0 -> flunk("it never happened")

@@ -30,6 +30,7 @@ NO_END = "it was killed, could not be started, or its machine was restarted"
 PIECE = 2**20
 NEEDED = (3, 11)
 WAIT_SECONDS = 0.05
+ASKED_SECONDS = 0.001
 FULL = (28, 122)
 """Error numbers of a full disk and an exceeded quota."""
 
@@ -264,12 +265,9 @@ class JobHost:
             self._lay_out(order, folder)
         descriptor = os.open(folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / "work" / "exit.json").exists():
+            if not _take(descriptor) or (folder / "work" / "exit.json").exists():
                 return {"created": False}
             return self._start(order, folder, descriptor)
-        except BlockingIOError:
-            return {"created": False}
         finally:
             # The job has its own copy: the lock is free when the job is over, however it ended.
             os.close(descriptor)
@@ -425,13 +423,32 @@ class JobHost:
         except OSError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
+            return _is_held(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    """Take the lock unless a job has it. Who asks for the job shares it for a moment, and is waited for."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _is_held(descriptor):
+                return False
+            time.sleep(ASKED_SECONDS)
+        else:
+            return True
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether a job has the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 def list_gpus() -> list[dict[str, Any]]:

@@ -257,13 +257,14 @@ class EngineSupervisor:
                 _, body = await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
             except OSError:
                 silent = clock() - answered
+                # An engine that is killed was frozen before, also where a busy machine looks this late.
+                if silent >= self._probe.frozen_after and self.state == "ready":
+                    log.warning("%s: no answer for %.0f s", self._name, silent)
+                    self._set_state("frozen", f"it has not answered for {silent:.0f} s")
                 if silent >= self._probe.killed_after:
                     log.warning("%s: no answer for %.0f s, killing it", self._name, silent)
                     process.kill()
                     return
-                if silent >= self._probe.frozen_after and self.state == "ready":
-                    log.warning("%s: no answer for %.0f s", self._name, silent)
-                    self._set_state("frozen", f"it has not answered for {silent:.0f} s")
             else:
                 answered = clock()
                 self._note_health(orjson.loads(body).get("unreachable", ""))

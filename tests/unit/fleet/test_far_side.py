@@ -1,9 +1,12 @@
 """The commands of a host: their data arrives whole, and a connection that is cut is noticed."""
 
+import fcntl
 import io
 import json
 import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_samples import with_vanishing_folder
@@ -55,6 +58,37 @@ def test_a_start_names_the_files_that_are_missing_and_starts_nothing(tmp_path):
     assert answer(tmp_path, ["start"], io.BytesIO(json.dumps(order).encode()), output) == 0
     assert json.loads(output.getvalue()) == {"created": False, "missing": ["bb"]}
     assert not (tmp_path / "jobs").exists()
+
+
+def test_a_start_is_not_lost_to_a_command_that_asks_for_the_job_at_the_same_time(tmp_path, monkeypatch):
+    """Asking shares the lock of the job for a moment."""
+    order = {"label": "graft-00000000-000000000001"}
+    (tmp_path / "jobs" / order["label"]).mkdir(parents=True)
+    monkeypatch.setattr(JobHost, "_start", lambda *_given: {"created": True})
+    tried = threading.Event()
+
+    def flock(descriptor, how, flock=fcntl.flock):
+        try:
+            flock(descriptor, how)
+        except BlockingIOError:
+            tried.set()
+            raise
+
+    with (tmp_path / "jobs" / order["label"] / "alive").open("w") as asking, ThreadPoolExecutor() as pool:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(fcntl, "flock", flock)
+        started = pool.submit(JobHost(tmp_path).start, order)
+        tried.wait()
+        asking.close()
+        assert started.result() == {"created": True}
+
+
+def test_a_job_that_runs_is_not_started_again(tmp_path):
+    order = {"label": "graft-00000000-000000000001"}
+    (tmp_path / "jobs" / order["label"]).mkdir(parents=True)
+    with (tmp_path / "jobs" / order["label"] / "alive").open("w") as job:
+        fcntl.flock(job, fcntl.LOCK_EX)
+        assert JobHost(tmp_path).start(order) == {"created": False}
 
 
 def test_files_of_a_job_that_is_not_there_are_refused_by_name(tmp_path):
