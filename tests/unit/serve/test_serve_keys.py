@@ -12,7 +12,7 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.key_usage import USAGE_FILE, UsageFile
+from graftwork.serve.key_usage import USAGE_FILE, UsageFile, _Usage
 from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
 from graftwork.serve.settings import ServeSettings
 
@@ -348,7 +348,7 @@ def test_counts_are_written_only_if_they_changed_and_a_late_write_is_dropped(tmp
         written = (tmp_path / USAGE_FILE).stat().st_ino
         await file.save()
         assert (tmp_path / USAGE_FILE).stat().st_ino == written
-        file._write({}, 0)
+        file._write(_Usage(), 0)
         assert "id-ci" in (tmp_path / USAGE_FILE).read_text()
 
     asyncio.run(main())
