@@ -8,6 +8,8 @@ import sys
 import pytest
 import yaml
 
+from graftwork.api.project import Project
+from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import dry_run, run_pipeline
@@ -63,6 +65,31 @@ def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path
     assert minutes["low"] <= minutes["value"] <= minutes["high"]
     assert {trial["name"] for trial in found["metrics"]} >= {"queue", "priority", "all_right"}
     assert not (tmp_path / ".graft" / "runs").exists()
+
+
+def test_init_audit_and_prepare_count_the_same_rows(tmp_path, tiny_base, monkeypatch):
+    log = tmp_path / "logs" / "tickets.jsonl"
+    write_tickets(log)
+    lines = log.read_text().splitlines()
+    again = [json.dumps({**json.loads(line), "id": f"again-{n}"}) for n, line in enumerate(lines[:9])]
+    log.write_text("\n".join([*lines, *again]) + "\n")
+    started = start_project(tmp_path, [str(log)], base=str(tiny_base))
+    project = Project(open_project(tmp_path))
+    splits = project.prepare().dataset.splits
+    assert started.estimated is None
+    assert started.proposal.rows == sum(split.rows for split in splits.values()) < started.rows_read
+    # Each row has some tokens more than its text; by characters, none would be too long.
+    limit = max(split.longest for split in splits.values()) - 1
+    edit(tmp_path, data={"max_tokens": limit})
+    project = Project(open_project(tmp_path))
+    audit = project.audit()
+    (long,) = (found for found in audit.findings if found.code == "too_long")
+    kept = sum(split.rows for split in project.prepare().dataset.splits.values())
+    assert audit.lengths_counted
+    assert audit.usable - long.reasons[BUT_FOR_LENGTH] == kept
+    # Without the extra that tokenizes, the audit works and says that it estimates.
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert not project.audit().lengths_counted
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def init(
             print_line(stdout, "Next: `graft data audit` checks your logs, `graft run` runs the pipeline.")
         return
     if not json:
-        _show(started.proposal, read=started.rows_read)
+        _show(started.proposal, read=started.rows_read, estimated=started.estimated)
     if plan:
         _show_preflight(folder, started, as_json=json)
 
@@ -75,7 +75,7 @@ def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
     return project or Path(), logs
 
 
-def _show(proposal: "Proposal", *, read: int) -> None:
+def _show(proposal: "Proposal", *, read: int, estimated: str | None) -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.project.propose import KINDS
@@ -89,7 +89,10 @@ def _show(proposal: "Proposal", *, read: int) -> None:
     for reason in proposal.left_out:
         print_line(stdout, f"[yellow]![/] no rule on {quote(reason)}")
     unusable = "; `graft data audit` says what is wrong with the others" if proposal.rows < read else ""
-    print_line(stdout, f"{proposal.rows:,} of {read:,} rows are usable{unusable}")
+    usable = f"{proposal.rows:,} of {read:,} rows are usable"
+    if estimated:
+        usable = f"about {usable} (an estimate: {quote(estimated)})"
+    print_line(stdout, f"{usable}{unusable}")
     print_line(stdout, f"about {proposal.test_cases:,} of them will be held out: {quote(proposal.test_why)}")
 
 

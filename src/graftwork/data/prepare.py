@@ -8,7 +8,7 @@ columns of numbers are in memory for all of them.
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from graftwork.data.audit.lengths import CountTokens
 from graftwork.data.audit.report import (
     audit_corpus,
 )
@@ -35,7 +36,7 @@ from graftwork.data.render.dataset import (
     render_corpus,
     write_drops,
 )
-from graftwork.data.render.rows import SUBSET_SPLITS, Renderer
+from graftwork.data.render.rows import SUBSET_SPLITS, Renderer, apply_system_prompt
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
 from graftwork.data.split.leakage import require_no_leak
@@ -53,7 +54,8 @@ from graftwork.files.dataset import DROPS, drops_table
 from graftwork.process.cluster.engine import MapEngine
 from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset, SubsetSummary
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.interaction import Interaction
 
 FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
@@ -349,6 +351,42 @@ def _ignore_progress(_step: str, _done: int, _total: int) -> None:
     return
 
 
+class CleanLog:
+    """A log without the rows that `prepare` drops before it renders them; row features are in `folder`."""
+
+    def __init__(self, settings: DataSettings, *, folder: Path) -> None:
+        context = AuditContext(settings=settings)
+        self._corpus = build_corpus(context, folder=folder, on_progress=_ignore_progress)
+        repeats = find_repeats(self._corpus, settings=settings)
+        self._stays = self._corpus.column("passed").astype(bool) & (repeats.instead < 0)
+
+    def read(self) -> list[Interaction]:
+        """The rows that are sound and repeat no other one."""
+        return [row for _, row in self._corpus.rows_at(np.flatnonzero(self._stays).tolist())]
+
+    def count_kept(self, settings: DataSettings) -> int:
+        """How many of them are left when the log is split by these settings."""
+        embedder = find_embedder(settings)
+        assignment = assign_splits(self._corpus, settings=settings, embedder=embedder)
+        kept = self._stays & (assignment.split != UNASSIGNED)
+        return int((kept & ~_to_mask(find_unfit_references(self._corpus, assignment), len(kept))).sum())
+
+
+def make_counter(renderer: Renderer, *, settings: DataSettings) -> CountTokens:
+    """Count the tokens of rows as `prepare` renders them."""
+
+    def count(rows: Sequence[Interaction]) -> list[int]:
+        asked = [
+            (apply_system_prompt(row.messages, role=row.group, settings=settings), row.reply) for row in rows
+        ]
+        return [
+            renderer.count_tokens(*conversation) if isinstance(row, UserMistake) else len(row.tokens)
+            for conversation, row in zip(asked, renderer.render_batch(asked), strict=True)
+        ]
+
+    return count
+
+
 def audit_logs(
     context: AuditContext,
     *,
@@ -356,8 +394,12 @@ def audit_logs(
     root: Path = Path(),
     on_progress: Progress | None = None,
     engine: MapEngine | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> Audit:
-    """Read the logs, with row features in `folder`, and audit them."""
+    """Read the logs, with row features in `folder`, and audit them.
+
+    Without `count_tokens`, the tokens of rows are estimated.
+    """
     started = time.perf_counter()
     report = on_progress or (lambda _phase, _done, _total: None)
     corpus = build_corpus(context, folder=folder, root=root, on_progress=report, engine=engine)
@@ -367,7 +409,7 @@ def audit_logs(
     embedder = find_embedder(context.settings)
     assignment = assign_splits(corpus, settings=context.settings, embedder=embedder)
     report("look at all rows", 0, 1)
-    found = audit_corpus(corpus, repeated, assignment, context=context)
+    found = audit_corpus(corpus, repeated, assignment, context=context, count_tokens=count_tokens)
     return found.model_copy(update={"seconds": time.perf_counter() - started})
 
 

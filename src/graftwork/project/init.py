@@ -6,14 +6,17 @@ In: a Proposal, or nothing where there is no log yet. Out: YAML with comments. P
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from graftwork.data.audit.row_checks import find_fault, is_dropped
 from graftwork.data.ingest.blocks import ReadFault
+from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
@@ -26,6 +29,9 @@ from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Interaction
 from graftwork.records.plan import DeviceFacts
+
+if TYPE_CHECKING:
+    from graftwork.data.prepare import CleanLog
 
 HEAD = """\
 # yaml-language-server: $schema=graft.schema.json
@@ -65,6 +71,7 @@ serve:
 """
 )
 COMMENT_AT = 44
+VALIDATION = 0.06
 FEW_ROWS, MANY_ROWS = 400, 800
 MOST_VISITED = 1200
 """Rows that a processor trains on in some tens of minutes."""
@@ -110,13 +117,13 @@ def _data(proposal: Proposal, logs: Sequence[str]) -> list[str]:
         f"  logs: {_flow(list(logs))}",
         *shape,
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
-        _line("  validation: 0.06", "to notice overfitting"),
+        _line(f"  validation: {VALIDATION:g}", "to notice overfitting"),
         _line(f"  max_tokens: {longest}", f"the longest row has {size.longest} tokens ({counted})"),
     ]
 
 
 def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
-    rows = round(proposal.rows * (1 - proposal.test - 0.06))
+    rows = round(proposal.rows * (1 - proposal.test - VALIDATION))
     epochs = 3 if rows <= FEW_ROWS else 2 if rows <= MANY_ROWS else 1
     if device.kind != "cpu":
         return [
@@ -219,6 +226,8 @@ class Started(Record):
     proposal: Proposal | None = None
     rows_read: int = 0
     """The rows of the log, or of the sample of a large one; `proposal.rows` are the usable ones."""
+    estimated: str | None = None
+    """Why `graft data prepare` may keep other rows than the usable ones; None where it keeps these."""
 
 
 def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
@@ -239,8 +248,14 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         load_settings(path)
         return Started(file=str(path))
     rows, found = _read(logs)
-    size = measure_size(rows, count=_counter(base, folder))
-    proposal = propose(rows, formats=found.formats, size=size)
+    with tempfile.TemporaryDirectory(prefix="graft-init-") as scratch:
+        clean = _clean(logs, found, folder=Path(scratch))
+        rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
+        size = measure_size(rows, count=_counter(base, folder))
+        proposal = propose(rows, formats=found.formats, size=size)
+        if clean is not None:
+            split = DataSettings(logs=tuple(logs), test=proposal.test, validation=VALIDATION)
+            proposal = proposal.model_copy(update={"rows": clean.count_kept(split)})
     text = write_proposal(
         proposal,
         name=name,
@@ -250,7 +265,39 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     )
     write_atomic(path, text)
     load_settings(path)
-    return Started(file=str(path), proposal=proposal, rows_read=len(found.rows))
+    return Started(
+        file=str(path),
+        proposal=proposal,
+        rows_read=len(found.rows),
+        estimated=_say_estimate(proposal, base=base, is_whole=clean is not None),
+    )
+
+
+def _clean(logs: Sequence[str], found: Sample, *, folder: Path) -> "CleanLog | None":
+    """The log as `graft data prepare` reads it; None for one that is too large, or can be read only once."""
+    from graftwork.data.prepare import CleanLog
+
+    if not found.whole or not found.rows or STANDARD_INPUT in logs:
+        return None
+    return CleanLog(DataSettings(logs=tuple(logs)), folder=folder)
+
+
+def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> list[Interaction]:
+    rows = clean.read()
+    if len(rows) < FEWEST_ROWS:
+        raise UserMistake(
+            f"{len(rows)} different rows are too few to find out what the log is about",
+            why=f"of {sound} usable rows, the others repeat or contradict these",
+            fix=f"name a log of at least {FEWEST_ROWS} different rows; `graft data audit` shows the repeats",
+            where=logs[0],
+        )
+    return rows
+
+
+def _say_estimate(proposal: Proposal, *, base: str, is_whole: bool) -> str | None:
+    if not is_whole:
+        return "rows that repeat others are not known yet"
+    return None if proposal.size.counted else f"the tokenizer of {base} is not at hand yet"
 
 
 def _read(logs: Sequence[str]) -> tuple[list[Interaction], Sample]:
@@ -291,7 +338,7 @@ def _explain_unreadable(faults: Sequence[ReadFault], log: str) -> UserMistake:
 
 def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]] | None:
     """Counts tokens by the base's own tokenizer; None where the base is not at hand yet."""
-    if not is_ready(base):
+    if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
         return None
     try:
         template = ChatTemplate.from_folder(Path(find_base(base, project_folder=folder).folder))

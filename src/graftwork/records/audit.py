@@ -145,6 +145,8 @@ class Audit(Record):
     label_noise: LabelNoise = LabelNoise()
     usage: tuple[UsageDay, ...] = ()
     """What the calls used by day, role and model; empty in records older than the field."""
+    lengths_counted: bool = False
+    """Whether the tokens of rows were counted by a tokenizer; else they are estimated from characters."""
 
     @property
     def verdict(self) -> str:

@@ -17,6 +17,7 @@ from graftwork.serve.api.call import (
     ChatCall,
     PieceData,
 )
+from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.chain_settings import ChainSettings
 from graftwork.serve.chains import (
@@ -68,6 +69,7 @@ class ClientRequest(NamedTuple):
     request: Request
     api: ApiFormat
     key: KeyHolder
+    reservation: Reservation | None = None
 
 
 class AnswerService:
@@ -164,6 +166,7 @@ class AnswerService:
             if last is None:
                 self._end_one()
         running = last.exchange
+        running.reservation = client.reservation
         running.call = replace(running.call, stream=call.stream)
         running.head = replace(running.head, model=name)
         running.chain_steps = run.describe(name)
@@ -519,6 +522,8 @@ class AnswerService:
         if running.queue_seconds is not None:
             self.metrics.queue_seconds.add(running.queue_seconds)
         running.key.usage.add_tokens(running.count_tokens())
+        if running.reservation is not None:
+            running.reservation.release()
         if self.observers:
             self._observe(running.to_finished(elapsed))
         if running.assignment is not None and running.finish_reason == "error":

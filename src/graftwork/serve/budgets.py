@@ -1,13 +1,16 @@
 """Counts what a key uses against its budget: requests and tokens by the clock minute and by the UTC day.
 
 In memory and from the event loop only: a check is a few comparisons. `key_usage.py` carries the counts over a
-restart. Tokens are known when an answer ends, so answers that run at the same time may together exceed a
-budget of tokens.
+restart. The tokens of an answer are known when it ends. Until then the most that it may have is reserved: a
+request that does not fit next to those that run waits for them. One that runs alone may exceed what is left.
 """
 
+import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from pydantic import Field
 
@@ -18,6 +21,7 @@ _MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
 _LONGEST_RETRY = 60
 """Clients of OpenAI wait by themselves for so many seconds at most."""
 _CHARACTERS_PER_TOKEN = 4
+_BYTES_PER_TOKEN = 3
 
 
 class KeyBudget(Record):
@@ -53,7 +57,19 @@ class _Window:
 class KeyUsage:
     """What one key has used, and whether it may use more."""
 
-    __slots__ = ("_clock", "_day", "_limits", "_minute", "_name", "budget", "requests", "tokens")
+    __slots__ = (
+        "_clock",
+        "_day",
+        "_limits",
+        "_minute",
+        "_name",
+        "_waiting",
+        "budget",
+        "limits_tokens",
+        "requests",
+        "reserved",
+        "tokens",
+    )
 
     def __init__(self, name: str, budget: KeyBudget, *, clock: Callable[[], float] = time.time) -> None:
         self._name = name
@@ -64,8 +80,69 @@ class KeyUsage:
             (self._minute, "minute", budget.requests_per_minute, budget.tokens_per_minute),
             (self._day, "day", budget.requests_per_day, budget.tokens_per_day),
         )
+        self.limits_tokens = budget.tokens_per_minute is not None or budget.tokens_per_day is not None
         self.requests = 0
         self.tokens = 0
+        self.reserved = 0
+        """Tokens that running requests may still use."""
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for running ones."""
+        return len(self._waiting)
+
+    async def reserve(self, tokens: int) -> "Reservation":
+        """Reserve what a request may use, after those that came before it.
+
+        Raises ApiError 429 where the budget is used up by then.
+        """
+        if not self._waiting and self._has_room(tokens):
+            self.reserved += tokens
+            return Reservation(self, tokens)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, tokens))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(tokens)
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove((turn, tokens))
+                self._admit_waiting()
+            raise
+        return Reservation(self, tokens)
+
+    def _has_room(self, tokens: int) -> bool:
+        now = self._clock()
+        for window, unit, _, most in self._limits:
+            window.move_to(now)
+            if most is None:
+                continue
+            if window.tokens >= most:
+                raise self._used_up(f"{most:,} tokens a {unit}", window.seconds_left(now))
+            # Alone it may exceed the rest: clients without max_tokens could not use it otherwise.
+            if self.reserved and window.tokens + self.reserved + tokens > most:
+                return False
+        return True
+
+    def _give_back(self, tokens: int) -> None:
+        self.reserved -= tokens
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self._waiting:
+            turn, tokens = self._waiting[0]
+            if not turn.done():
+                try:
+                    if not self._has_room(tokens):
+                        return
+                    self.reserved += tokens
+                    turn.set_result(None)
+                except ApiError as error:
+                    turn.set_exception(error)
+            self._waiting.popleft()
 
     def take_request(self) -> None:
         """Count a request. Raises ApiError 429, and counts nothing, where a budget is used up."""
@@ -114,6 +191,27 @@ class KeyUsage:
             headers.append(("x-should-retry", "false"))
         message = f"the key {self._name!r} has used its {what}; try again in {seconds} s"
         return ApiError(429, message, code="rate_limit_exceeded", headers=tuple(headers))
+
+
+class Reservation:
+    """Tokens that a running request may use; given back at its end, when they are counted."""
+
+    __slots__ = ("_tokens", "_usage")
+
+    def __init__(self, usage: KeyUsage, tokens: int) -> None:
+        self._usage: KeyUsage | None = usage
+        self._tokens = tokens
+
+    def release(self) -> None:
+        """Give the tokens back; a second call does nothing."""
+        usage, self._usage = self._usage, None
+        if usage is not None:
+            usage._give_back(self._tokens)
+
+
+def most_tokens(body_bytes: int, reply_tokens: int) -> int:
+    """About the most tokens that a request may use: JSON has at least three bytes a token."""
+    return -(-body_bytes // _BYTES_PER_TOKEN) + reply_tokens
 
 
 def estimate_tokens(characters: int) -> int:

@@ -7,13 +7,15 @@ budget allows the large model. The gateway asks the models.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from graftwork.serve.api.call import PieceData
 from graftwork.serve.background import DaemonThreads
+from graftwork.serve.budgets import DAY_SECONDS
 from graftwork.serve.engine_protocol import BASE
 from graftwork.serve.prefix import PrefixReader
 from graftwork.serve.settings import EscalateSettings
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MINUTE, DAY = 60.0, 86_400.0
+MINUTE = 60.0
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
 _CHECK_THREADS = 4
@@ -63,31 +65,44 @@ class AnswerChecks(Protocol):
 
 @dataclass(slots=True)
 class EscalationBudget:
-    """Requests that may go to the large model in a minute and in a day. Used from the event loop only."""
+    """Requests that may go to the large model in a minute and in a UTC day. Used from the event loop only."""
 
     per_minute: int | None
     per_day: int | None
     clock: Callable[[], float]
-    _starts: dict[float, float] = field(default_factory=dict)
-    _used: dict[float, int] = field(default_factory=dict)
+    wall_clock: Callable[[], float] = time.time
+    """Tells the day, which goes on over a restart."""
+    _minute_began: float = -math.inf
+    _this_minute: int = 0
+    _day: int = -1
+    _today: int = 0
 
     def take(self) -> bool:
         """Whether one more may go; counts it if so."""
-        limits = {MINUTE: self.per_minute, DAY: self.per_day}
-        now = self.clock()
-        for window in limits:
-            if now - self._starts.get(window, -window) >= window:
-                self._starts[window], self._used[window] = now, 0
-        if any(most is not None and self._used[window] >= most for window, most in limits.items()):
-            return False
-        for window in limits:
-            self._used[window] += 1
+        now, day = self.clock(), int(self.wall_clock() // DAY_SECONDS)
+        if now - self._minute_began >= MINUTE:
+            self._minute_began, self._this_minute = now, 0
+        if day != self._day:
+            self._day, self._today = day, 0
+        for used, most in ((self._this_minute, self.per_minute), (self._today, self.per_day)):
+            if most is not None and used >= most:
+                return False
+        self._this_minute += 1
+        self._today += 1
         return True
 
     def give_back(self) -> None:
         """The one that was taken last was not used."""
-        for window, used in self._used.items():
-            self._used[window] = max(used - 1, 0)
+        self._this_minute = max(self._this_minute - 1, 0)
+        self._today = max(self._today - 1, 0)
+
+    def snapshot(self) -> tuple[int, int]:
+        """The number of the day that was counted last, and how many it had."""
+        return (self._day, self._today)
+
+    def restore(self, counts: tuple[int, int]) -> None:
+        """Go on from a snapshot; a day that has passed meanwhile begins at zero."""
+        self._day, self._today = counts
 
 
 class HeldReply:
@@ -187,7 +202,7 @@ class Escalator:
         self._least = settings.min_logprob if isinstance(settings.min_logprob, float) else None
         self._threads = CheckThreads()
         self._clock = clock
-        self._budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
+        self.budget = EscalationBudget(settings.per_minute, settings.per_day, clock)
 
     def applies_to(self, running: "RunningExchange") -> bool:
         """Whether the answer of this exchange is checked: one choice of a named model, without tools."""
@@ -206,7 +221,7 @@ class Escalator:
 
     def give_back(self) -> None:
         """An escalation that was allowed did not happen: the large model could not be asked."""
-        self._budget.give_back()
+        self.budget.give_back()
 
     @property
     def needs_logprobs(self) -> bool:
@@ -222,7 +237,7 @@ class Escalator:
     ) -> Escalation | None:
         """None where the answer passes every check."""
         failing = await self.find_failing(messages, text, logprob=logprob)
-        return None if failing is None else Escalation(failing, self._budget.take())
+        return None if failing is None else Escalation(failing, self.budget.take())
 
     async def find_failing(
         self, messages: Sequence[Mapping[str, str]], text: str, *, logprob: float | None = None
@@ -249,7 +264,7 @@ class Escalator:
             if failing is None and (full or not arrived) and self._is_unlikely(logprob):
                 failing = LOGPROB
             if failing is not None:
-                return JudgedPrefix(Escalation(failing, self._budget.take()), reader.tokens, is_whole=False)
+                return JudgedPrefix(Escalation(failing, self.budget.take()), reader.tokens, is_whole=False)
             waits = verdict.is_open or (self.needs_logprobs and bool(reader.logprobs))
             if full or not arrived or not waits:
                 return JudgedPrefix(None, reader.tokens, is_whole=False)

@@ -14,7 +14,7 @@ from graftwork.serve.api.call import (
     TokenUsage,
     describe_reply,
 )
-from graftwork.serve.budgets import estimate_tokens
+from graftwork.serve.budgets import Reservation, estimate_tokens
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
@@ -41,6 +41,8 @@ class RunningExchange:
     at: float
     assignment: ArmAssignment | None = None
     key: KeyHolder = ANYONE
+    reservation: Reservation | None = None
+    """Of the key's tokens; given back when those of the answer are counted."""
     engine: ServingEngine | None = None
     """The engine that is asked instead of the gateway's own."""
     model: str = ""

@@ -22,6 +22,7 @@ from graftwork.serve.api.embeddings import EMBEDDINGS
 from graftwork.serve.api.messages import MESSAGES
 from graftwork.serve.api.responses import RESPONSES
 from graftwork.serve.autoscaler import Autoscaler
+from graftwork.serve.budgets import Reservation, most_tokens
 from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.cors import allow_origins, is_preflight
 from graftwork.serve.deadline import with_deadline
@@ -37,7 +38,7 @@ from graftwork.serve.http_messages import (
     json_response,
 )
 from graftwork.serve.http_server import HttpLimits, Server
-from graftwork.serve.keys import KeyRing, Scope, render_keys
+from graftwork.serve.keys import KeyHolder, KeyRing, Scope, render_keys
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.otlp import TracedCalls, TraceIntake
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
@@ -233,19 +234,22 @@ class Gateway(AnswerService):
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
-        label, running = "unknown", None
+        label, running, held, answer = "unknown", None, None, None
         at, started = time.time(), time.perf_counter()
         try:
             key = self._keys.require(request)
             key.usage.take_request()
             call = with_deadline(self._admit(request, api), request)
             key.require_model(call.model)
-            client = ClientRequest(request, api, key)
+            if key.usage.limits_tokens:
+                held = await self._reserve(key, call, request)
+            client = ClientRequest(request, api, key, held)
             if call.model in self.chains:
                 label = call.model
                 answer = await self._answer_chain(call, client)
             else:
                 running = self._begin(call, client)
+                running.reservation = held
                 label = running.head.release
                 answer = await self._answer(running)
                 label = running.head.release
@@ -268,8 +272,32 @@ class Gateway(AnswerService):
             if self.observers:
                 self._note_request(request, at=at, started=started, status=CLIENT_LEFT)
             raise
+        finally:
+            # An answer gives the tokens back when it has been sent.
+            if held is not None and answer is None:
+                held.release()
         self.metrics.count_request(label, 200)
         return answer
+
+    async def _reserve(self, key: KeyHolder, call: ChatCall, request: Request) -> Reservation:
+        """Reserve the tokens of the call, after running requests of the key if they may use the rest."""
+        chain = self.chains.get(call.model)
+        most = call.choices * call.max_tokens if chain is None else chain.max_tokens
+        if key.usage.waiting >= self._settings.queue_limit:
+            raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
+        seconds = self._settings.request_timeout_seconds
+        if call.deadline is not None:
+            seconds = min(seconds, call.deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(seconds):
+                held = await key.usage.reserve(most_tokens(len(request.body), most))
+        except TimeoutError:
+            message = f"other requests of the key {key.name!r} may use the rest of its tokens; try again soon"
+            raise ApiError(429, message, code="rate_limit_exceeded", headers=RETRY) from None
+        if self.draining:
+            held.release()
+            raise ApiError(503, "the server is stopping; ask another one", code="stopping", headers=RETRY)
+        return held
 
     async def _take_feedback(self, request: Request) -> Answer:
         _require_json(request)

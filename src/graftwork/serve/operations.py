@@ -63,7 +63,8 @@ class Operations:
     ) -> AsyncIterator[None]:
         """`folder` is where the gateway keeps what a restart must not forget."""
         settings = self._settings
-        usage = UsageFile(folder, keys)
+        escalations = None if gateway.escalator is None else gateway.escalator.budget
+        usage = UsageFile(folder, keys, escalations)
         usage.restore()
         async with AsyncExitStack() as stack:
             if settings.log_format == "json":

@@ -103,7 +103,7 @@ class EscalateSettings(Record):
     per_day: int | None = Field(
         default=1000,
         ge=1,
-        description="Escalations in a day. Beyond it the small model's answer is sent. None: no limit.",
+        description="Escalations in a UTC day. Beyond it the small model's answer is sent. None: no limit.",
     )
 
     @field_validator("per_minute", "per_day", mode="before")

@@ -122,6 +122,8 @@ def test_usable_rows_that_are_too_long_are_reported_in_the_summary():
         printed(make_audit(long)).split()
     )
     assert "data.max_tokens" not in printed(make_audit(make_finding("a", "info")))
+    counted = printed(make_audit(long, lengths_counted=True))
+    assert "of which 1,200 are longer than data.max_tokens" in " ".join(counted.split())
 
 
 def test_a_placeholder_is_no_emoji_and_a_terminal_obeys_nothing_of_a_log():

@@ -41,3 +41,14 @@ def test_architecture_page_names_every_package():
 def test_links_of_a_page_lead_to_files_that_exist(page):
     targets = LINK.findall(page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_number_of_a_decision_has_a_page_or_is_called_unused():
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(int(page.name[:4]) for page in folder.glob("[0-9]*.md"))
+    index = (folder / "README.md").read_text()
+    unused = re.search(r"The numbers ([0-9, and]+) are not used", index)
+    assert unused, "the page does not name numbers that are not used"
+    missing = sorted(set(range(1, pages[-1] + 1)) - set(pages))
+    assert [int(number) for number in re.findall(r"\d{4}", unused[1])] == missing
+    assert [int(number) for number in re.findall(r"^\| \[(\d{4})\]", index, re.M)] == pages

@@ -141,7 +141,9 @@ def group_equal(corpus):
     return Dealing(np.array(groups, dtype=np.int64))
 
 
-def audit_rows(rows, *, faults=(), near=(), repeats=None, assignment=None, context=None, **changes):
+def audit_rows(
+    rows, *, faults=(), near=(), repeats=None, assignment=None, context=None, count_tokens=None, **changes
+):
     context = context or AuditContext(settings=DataSettings(**changes))
     corpus = MemoryCorpus(rows, context=context, faults=faults)
     return audit_corpus(
@@ -149,4 +151,5 @@ def audit_rows(rows, *, faults=(), near=(), repeats=None, assignment=None, conte
         repeats or find_equal(corpus, conflicts=context.settings.conflicts, near=near),
         assignment or group_equal(corpus),
         context=context,
+        count_tokens=count_tokens,
     )

@@ -7,6 +7,7 @@ import pytest
 from data_rows import SECRET, THINGS, make_row
 from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
+from graftwork.data.audit import lengths
 from graftwork.data.audit.findings import MOST_REASONS, MOST_ROWS, OTHER_REASONS
 from graftwork.data.audit.report import audit_corpus
 from graftwork.data.audit.row_checks import AuditContext
@@ -225,6 +226,41 @@ def test_too_long_counts_the_rows_that_would_be_usable_otherwise():
     found = audit_rows(rows, max_tokens=200)
     assert finding(found, "too_long").count == 2
     assert finding(found, "too_long").reasons[BUT_FOR_LENGTH] == 1
+
+
+def test_tokens_are_counted_where_a_tokenizer_is_given():
+    rows = with_more(make_row("a b c", "d e f " * 30), make_row("word " * 400, "Fine and whole."))
+    codes = {found.code for found in audit_rows(rows, max_tokens=200).findings}
+    assert "too_long" in codes
+
+    def count(some):
+        return [250 if row.reply.startswith("d e f") else 7 for row in some]
+
+    audit = audit_rows(rows, max_tokens=200, count_tokens=count)
+    long = finding(audit, "too_long")
+    assert [origin.line for origin in long.rows] == [rows[-2].origin.line]
+    assert long.title == "1 row is longer than 200 tokens (the longest has 250)"
+    assert "removes 50 tokens" in long.effect
+    assert long.reasons[BUT_FOR_LENGTH] == 1
+    assert long.examples[0].excerpt.startswith("would lose 50 of 250 tokens")
+    assert audit.lengths_counted
+
+
+def test_rows_of_a_large_log_are_counted_next_to_the_limit_and_the_others_by_them(monkeypatch):
+    rows = [make_row("word " * size, f"Reply {size}.") for size in range(10, 110)]
+    monkeypatch.setattr(lengths, "MOST_COUNTED", 3000)
+    counted = []
+
+    def count(some):
+        counted.extend(row.reply for row in some)
+        return [len(row.question.split()) for row in some]
+
+    audit = audit_rows(rows, max_tokens=83, count_tokens=count)
+    assert 0 < len(counted) < 20
+    assert not audit.lengths_counted
+    # One word a token, as counted: by 3.6 characters a token, far more rows would be too long.
+    assert abs(finding(audit, "too_long").count - sum(size > 83 for size in range(10, 110))) <= 3
+    assert "estimated" in finding(audit, "too_long").title
 
 
 def test_no_finding_quotes_a_secret_or_an_address():

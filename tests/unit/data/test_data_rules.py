@@ -93,11 +93,6 @@ def test_tokens_lost_to_the_length_limit_are_reported():
     assert note.reason == "would lose 456 of 556 tokens, the whole reply included"
 
 
-def test_tokens_are_counted_where_a_tokenizer_is_given():
-    assert codes_of(make_row("a b c", "d e f"), count_tokens=lambda text: 1000) == {"too_long"}
-    assert codes_of(make_row("word " * 2000, "d e f"), count_tokens=lambda text: 1) == set()
-
-
 @given(
     question=st.text(max_size=300),
     reply=st.one_of(

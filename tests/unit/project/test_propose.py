@@ -6,6 +6,7 @@ import random
 import pytest
 import yaml
 
+from graftwork.data.prepare import audit_files
 from graftwork.evaluate.preflight import try_metric
 from graftwork.grading.interface import GradeContext
 from graftwork.model import probe
@@ -261,3 +262,25 @@ def test_a_field_that_nobody_can_know_is_no_part_of_being_right(tmp_path):
     assert rules == {"queue": "exact", "size": "exact", "trace": "token_f1"}
     (everything,) = [check for check in settings.evaluate.checks if check.metric == "all_fields"]
     assert everything.model_extra["fields"] == ["queue", "size"]
+
+
+def test_rows_that_repeat_others_are_not_usable_as_in_prepare(tmp_path):
+    def make(number, chance):
+        if number < 20:
+            return "Where is the first one?", "On the left."
+        if number < 30:
+            return "Where is the second one?", f"Maybe at {number}, behind the {chance.choice(WORDS)}."
+        return f"Where is number {number}?", sentence(chance)
+
+    log = write_log(tmp_path / "log.jsonl", make, count=120)
+    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
+    usable = audit_files([str(log)]).usable
+    assert usable == 92
+    assert (started.rows_read, started.proposal.rows) == (120, usable)
+
+
+def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypatch):
+    monkeypatch.setattr("graftwork.project.init.is_ready", lambda *_args, **_more: False)
+    log = write_log(tmp_path / "log.jsonl", chat)
+    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
+    assert started.estimated == "the tokenizer of smollm2-135m-instruct is not at hand yet"

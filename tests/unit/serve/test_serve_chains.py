@@ -11,9 +11,11 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.records.interaction import Origin
+from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.chains import ChainRun, read_trace
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
+from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import FamilySettings, ServeSettings
 
@@ -32,10 +34,11 @@ def settings_of(chain, **others):
 
 
 @asynccontextmanager
-async def open_chain(chain, *, sink=None, checks=None, endpoints=None, routes=ROUTES, **others):
+async def open_chain(chain, *, sink=None, checks=None, endpoints=None, routes=ROUTES, keys=None, **others):
     settings = settings_of(chain, **others)
+    routes = replace(routes, chains=tuple(settings.chains))
     async with (
-        open_house(sink, settings=settings, routes=replace(routes, chains=tuple(settings.chains))) as house,
+        open_house(sink, settings=settings, routes=routes, keys=keys) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         house.gateway.chains = settings.chains
@@ -223,6 +226,35 @@ def test_the_last_step_is_streamed(run):
             asked = sum(len(m.content.split()) for request in house.stub.asked for m in request.messages)
             assert chunks[-1].usage.prompt_tokens == asked
             assert house.gateway.metrics.in_flight == 0
+
+    run(main)
+
+
+def test_a_chain_reserves_its_tokens_and_gives_them_back_however_it_ends(run):
+    async def main():
+        ring = KeyRing()
+        budget = KeyBudget(tokens_per_day=10_000)
+        ring.replace([ApiKey(id="k", name="k", digest=digest_secret("x"), created_at="", budget=budget)])
+        usage = ring.holders[0].usage
+        async with open_chain(THREE, keys=ring, short={**THREE, "max_tokens": 1}) as (house, client):
+            house.stub.gate.clear()
+            asked = asyncio.create_task(ask(client))
+            async with asyncio.timeout(DEADLINE):
+                while not house.stub.asked:
+                    await asyncio.sleep(0.01)
+            assert usage.reserved > 8192
+            house.stub.gate.set()
+            await asked
+            assert usage.tokens > 0
+            assert usage.reserved == 0
+            messages = [{"role": "user", "content": "why"}]
+            stream = await client.chat.completions.create(model="trio", messages=messages, stream=True)
+            assert [chunk async for chunk in stream]
+            with pytest.raises(APIStatusError):
+                await client.chat.completions.create(model="short", messages=messages)
+            async with asyncio.timeout(DEADLINE):
+                while usage.reserved:
+                    await asyncio.sleep(0.01)
 
     run(main)
 

@@ -16,6 +16,8 @@ from graftwork.serve.engine_protocol import ReplyPiece
 from graftwork.serve.escalation import Escalator
 from graftwork.serve.fallbacks import Fallbacks
 from graftwork.serve.family import Family
+from graftwork.serve.keys import KeyRing
+from graftwork.serve.operations import Operations
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
 from graftwork.serve.stub_engine import StubEngine
@@ -146,6 +148,22 @@ def test_over_the_budget_the_small_models_answer_is_sent(run):
             assert headers["x-graft-escalation"] == "json_valid failed, large is over budget"
             assert headers["x-graft-release"] == RELEASE
             assert len(large.asked) == 1
+
+    run(main)
+
+
+def test_an_endpoint_that_starts_again_goes_on_with_the_budget_of_the_day(run, tmp_path):
+    async def main():
+        large = LargeEngine()
+        said = []
+        for _ in range(2):
+            async with open_pair(large=large, per_day=1) as (house, client):
+                house.gateway.escalator.budget.wall_clock = lambda: 1e9
+                operations = Operations(ServeSettings())
+                async with operations.running(house.gateway, KeyRing(), lambda: (), folder=tmp_path):
+                    _, headers = await ask(client, BAD)
+                    said.append(headers["x-graft-escalation"])
+        assert said == ["json_valid failed, large answered", "json_valid failed, large is over budget"]
 
     run(main)
 

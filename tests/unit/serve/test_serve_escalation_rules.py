@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.serve import escalation
-from graftwork.serve.escalation import DAY, MINUTE, EscalationBudget, Escalator
+from graftwork.serve.budgets import DAY_SECONDS
+from graftwork.serve.escalation import MINUTE, EscalationBudget, Escalator
+from graftwork.serve.key_usage import UsageFile
+from graftwork.serve.keys import KeyRing
 from graftwork.serve.settings import EscalateSettings
 
 SETTINGS = EscalateSettings(to="large", checks=("json_valid",))
@@ -89,17 +92,52 @@ def test_checks_that_hang_leave_other_threads_alone_and_do_not_keep_the_loop_ope
 )
 def test_no_window_takes_more_than_its_budget(steps, per_minute, per_day):
     now = 0.0
-    budget = EscalationBudget(per_minute, per_day, lambda: now)
+    budget = EscalationBudget(per_minute, per_day, lambda: now, lambda: now)
     taken = []
     for step in steps:
         now += step
         if budget.take():
             taken.append(now)
-    # Windows begin with the first request after the last one ended: no fixed window exceeds its budget.
-    for window, most in ((MINUTE, per_minute), (DAY, per_day)):
+    # Minutes begin with the first request after the last one ended: no fixed window exceeds its budget.
+    for window, most in ((MINUTE, per_minute), (DAY_SECONDS, per_day)):
         if most is None:
             continue
         for first in taken:
             assert sum(first <= at < first + window for at in taken) <= 2 * most
+    if per_day is not None:
+        days = [at // DAY_SECONDS for at in taken]
+        assert all(days.count(day) <= per_day for day in days)
     if per_minute is None and per_day is None:
         assert len(taken) == len(steps)
+
+
+def test_the_budget_of_a_day_survives_a_restart_and_ends_with_the_day(tmp_path):
+    now = 10.6 * DAY_SECONDS
+
+    def open_budget():
+        return EscalationBudget(None, 2, time.monotonic, lambda: now)
+
+    async def main():
+        nonlocal now
+        budget = open_budget()
+        assert budget.take()
+        await UsageFile(tmp_path, KeyRing(), budget).save()
+        # The endpoint is killed here, and runs without `serve.escalate` for a while.
+        without = UsageFile(tmp_path, KeyRing())
+        without.restore()
+        await without.save()
+
+        again = open_budget()
+        file = UsageFile(tmp_path, KeyRing(), again)
+        file.restore()
+        assert again.take()
+        assert not again.take()
+        again.give_back()
+        await file.save()
+        last = open_budget()
+        UsageFile(tmp_path, KeyRing(), last).restore()
+        assert [last.take(), last.take()] == [True, False]
+        now = 11 * DAY_SECONDS
+        assert [last.take(), last.take(), last.take()] == [True, True, False]
+
+    asyncio.run(main())

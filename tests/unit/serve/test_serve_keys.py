@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import random
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import AsyncOpenAI, RateLimitError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
-from graftwork.serve.key_usage import USAGE_FILE, UsageFile
+from graftwork.serve.key_usage import USAGE_FILE, UsageFile, _Usage
 from graftwork.serve.keys import SCOPES, ApiKey, KeyRing, digest_secret, follow_keys, make_secret
 from graftwork.serve.settings import ServeSettings
 
@@ -224,6 +227,7 @@ def test_an_answer_that_breaks_off_counts_against_the_budget(run):
             async with asyncio.timeout(DEADLINE):
                 while ring.holders[0].usage.tokens == 0:
                     await asyncio.sleep(0.01)
+            assert ring.holders[0].usage.reserved == 0
 
     run(main)
 
@@ -238,8 +242,95 @@ def test_a_request_that_times_out_counts_against_the_budget(run):
             house.stub.gate.set()
             assert reply.status == 504
             assert ring.holders[0].usage.tokens > 0
+            assert ring.holders[0].usage.reserved == 0
 
     run(main)
+
+
+async def until(condition):
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_run_at_once_cannot_exceed_a_budget_of_tokens(run, stream):
+    async def main():
+        # Each request uses 10 tokens or so: the second one finds the budget used up when the first has ended.
+        ring = ring_of(key("s", budget={"tokens_per_day": 5}))
+        usage = ring.holders[0].usage
+        async with open_house(keys=ring) as house:
+            house.stub.gate.clear()
+            body = {"messages": HELLO, "stream": stream, "max_tokens": 50}
+            tasks = [asyncio.create_task(ask(house, "s", body=body)) for _ in range(6)]
+            await until(lambda: usage.waiting == 5)
+            assert not any(task.done() for task in tasks)
+            house.stub.gate.set()
+            statuses = sorted([reply.status for reply, _ in await asyncio.gather(*tasks)])
+            assert statuses == [200] + [429] * 5
+            assert (usage.reserved, usage.waiting) == (0, 0)
+
+    run(main)
+
+
+def test_a_request_waits_for_those_that_may_use_the_rest_and_is_not_refused(run):
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 400}))
+        usage = ring.holders[0].usage
+        async with open_house(keys=ring) as house:
+            house.stub.gate.clear()
+            body = {"messages": HELLO, "max_tokens": 120}
+            tasks = [asyncio.create_task(ask(house, "s", body=body)) for _ in range(5)]
+            await until(lambda: usage.waiting == 3)
+            assert usage.reserved <= 400
+            tasks[-1].cancel()  # its client leaves while it waits
+            await until(lambda: usage.waiting == 2)
+            house.stub.gate.set()
+            replies = await asyncio.gather(*tasks[:-1])
+            assert [reply.status for reply, _ in replies] == [200] * 4
+            assert (usage.reserved, usage.waiting) == (0, 0)
+
+    run(main)
+
+
+@given(
+    budget=st.integers(1, 60),
+    requests=st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=25),
+    seed=st.integers(0, 1000),
+)
+def test_a_budget_of_tokens_is_exceeded_by_one_request_at_most(budget, requests, seed):
+    chance = random.Random(seed)
+    usage = KeyUsage("k", KeyBudget(tokens_per_day=budget), clock=lambda: 1e9)
+    used_when_refused = []
+
+    async def answer(most, share):
+        try:
+            held = await usage.reserve(most)
+        except ApiError:
+            used_when_refused.append(usage.tokens)
+            return
+        try:
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+        finally:
+            usage.add_tokens(round(share * most))
+            held.release()
+            held.release()
+
+    async def main():
+        tasks = [asyncio.create_task(answer(*request)) for request in requests]
+        for task in tasks:
+            if chance.random() < 0.2:
+                await asyncio.sleep(0)
+                task.cancel()
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    longest = max((most for most, _ in requests), default=1)
+    assert usage.tokens < budget + longest
+    assert all(used >= budget for used in used_when_refused)
+    assert (usage.reserved, usage.waiting) == (0, 0)
 
 
 def test_windows_begin_again_with_the_minute_and_the_day():
@@ -348,7 +439,7 @@ def test_counts_are_written_only_if_they_changed_and_a_late_write_is_dropped(tmp
         written = (tmp_path / USAGE_FILE).stat().st_ino
         await file.save()
         assert (tmp_path / USAGE_FILE).stat().st_ino == written
-        file._write({}, 0)
+        file._write(_Usage(), 0)
         assert "id-ci" in (tmp_path / USAGE_FILE).read_text()
 
     asyncio.run(main())

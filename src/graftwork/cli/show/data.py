@@ -411,7 +411,10 @@ def _say_too_long(audit: Audit) -> str:
 
     found = (finding.reasons.get(BUT_FOR_LENGTH, 0) for finding in audit.findings)
     rows = sum(found)
-    return f", of which about {rows:,} are longer than data.max_tokens" if rows else ""
+    if not rows:
+        return ""
+    size = f"{rows:,}" if audit.lengths_counted else f"about {rows:,}"
+    return f", of which {size} {'is' if rows == 1 else 'are'} longer than data.max_tokens"
 
 
 def _say(finding: Finding, audit: Audit) -> str:

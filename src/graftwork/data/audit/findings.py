@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from graftwork.data.audit.lengths import CountTokens, RowLengths, measure_lengths
 from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Example, Finding, ReadableRow, Severity
@@ -211,6 +212,7 @@ class AuditFacts:
     assignment: SplitColumns
     notes: NoteCounts
     context: AuditContext
+    count_tokens: CountTokens | None = None
 
     @property
     def settings(self) -> DataSettings:
@@ -226,6 +228,12 @@ class AuditFacts:
         """The rows that passed and that no other row replaces."""
         usable: NDArray[np.bool_] = self.passed & (self.repeats.step == 0)
         return usable
+
+    @cached_property
+    def lengths(self) -> RowLengths:
+        return measure_lengths(
+            self.corpus, settings=self.settings, wanted=self.usable, count=self.count_tokens
+        )
 
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":
         """A column of names, redacted because they are shown."""
@@ -261,10 +269,11 @@ def finding_from_notes(
     *,
     wording: Wording,
     noted: str | None = None,
+    found: NoteCount | None = None,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
-    """Make a finding from the notes with the code `noted`, or with its own code."""
-    found = facts.notes[noted or code]
+    """Make a finding from the notes `found`, or from those with the code `noted`, or with its own code."""
+    found = found or facts.notes[noted or code]
     return Finding(
         code=code,
         severity=severity,

@@ -27,6 +27,7 @@ from graftwork.data.audit.findings import (
     show_row,
 )
 from graftwork.data.audit.labels import estimate_noise, find_wrong_labels
+from graftwork.data.audit.lengths import CountTokens
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.audit.row_findings import (
     NO_BASE,
@@ -179,10 +180,15 @@ _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
 
 def audit_corpus(
-    corpus: AuditedCorpus, repeated: RepeatColumns, assignment: SplitColumns, *, context: AuditContext
+    corpus: AuditedCorpus,
+    repeated: RepeatColumns,
+    assignment: SplitColumns,
+    *,
+    context: AuditContext,
+    count_tokens: CountTokens | None = None,
 ) -> Audit:
     """Apply every rule. The most severe findings come first."""
-    facts = AuditFacts(corpus, repeated, assignment, NoteCounts(corpus.notes()), context)
+    facts = AuditFacts(corpus, repeated, assignment, NoteCounts(corpus.notes()), context, count_tokens)
     noise = estimate_noise(facts)
     findings = sorted(
         (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
@@ -193,6 +199,7 @@ def audit_corpus(
         rows=corpus.rows + sum(1 for _ in corpus.faults()),
         readable=corpus.rows,
         usable=int(facts.usable.sum()),
+        lengths_counted=facts.lengths.is_counted,
         fit_to_train=not any(finding.severity == "blocker" for finding in findings),
         findings=tuple(findings),
         groups=count_labels(facts, "group"),

@@ -9,7 +9,7 @@ finding goes to `row_findings`.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -47,15 +47,13 @@ class AuditContext:
     """What checks know besides the row: the settings and, if any, the base model to be trained.
 
     `control_tokens` are those of the base; without them, those of known model families are searched for.
-    `base_reasons` says whether the base's template writes reasoning. Without `count_tokens`, tokens are
-    estimated.
+    `base_reasons` says whether the base's template writes reasoning.
     """
 
     settings: DataSettings
     base: str | None = None
     control_tokens: tuple[str, ...] = ()
     base_reasons: bool | None = None
-    count_tokens: Callable[[str], int] | None = None
 
 
 def show_start(text: str) -> str:
@@ -439,22 +437,17 @@ CHARACTERS_PER_TOKEN = 3.6
 
 
 def check_length(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
-    prompt, reply = (
-        _count_tokens([message.content for message in raw.messages], context),
-        _count_tokens([raw.reply], context),
-    )
-    most = context.settings.max_tokens
-    total = round(prompt + reply)
-    if total > most:
-        what = "the whole reply" if prompt >= most else "the end of the reply"
-        reason = f"would lose {total - most:,} of {total:,} tokens, {what} included"
-        yield Note(TOO_LONG, reason, show_end(redacted.row.reply))
+    """Note rows that are too long by their characters; `lengths` counts tokens where that is possible."""
+    prompt = sum(len(message.content) for message in raw.messages) / CHARACTERS_PER_TOKEN
+    total = round(prompt + len(raw.reply) / CHARACTERS_PER_TOKEN)
+    if total > context.settings.max_tokens:
+        yield note_length(redacted.row.reply, prompt, total, most=context.settings.max_tokens)
 
 
-def _count_tokens(texts: list[str], context: AuditContext) -> float:
-    if context.count_tokens is not None:
-        return sum(map(context.count_tokens, texts))
-    return sum(map(len, texts)) / CHARACTERS_PER_TOKEN
+def note_length(reply: str, prompt: float, total: int, *, most: int) -> Note:
+    what = "the whole reply" if prompt >= most else "the end of the reply"
+    reason = f"would lose {total - most:,} of {total:,} tokens, {what} included"
+    return Note(TOO_LONG, reason, show_end(reply))
 
 
 REASONING = "reasoning"

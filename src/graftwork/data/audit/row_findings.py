@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.data.audit.findings import (
+    MOST_EXAMPLES,
     AuditFacts,
+    NoteCount,
     Wording,
     count_rows,
     finding_from_notes,
@@ -19,7 +21,6 @@ from graftwork.data.audit.findings import (
 )
 from graftwork.data.audit.row_checks import (
     CAPTURES_FILTER,
-    CHARACTERS_PER_TOKEN,
     CONTROL_TOKENS,
     ENCODING,
     NEGATIVE_FEEDBACK,
@@ -30,6 +31,7 @@ from graftwork.data.audit.row_checks import (
     TAUGHT,
     TOO_LONG,
     TRIED_OUT,
+    note_length,
 )
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Finding, Severity
@@ -273,21 +275,24 @@ BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
 def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
-    count = facts.notes[TOO_LONG].count
-    if not count:
+    noted = facts.notes[TOO_LONG] if facts.count_tokens is None else _note_lengths(facts)
+    if not noted.count:
         return
     settings = facts.settings
-    counted = "" if facts.context.count_tokens else ", estimated from their characters"
-    longest, lost, cuts = _sum_up(facts)
+    longest, lost, cuts = _sum_up(facts, noted)
+    counted = facts.lengths.is_counted
+    about = "" if counted else "about "
+    size = f"{about}{longest:,}" + ("" if counted else ", estimated from their characters")
     yield finding_from_notes(
         facts,
         TOO_LONG,
         "warning",
+        found=noted,
         reasons=cuts,
         wording=Wording(
-            title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
-            + f" (the longest has about {longest:,}{counted})",
-            effect=f"a trainer that cuts at that length removes about {lost:,} tokens from their ends and "
+            title=count_rows(noted.count, f"are longer than {settings.max_tokens:,} tokens")
+            + f" (the longest has {size})",
+            effect=f"a trainer that cuts at that length removes {about}{lost:,} tokens from their ends and "
             "teaches the model not to finish",
             fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
             "or raise data.max_tokens",
@@ -295,26 +300,39 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
     )
 
 
-def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
+def _note_lengths(facts: AuditFacts) -> NoteCount:
+    """The rows that are too long by their tokens, as notes."""
+    import numpy as np
+
+    noted, most, lengths = NoteCount(), facts.settings.max_tokens, facts.lengths
+    places = np.flatnonzero(lengths.whole > most).tolist()
+    shown = facts.read(places[:MOST_EXAMPLES])
+    for place in places:
+        reply = shown[place].reply if place in shown else ""
+        noted.add(
+            place, note_length(reply, float(lengths.prompt[place]), int(lengths.whole[place]), most=most)
+        )
+    return noted
+
+
+def _sum_up(facts: AuditFacts, noted: NoteCount) -> tuple[int, int, dict[str, int]]:
     """Return the longest row, the tokens beyond the limit, and the number of rows per kind of cut."""
     import numpy as np
 
-    most = facts.settings.max_tokens
-    prompt = facts.corpus.column("prompt_chars") / CHARACTERS_PER_TOKEN
-    total = prompt + facts.corpus.column("reply_chars") / CHARACTERS_PER_TOKEN
-    beyond = np.maximum(np.rint(total) - most, 0)
-    whole = int(np.count_nonzero((beyond > 0) & (prompt >= most)))
+    most, lengths = facts.settings.max_tokens, facts.lengths
+    beyond = np.maximum(lengths.whole - most, 0)
+    whole = int(np.count_nonzero((beyond > 0) & (lengths.prompt >= most)))
     cuts = {
         ALL_OF_IT: whole,
         THE_END: int(np.count_nonzero(beyond)) - whole,
-        BUT_FOR_LENGTH: _count_usable(facts, beyond > 0),
+        BUT_FOR_LENGTH: _count_usable(facts, noted, beyond > 0),
     }
-    return round(float(total.max(initial=0))), int(beyond.sum()), {why: n for why, n in cuts.items() if n}
+    longest = int(lengths.whole.max(initial=0))
+    return longest, int(beyond.sum()), {why: n for why, n in cuts.items() if n}
 
 
-def _count_usable(facts: AuditFacts, beyond: "NDArray[np.bool_]") -> int:
+def _count_usable(facts: AuditFacts, noted: NoteCount, beyond: "NDArray[np.bool_]") -> int:
     """Count usable rows among the noted ones where all are known, else estimate from the columns."""
-    noted = facts.notes[TOO_LONG]
     if len(noted.places) == noted.count:
         return int(facts.usable[noted.places].sum())
     return min(int((beyond & facts.usable).sum()), noted.count)

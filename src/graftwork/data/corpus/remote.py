@@ -16,10 +16,8 @@ NOT_SENT = {"repair", "drift"}
 """Settings of other commands, which may name endpoints."""
 
 
-def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int] | None:
-    """The form for a cluster; None where tokens are counted by a function of this process."""
-    if context.count_tokens is not None:
-        return None
+def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:
+    """The form for a cluster."""
     head = {
         "settings": context.settings.model_dump(mode="json", exclude=NOT_SENT),
         "base": context.base,

@@ -1,12 +1,14 @@
 """Which files the logs of a project are, and what is in them, as the first two steps need it."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.ingest.files import STANDARD_INPUT
 from graftwork.data.ingest.read import find_files
+from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import MANIFEST, list_files
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
@@ -21,6 +23,7 @@ from graftwork.records.dataset import Dataset, SubsetSummary
 from graftwork.records.errors import GraftError, UserMistake
 
 if TYPE_CHECKING:
+    from graftwork.data.audit.lengths import CountTokens
     from graftwork.model.chat.template import ChatTemplate
 
 
@@ -57,20 +60,33 @@ def audit_context(work: OpenProject, *, template: "ChatTemplate") -> AuditContex
     return _with_base_facts(AuditContext(settings=work.settings.data, base=work.settings.base), template)
 
 
-def audit_context_here(project: ProjectFolder) -> AuditContext:
+def audit_context_here(project: ProjectFolder, *, template: "ChatTemplate | None" = None) -> AuditContext:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
     context = AuditContext(settings=project.settings.data, base=project.settings.base)
-    if not is_ready(project.settings.base, project_folder=project.root):
-        return context
+    template = template or template_here(project.settings.base, project.settings.data, root=project.root)
+    return context if template is None else _with_base_facts(context, template)
+
+
+def template_here(base: str, settings: DataSettings, *, root: Path = Path()) -> "ChatTemplate | None":
+    """The template of the base; None where the base is not at hand or cannot be read."""
+    if not is_ready(base, project_folder=root):
+        return None
     try:
         from graftwork.model.chat.template import ChatTemplate
 
-        base = find_base(project.settings.base, project_folder=project.root)
-        reasoning = project.settings.data.reasoning == "keep"
-        template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
+        folder = Path(find_base(base, project_folder=root).folder)
+        return ChatTemplate.from_folder(folder, reasoning=settings.reasoning == "keep")
     except GraftError:
-        return context
-    return _with_base_facts(context, template)
+        return None
+
+
+def counter_here(template: "ChatTemplate | None", settings: DataSettings) -> "CountTokens | None":
+    """Counts the tokens of rows; None without a template, or without the extra that tokenizes."""
+    from graftwork.data.prepare import make_counter
+
+    if template is None or find_spec("tokenizers") is None:
+        return None
+    return make_counter(template, settings=settings)
 
 
 def _with_base_facts(context: AuditContext, template: "ChatTemplate") -> AuditContext:
@@ -85,12 +101,14 @@ def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
     from graftwork.data.prepare import audit_logs
 
     report_base_note(work)
+    template = load_template(work)
     return audit_logs(
-        audit_context(work, template=load_template(work)),
+        audit_context(work, template=template),
         folder=work.project.sifted,
         root=work.project.root,
         on_progress=progress_listener(work.reporter),
         engine=map_engine(work),
+        count_tokens=counter_here(template, work.settings.data),
     )
 
 
