@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
 from graftwork.pipeline.doctor.examine import examine
 from graftwork.pipeline.doctor.machine import (
     TorchView,
@@ -189,9 +190,9 @@ def test_a_port_that_answers_is_ok_and_one_that_does_not_is_missing(tmp_path, mo
 
     for name in ("HTTPS_PROXY", "https_proxy", "HF_TOKEN", "RUNPOD_API_KEY", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        project = project_in(tmp_path, run={"alerts": {"webhook": f"http://127.0.0.1:{port}/"}})
+    port = free_port()  # one that nobody is given once the server is gone
+    project = project_in(tmp_path, run={"alerts": {"webhook": f"http://127.0.0.1:{port}/"}})
+    with socket.create_server(("127.0.0.1", port)):
         assert [check.result for check in check_network(project)] == ["ok"]
     assert [check.result for check in check_network(project)] == ["missing"]
 
