@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,7 +142,9 @@ def test_a_driver_that_shows_no_card_is_missing(tmp_path, monkeypatch):
     assert (check.name, check.result) == ("gpu", "missing")
 
 
-def test_the_disk_is_held_against_the_plan(tmp_path):
+def test_the_disk_is_held_against_the_plan(tmp_path, monkeypatch):
+    usage = SimpleNamespace(free=100 * 2**30)
+    monkeypatch.setattr("graftwork.pipeline.doctor.machine.shutil.disk_usage", lambda _folder: usage)
     assert by_name(check_machine(tmp_path, disk_gib=0.001))["disk"].result == "ok"
     short = by_name(check_machine(tmp_path, disk_gib=1e9))["disk"]
     assert short.result == "missing"
