@@ -147,7 +147,7 @@ def test_a_replica_that_is_not_needed_any_more_while_it_starts_leaves_no_process
     run(main)
 
 
-def test_an_engine_ends_although_whoever_stops_it_is_cancelled(run, tmp_path):
+def test_an_engine_ends_although_the_wait_for_its_end_is_cancelled(run, tmp_path):
     async def main():
         engines = EngineSet(
             EngineJob(folder=str(tmp_path), base_folder="none"),
