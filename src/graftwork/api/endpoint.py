@@ -18,7 +18,8 @@ from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
 
 ASK_SECONDS = 120.0
-LIST_SECONDS = 2.0
+LIST_SECONDS = 10.0
+"""An endpoint on a busy machine answers late; where none listens, that is known at once."""
 SHOWN_HEADERS = (
     "x-graft-release",
     "x-graft-route",

@@ -184,7 +184,8 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-ENDPOINT_SECONDS = 2.0
+ENDPOINT_SECONDS = 10.0
+"""An endpoint on a busy machine answers late; where none listens, that is known at once."""
 _MOST_BYTES = 1 << 20
 
 

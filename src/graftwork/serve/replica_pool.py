@@ -249,8 +249,10 @@ class ReplicaPool:
     async def stop(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(replica.engine.stop() for replica in self.replicas))
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await asyncio.gather(*(replica.engine.stop() for replica in self.replicas))
 
     async def _start_later(self, starting: "asyncio.Task[None]", replica: Replica) -> None:
         try:

@@ -118,6 +118,7 @@ class EngineSupervisor:
         self.job = job.model_copy(update={"socket": socket})
         self.client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.state: EngineState = "starting"
         self.reason = "it is loading the model"
@@ -141,13 +142,18 @@ class EngineSupervisor:
 
     async def start(self) -> None:
         """Start the engine and wait until it answers. If it ends before, raise the error that it reported."""
-        await self._launch()
-        await self._await_ready()
+        self._starting = asyncio.get_running_loop().create_task(self._launch_until_ready())
+        await self._starting
         self.keep_trying()
 
+    async def _launch_until_ready(self) -> None:
+        await self._launch()
+        await self._await_ready()
+
     def keep_trying(self) -> None:
-        """Restart it from now on, whether its first start has succeeded or failed."""
-        self._watch = asyncio.get_running_loop().create_task(self._keep_running())
+        """Restart it from now on, whether its first start has succeeded or failed, unless it was stopped."""
+        if self.state != "stopped":
+            self._watch = asyncio.get_running_loop().create_task(self._keep_running())
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -178,10 +184,19 @@ class EngineSupervisor:
 
     async def stop(self, *, seconds: float = 10.0) -> None:
         """Terminate the engine, and kill it if it does not end in time."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        self._set_state("stopped", "the server stops")
+        stopping = asyncio.get_running_loop().create_task(self._stop(seconds))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await stopping  # otherwise nobody would wait for the process, or kill it
+            raise
+
+    async def _stop(self, seconds: float) -> None:
+        self._set_state("stopped", "the server stops")  # first: nobody keeps trying from now on
+        for task in (self._starting, self._watch):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._process is not None:
             await _end(self._process, seconds)
         self._socket_folder.cleanup()
@@ -240,8 +255,7 @@ class EngineSupervisor:
             pause = min(2 * pause, longest)
             self.restarts += 1
             try:
-                await self._launch()
-                await self._await_ready()
+                await self._launch_until_ready()
             except (GraftError, OSError) as error:
                 # It failed again, or no process could be started; the loop goes on.
                 log.warning("%s: %s", self._name, error)

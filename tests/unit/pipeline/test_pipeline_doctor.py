@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from free_ports import free_port
 from graftwork.pipeline.doctor.examine import examine
 from graftwork.pipeline.doctor.machine import (
     TorchView,
@@ -140,7 +142,9 @@ def test_a_driver_that_shows_no_card_is_missing(tmp_path, monkeypatch):
     assert (check.name, check.result) == ("gpu", "missing")
 
 
-def test_the_disk_is_held_against_the_plan(tmp_path):
+def test_the_disk_is_held_against_the_plan(tmp_path, monkeypatch):
+    usage = SimpleNamespace(free=100 * 2**30)
+    monkeypatch.setattr("graftwork.pipeline.doctor.machine.shutil.disk_usage", lambda _folder: usage)
     assert by_name(check_machine(tmp_path, disk_gib=0.001))["disk"].result == "ok"
     short = by_name(check_machine(tmp_path, disk_gib=1e9))["disk"]
     assert short.result == "missing"
@@ -189,9 +193,9 @@ def test_a_port_that_answers_is_ok_and_one_that_does_not_is_missing(tmp_path, mo
 
     for name in ("HTTPS_PROXY", "https_proxy", "HF_TOKEN", "RUNPOD_API_KEY", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        project = project_in(tmp_path, run={"alerts": {"webhook": f"http://127.0.0.1:{port}/"}})
+    port = free_port()  # one that nobody is given once the server is gone
+    project = project_in(tmp_path, run={"alerts": {"webhook": f"http://127.0.0.1:{port}/"}})
+    with socket.create_server(("127.0.0.1", port)):
         assert [check.result for check in check_network(project)] == ["ok"]
     assert [check.result for check in check_network(project)] == ["missing"]
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 import yaml
 
+from free_ports import free_port
 from graftwork.pipeline import table
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
@@ -185,9 +186,7 @@ def test_the_status_names_replicas_that_are_down_and_releases_that_are_refused()
 
 
 def test_where_nothing_listens_the_endpoint_is_off_and_the_reason_says_how_to_start_it():
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        port = server.server_port
-    found = ask_endpoint(ServeSettings(port=port))
+    found = ask_endpoint(ServeSettings(port=free_port()))
     assert found.state == "off"
     assert "graft serve" in found.reason
     assert ask_endpoint(ServeSettings(port=0)).state == "unknown"

@@ -168,7 +168,7 @@ def test_no_file_that_we_have_open_reaches_the_code(kind, secret, tmp_path):
 
 @each_way
 def test_other_processes_can_neither_be_signalled_nor_read(kind):
-    ended = subprocess.Popen(["sleep", "60"])
+    ended = subprocess.Popen(["sleep", "600"])
     try:
         attempts = [
             f"os.kill({os.getpid()}, 0)",
@@ -194,7 +194,7 @@ def test_other_processes_can_neither_be_signalled_nor_read(kind):
 
 @each_way
 def test_signals_to_everybody_reach_nobody_else(kind):
-    bystander = subprocess.Popen(["sleep", "60"])
+    bystander = subprocess.Popen(["sleep", "600"])
     try:
         source = """
             import os, signal

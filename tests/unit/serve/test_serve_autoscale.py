@@ -120,6 +120,53 @@ def test_processes_start_under_load_and_stop_when_idle_without_a_failed_request(
     run(main)
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_replica_that_is_not_needed_any_more_while_it_starts_leaves_no_process(run, tmp_path, launched):
+    two = ServeSettings.model_validate({"engine": {"replicas": 2}})
+
+    async def main():
+        engines = EngineSet(
+            EngineJob(folder=str(tmp_path), base_folder="none"),
+            ServeSettings(),
+            module="graftwork.serve.stub_engine",
+        )
+        await engines.start()
+        try:
+            engines.revise(two)
+            added = engines.pool.replicas[1].engine
+            if launched:
+                await until(lambda: added._process is not None)
+            engines.revise(ServeSettings())
+            await until(lambda: set(engines._engines) == {"1"} and not engines.pool._tasks)
+            assert added.state == "stopped"
+            assert added._watch is None
+            assert added._process is None or added._process.returncode is not None
+        finally:
+            await engines.stop()
+
+    run(main)
+
+
+def test_an_engine_ends_although_the_wait_for_its_end_is_cancelled(run, tmp_path):
+    async def main():
+        engines = EngineSet(
+            EngineJob(folder=str(tmp_path), base_folder="none"),
+            ServeSettings(),
+            module="graftwork.serve.stub_engine",
+        )
+        await engines.start()
+        engine = engines.pool.replicas[0].engine
+        stopping = asyncio.create_task(engine.stop())
+        while engine.state != "stopped":
+            await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert engine._process.returncode is not None
+
+    run(main)
+
+
 class ListedServers:
     """Three servers elsewhere, as the autoscaler sees them."""
 

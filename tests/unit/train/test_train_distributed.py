@@ -17,6 +17,8 @@ from distributed_child import FULL, FULL_RATE, SAVED_AFTER, STEPS, STRATEGIES, m
 
 ALL = ("ddp", "fsdp", "zero2", "zero3")
 NOISE = 1e-5
+START_SECONDS = 550
+"""Two processes import torch and DeepSpeed and try every strategy: minutes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def together(tiny_base, folder, alone):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=START_SECONDS,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "found.json").read_text())
@@ -61,7 +63,7 @@ def group_of_one(tiny_base, folder):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=START_SECONDS,
         env={**os.environ, **alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import DistStoreError
@@ -38,7 +39,7 @@ def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection
     second = start(1, port, "__future__", first.pid)
     # A process that has ended stays until its parent waits for it.
     threading.Thread(target=first.wait, daemon=True).start()
-    output = second.communicate(timeout=120)[0]
+    output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
     assert first.wait(timeout=300) == 0
     assert "Error" not in output, output
@@ -72,16 +73,19 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
 
 
 def test_a_process_that_never_leaves_is_not_waited_for_for_ever(monkeypatch):
-    asked = []
+    asked, passed = [], [0.0]
 
     class Deserted:
         def check(self, keys):
             asked.append(keys)
             return False
 
-    monkeypatch.setattr(torchrun, "LEAVE_SECONDS", 0.02)
-    monkeypatch.setattr(torchrun, "POLL_SECONDS", 0.001)
+    def sleep(seconds):
+        passed[0] += seconds
+
+    monkeypatch.setattr(torchrun, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=sleep))
     torchrun._wait_for_the_others(Deserted(), 3)
+    assert passed[0] == pytest.approx(torchrun.LEAVE_SECONDS, abs=2 * torchrun.POLL_SECONDS)
     assert len(asked) > 1
     assert len(set(asked[0])) == 2
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from served_page import Visitor
 
+from free_ports import free_port
 from graftwork.api.project import open_project
 from graftwork.records.errors import UserMistake
 
@@ -268,6 +269,8 @@ def test_the_name_of_a_visitor_is_kept_and_the_way_back_stays_on_the_page(acting
 
 
 def test_the_playground_says_that_nothing_answers(acting):
+    settings = acting.folder / "graft.yaml"
+    settings.write_text(settings.read_text() + f"serve: {{port: {free_port()}}}\n")
     answer = acting.visitor.post("/playground", prompt="hello <b>", left="champion", right="base")
     assert answer.status == 200
     assert answer.text.count("nothing answers") == 2

@@ -12,6 +12,8 @@ from free_ports import free_port
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 360, "height": 800}
+PATIENCE = 300_000
+"""Milliseconds: a browser on a busy machine starts and draws late."""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
@@ -21,7 +23,9 @@ def browser():
 
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+            timeout=PATIENCE,
         )
         yield launched
         launched.close()
@@ -39,7 +43,7 @@ class Tab:
 
     def __init__(self, browser, served, **options) -> None:
         self.context = browser.new_context(viewport=WIDE, **options)
-        self.context.set_default_timeout(300_000)
+        self.context.set_default_timeout(PATIENCE)
         name, _, value = served.cookie.partition("=")
         self.context.add_cookies([{"name": name, "value": value, "url": served.base}])
         self.page = self.context.new_page()
@@ -172,7 +176,7 @@ def test_a_page_follows_the_project_without_a_reload(browser, shop):
         wait_until_live(page)
         page.evaluate("window.same = true")
         rollback(open_project(shop), alias="champion", reason="seen by everybody", who="ada")
-        page.wait_for_selector("text=seen by everybody", timeout=300_000)
+        page.wait_for_selector("text=seen by everybody")
         assert page.evaluate("window.same")
         assert not tab.trouble
         tab.context.close()
@@ -189,7 +193,7 @@ def test_a_stream_goes_on_after_the_server_was_restarted(browser, shop):
         wait_until_live(page)
     rollback(open_project(shop), alias="champion", reason="while it was away", who="ada")
     with serve(shop, port=port):
-        page.wait_for_selector("text=while it was away", timeout=300_000)
+        page.wait_for_selector("text=while it was away")
         tab.context.close()
 
 
@@ -208,14 +212,39 @@ def test_a_curve_grows_while_the_run_works(browser, shop):
         page = tab.open(f"/runs/{run.id}")
         page.wait_for_selector("#run-chart canvas")
         wait_until_live(page)
-        with (Path(run.folder) / "steps.jsonl").open("a") as journal:
+        # Listening first: an answer that comes before is not heard of.
+        with (
+            page.expect_response("**/curve.json?after=72") as grown,
+            (Path(run.folder) / "steps.jsonl").open("a") as journal,
+        ):
             journal.write(make_step(73, random.Random(1), 0.0).model_dump_json() + "\n")
-        with page.expect_response("**/curve.json?after=72") as grown:
-            pass
         assert grown.value.json()["step"] == [73]
         assert page.locator("#chart-choices button").count() >= 4
         assert not tab.trouble
         tab.context.close()
+
+
+def test_changes_in_quick_succession_bring_no_step_twice(tab, made_project):
+    page = tab.open(list_views(made_project)["run"])
+    page.wait_for_selector("#run-chart canvas")
+    asked = []
+
+    def answer(route):
+        asked.append(route.request.url.partition("after=")[2])
+        route.fulfill(json={"step": [73], "loss": [1.5]} if asked[-1] == "72" else {"step": [], "loss": []})
+
+    page.route("**/curve.json?after=*", answer)
+    change = "document.dispatchEvent(new Event('graft:change'))"
+    with page.expect_response(lambda response: response.url.endswith("after=73") or len(asked) > 1):
+        page.evaluate(f"{change}; {change}")
+    assert asked == ["72", "73"]
+    assert not tab.trouble
+
+
+def follow(page, link) -> None:
+    """Click and wait until the page behind the link is loaded as a whole."""
+    with page.expect_navigation():
+        link.click()
 
 
 def test_everything_can_be_read_without_script(browser, page, made_project):
@@ -224,9 +253,9 @@ def test_everything_can_be_read_without_script(browser, page, made_project):
     assert tab.open(views["overview checked"]).locator(".step").count() == 9
     assert tab.open(views["run"]).locator("svg.plot").count() >= 2
     opened = tab.open(views["cases"])
-    opened.locator(".items a").first.click()
+    follow(opened, opened.locator(".items a").first)
     assert opened.locator(".answer pre").count() >= 2
-    opened.locator("nav.side a", has_text="Releases").click()
+    follow(opened, opened.locator("nav.side a", has_text="Releases"))
     assert opened.locator("table tbody tr").count() == 2
     assert not tab.trouble
     tab.context.close()
@@ -234,6 +263,7 @@ def test_everything_can_be_read_without_script(browser, page, made_project):
 
 def test_the_link_signs_in_a_browser_and_leaves_no_token_in_the_address(browser, page):
     context = browser.new_context()
+    context.set_default_timeout(PATIENCE)
     opened = context.new_page()
     opened.goto(f"{page.base}/?token={page.sign_in.make_token()}")
     opened.wait_for_url(f"{page.base}/")
@@ -249,7 +279,8 @@ def test_a_form_is_sent_once_however_often_its_button_is_pressed(browser, acting
     page.route("**/actions/cycle-approve", lambda route: route.fulfill(status=204))  # no page follows
     page.fill("#why-approve", "looked at the report")
     send = "document.getElementById('why-approve').form.requestSubmit()"
-    page.evaluate(f"{send}; {send}")
+    with page.expect_request("**/actions/cycle-approve"):
+        page.evaluate(f"{send}; {send}")
     page.wait_for_function("document.querySelector('form[aria-busy=true] button').disabled")
     assert len(sent) == 1
     assert not tab.trouble
@@ -264,7 +295,7 @@ def test_a_slider_plans_the_week_again_without_a_reload(tab):
     slider.evaluate("input => { input.value = '0'; }")
     slider.dispatch_event("input")
     slider.dispatch_event("change")
-    page.locator("#result h2", has_text="The week under these terms").wait_for(timeout=300_000)
+    page.locator("#result h2", has_text="The week under these terms").wait_for()
     assert page.evaluate("window.same")
     assert "$0.00" in page.locator("#result").inner_text()
     assert page.locator("output[for=d-1]").inner_text() == "0 USD"

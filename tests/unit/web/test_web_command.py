@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from served_page import serve
+from served_page import START_SECONDS, serve
 
 from graftwork.api.project import open_project
 from graftwork.cli.ui import ui
@@ -68,7 +68,8 @@ def test_the_warm_up_makes_the_first_screen_as_a_signed_in_visitor_gets_it(shop)
 
         await app(scope, receive, note)
 
-    warm_up(watched, host=host, cookie=f"{sign_in.cookie_name}={sign_in.make_cookie()}", seconds=60)
+    cookie = f"{sign_in.cookie_name}={sign_in.make_cookie()}"
+    warm_up(watched, host=host, cookie=cookie, seconds=START_SECONDS)
     assert answers[0]["status"] == 200
     assert b"corner" in answers[1]["body"]
 

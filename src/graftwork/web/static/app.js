@@ -64,9 +64,25 @@
       this.figure = figure;
       this.series = figure.dataset.series;
       this.columns = null;
+      this.loading = this.again = false;
     }
 
+    // One request at a time: two that overlap would both bring the steps after the same last one.
     async load() {
+      this.again = this.loading;
+      if (this.loading) return;
+      this.loading = true;
+      try {
+        do {
+          this.again = false;
+          await this.addSteps();
+        } while (this.again);
+      } finally {
+        this.loading = false;
+      }
+    }
+
+    async addSteps() {
       const last = this.columns ? this.columns.step[this.columns.step.length - 1] || 0 : 0;
       const answer = await fetch(`${this.figure.dataset.curve}?after=${last}`, { headers: { accept: "application/json" } });
       if (!answer.ok) return;
