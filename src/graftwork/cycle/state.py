@@ -355,14 +355,16 @@ def post_notices(state: CoordinatorState, notices: tuple[Notice, ...]) -> Coordi
     return state.model_copy(update={"outbox": (*state.outbox, *new)}) if new else state
 
 
-def settle_notice(state: CoordinatorState, notice_id: str, *, retry_at: float | None) -> CoordinatorState:
+def settle_notice(state: CoordinatorState, sent: Notice, *, retry_at: float | None) -> CoordinatorState:
     """Remove a delivered notice; or note a try that failed, with the moment of the next one."""
+    # A later notice may have the same id: a step that is done again can fail for the first time again.
+    key = (sent.id, sent.at)
     outbox = tuple(
         notice.model_copy(update={"tries": notice.tries + 1, "not_before": retry_at or 0.0})
-        if notice.id == notice_id
+        if (notice.id, notice.at) == key
         else notice
         for notice in state.outbox
-        if notice.id != notice_id or retry_at is not None
+        if (notice.id, notice.at) != key or retry_at is not None
     )
     return state.model_copy(update={"outbox": outbox})
 
