@@ -204,9 +204,8 @@ def _control_cycle(action: cycle.ControlAction) -> WebAction:
     """Begin, pause, resume or cancel the training cycle."""
 
     def act_on_cycle(form: ActionForm) -> Done:
-        if action == "cancel":
-            cycle.require_cycle(form.project, form.text("cycle"))
-        cycle.control_cycle(form.project, action, why=form.reason, who=form.who)
+        shown = form.text("cycle") if action == "cancel" else ""
+        cycle.control_cycle(form.project, action, why=form.reason, who=form.who, cycle=shown)
         return Done(CONTROLLED[action], "/cycle")
 
     return WebAction(
@@ -224,8 +223,7 @@ CONTROLLED: dict[cycle.ControlAction, str] = {
 
 def _approve_step(form: ActionForm) -> Done:
     step = form.text("step")
-    cycle.require_cycle(form.project, form.text("cycle"))
-    cycle.approve_in_cycle(form.project, step, why=form.reason, who=form.who)
+    cycle.approve_in_cycle(form.project, step, why=form.reason, who=form.who, cycle=form.text("cycle"))
     return Done(f"{step} was approved", "/cycle")
 
 

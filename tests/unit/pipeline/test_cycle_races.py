@@ -1,11 +1,15 @@
 """Two coordinators, and people, on one state: what was decided on an older one is not done to a newer one."""
 
+from types import SimpleNamespace
+
 import pytest
 from test_cycle_coordinator import Counted, Recorded, Scripted, make
 
 from graftwork.cycle.settings import RetrySettings
 from graftwork.cycle.state import LogEntry, Notice, approve, enqueue, pause, resume, settle_notice
-from graftwork.records.errors import WorkerFailed
+from graftwork.pipeline.cycle import session
+from graftwork.pipeline.cycle.session import approve_step, decide
+from graftwork.records.errors import AnswerIsNo, WorkerFailed
 from graftwork.store.cycles import MemoryCycles
 
 BY_ME = LogEntry(at=0.0, who="me", action="x")
@@ -197,3 +201,48 @@ def test_a_look_at_any_earlier_moment_begins_no_step_that_waits_for_a_person(lat
             make(runner, store=copy, place="there", approve=("train", "promote")).tick()
             assert not runner.counts
             assert copy.read().cycle.steps == states[at].cycle.steps
+
+
+def open_cycle(store, number):
+    """A store in which a cycle of this number is open and waits for its promotion."""
+    coordinator = make(Scripted(), store=store, approve=("promote",))
+    for each in range(1, number + 1):
+        coordinator.request("by hand")
+        tick_until(coordinator, is_at("promote", each))
+        if each < number:
+            store.change(lambda state: approve(state, "promote", BY_ME))
+            tick_until(coordinator, lambda state: state.open_cycle is None)
+    return store.read()
+
+
+@pytest.mark.parametrize("step", ["promote", None])
+def test_an_approval_holds_for_the_cycle_that_was_looked_at(step):
+    store = Recorded()
+    open_cycle(store, 2)
+    first = next(state for state in store.states if is_at("promote")(state))
+    look_at(store, first)
+    with pytest.raises(AnswerIsNo, match="cycle 1 is not open any more"):
+        approve_step(SimpleNamespace(cycles=store), step, who="ada")
+    assert store.read().open_cycle.approvals == ()
+
+
+def test_only_the_cycle_that_was_shown_is_canceled():
+    """It ends while a person decides to cancel it."""
+    store = Recorded()
+    open_cycle(store, 2)
+    with pytest.raises(AnswerIsNo, match="cycle 1 is not open any more"):
+        decide(SimpleNamespace(cycles=store), "cancel", who="ada", cycle=1)
+    assert store.read().open_cycle.number == 2
+
+
+def test_one_cycle_by_hand_goes_on_with_one_that_was_begun_meanwhile(tmp_path, monkeypatch):
+    store = Recorded()
+    idle = store.change(lambda state: state.model_copy(update={"served_until": 1.0}))
+    other = make(Scripted(), store=store)
+    other.request("schedule")
+    other.tick()
+    coordinator = make(Scripted(), store=store)
+    monkeypatch.setattr(session, "make_coordinator", lambda _work: coordinator)
+    look_at(store, idle)
+    ended = session.run_once(SimpleNamespace(project=SimpleNamespace(state=tmp_path)))
+    assert (ended.number, ended.cause) == (1, "schedule")

@@ -154,6 +154,12 @@ class Coordinator:
         """Ask for a cycle of each model, by hand or by an event."""
         self._change(lambda state: enqueue(state, self.models, cause=cause))
 
+    def request_unless_open(self, cause: str) -> None:
+        """Ask for a cycle of each model if none is open; another coordinator may just have begun one."""
+        self._change(
+            lambda state: enqueue(state, self.models, cause=cause) if state.open_cycle is None else state
+        )
+
     def send_notices(self) -> None:
         """Deliver what is in the outbox. What fails is tried again later, a few times."""
         if not (outbox := self.store.read().outbox):
