@@ -102,7 +102,9 @@ def rollback_command(alias: str, reason: str) -> str:
 def _rollback(form: ActionForm) -> Done:
     alias = form.text("alias")
     _require_same_rollback(form, alias)
-    move = releases.rollback(form.project, alias=alias, reason=form.reason, who=form.who)
+    live, target = form.text("from"), form.text("to")
+    shown = releases.PlannedRollback(live, target) if live and target else None
+    move = releases.rollback(form.project, alias=alias, reason=form.reason, who=form.who, planned=shown)
     return Done(f"{move.alias} points at {_name_release(form.project, move.release_id)} now", "/releases")
 
 
