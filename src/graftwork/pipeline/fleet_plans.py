@@ -6,7 +6,7 @@ cheapest place that finishes within a budget and a deadline, with the reason. St
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,9 @@ def adopt_plan(work: OpenProject, plan: Plan) -> None:
         stored = Plan.model_validate(entry.output)
         if plan_identity(stored) == plan_identity(plan) or not is_same_run(stored, plan):
             continue
-        work.ledger.put(
-            name,
-            fingerprint=entry.fingerprint,
-            output=plan.model_dump(mode="json"),
-            finished_at=timestamp(),
-            seconds=entry.seconds,
-        )
+        adopted = replace(entry, output=plan.model_dump(mode="json"), finished_at=timestamp())
+        # Another process may have planned again meanwhile: its plan is the newer one.
+        work.ledger.put_if(adopted, lambda known, name=name, entry=entry: known.get(name) == entry)  # type: ignore[misc]
 
 
 def is_same_run(one: Plan, other: Plan) -> bool:

@@ -6,11 +6,25 @@ import pytest
 from test_cycle_coordinator import Counted, Recorded, Scripted, make
 
 from graftwork.cycle.settings import RetrySettings
-from graftwork.cycle.state import LogEntry, Notice, approve, enqueue, pause, resume, settle_notice
+from graftwork.cycle.state import (
+    Holder,
+    LogEntry,
+    Notice,
+    Superseded,
+    approve,
+    begin,
+    claim,
+    enqueue,
+    pause,
+    resume,
+    settle_notice,
+)
 from graftwork.pipeline.cycle import session
 from graftwork.pipeline.cycle.session import approve_step, decide
 from graftwork.records.errors import AnswerIsNo, WorkerFailed
-from graftwork.store.cycles import MemoryCycles
+from graftwork.store.cycles import CycleTable, MemoryCycles, name_cycle
+from graftwork.store.database import open_database
+from graftwork.store.runs import StepLedger
 
 BY_ME = LogEntry(at=0.0, who="me", action="x")
 
@@ -246,3 +260,19 @@ def test_one_cycle_by_hand_goes_on_with_one_that_was_begun_meanwhile(tmp_path, m
     look_at(store, idle)
     ended = session.run_once(SimpleNamespace(project=SimpleNamespace(state=tmp_path)))
     assert (ended.number, ended.cause) == (1, "schedule")
+
+
+def test_a_coordinator_that_lost_its_claim_does_not_replace_what_its_successor_made(tmp_path):
+    """Its output may name files that are on its own machine only."""
+    database = open_database(tmp_path / "state.db")
+    table, ledger = CycleTable(database, project="p"), StepLedger(database, project="p")
+    steps, cycles = ("plan", "train"), []
+    table.change(lambda s: begin(s, model="main", cause="x", now=0.0, steps=steps, version=""))
+    for holder in (Holder("first", "here"), Holder("second", "there")):
+        now = 100.0 * len(cycles)
+        cycles.append(table.change(lambda s, h=holder, n=now: claim(s, "plan", h, now=n, lease=60)[0]).cycle)
+    table.keep_output(cycles[1], "plan", "plan", LogEntry(at=0.0, who="second", action="made"))
+    with pytest.raises(Superseded):
+        table.keep_output(cycles[0], "plan", "plan", LogEntry(at=0.0, who="first", action="made"))
+    assert ledger.get(name_cycle(1, "plan")).output["who"] == "second"
+    database.close()
