@@ -16,6 +16,7 @@ from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline import fleet_jobs
 from graftwork.pipeline.cycle import place, session
 from graftwork.pipeline.fleet_bundle import find_unpacked, travelling_splits
+from graftwork.pipeline.fleet_plans import adopt_plan
 from graftwork.pipeline.fleet_reports import export_bundle
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
@@ -23,6 +24,8 @@ from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
 from graftwork.store.cycles import MemoryCycles, name_cycle
+from graftwork.store.database import open_database
+from graftwork.store.runs import StepLedger
 from graftwork.train.run_folder import OUTCOME
 from graftwork.train.settings import TrainSettings
 
@@ -222,3 +225,31 @@ def test_a_run_that_needs_files_of_the_project_is_refused_before_a_place_is_aske
     request = fleet_jobs.FleetRequest("elsewhere")
     with pytest.raises(UserMistake, match="not sent along"):
         fleet_jobs.start_run(work, request, lambda _quote: True, made=StepOutputs({"plan": HERE}))
+
+
+def test_a_plan_that_is_adopted_does_not_replace_one_that_was_made_meanwhile(tmp_path):
+    database = open_database(tmp_path / "state.db")
+    ledger = StepLedger(database, project="p")
+
+    def put(mark, plan):
+        output = plan.model_dump(mode="json")
+        ledger.put("plan", fingerprint=mark, output=output, finished_at="", seconds=0.0)
+
+    class PlannedAgain:
+        """Another command plans again between the look and the change."""
+
+        put_if = ledger.put_if
+
+        def get(self, name):
+            found = ledger.get(name)
+            put("new data", OTHER)
+            return found
+
+    settings = SimpleNamespace(all_models=("main",), main_model="main")
+    put("old data", HERE)
+    adopt_plan(SimpleNamespace(settings=settings, ledger=PlannedAgain()), THERE)
+    assert Plan.model_validate(ledger.get("plan").output) == OTHER
+    put("old data", HERE)
+    adopt_plan(SimpleNamespace(settings=settings, ledger=ledger), THERE)
+    assert Plan.model_validate(ledger.get("plan").output) == THERE
+    database.close()
