@@ -88,7 +88,7 @@ def deploy_here(
         return found
     reason = f"first requests failed: {failure}"
     moved = previous is not None and previous != release.id
-    # Whoever promoted another release meanwhile has decided already.
+    # A release that somebody promoted meanwhile stays.
     taken_back = moved and roll_back_release(work, release.id, alias=alias, reason=reason) is not None
     return found.model_copy(update={"ok": False, "taken_back": taken_back})
 

@@ -69,7 +69,7 @@ class ReviewStore:
             if entry.place not in standing or standing[entry.place].applied:
                 return 0
             connection.execute(update(reviews).where(reviews.c.seq == entry.place).values(applied=True))
-            return sum(insert_feedback(connection, self._project, one) for one in given)
+            return sum(insert_feedback(connection, self._project, new) for new in given)
 
     def _standing(self, connection: Connection) -> list[ReviewEntry]:
         query = select(reviews.c.seq, reviews.c.item, reviews.c.applied, reviews.c.body).where(
