@@ -85,7 +85,9 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
         "booted_at": new.booted_at if stored.booted_at is None else stored.booted_at,
         "machines": {**new.machines, **_newer_bills(stored, new)},
     }
-    given_up_early = stored.state == "failed" and stored.placed is None and new.placed is not None
+    # Who submits it knows best whether there is a job; a slow answer may come after it was given up.
+    answered = new.placed is not None or new.state == "refused"
+    given_up_early = stored.state == "failed" and stored.placed is None and answered
     if not given_up_early:
         kept |= _decided(stored, new)
     return new.model_copy(update=kept)

@@ -46,6 +46,13 @@ def test_what_an_unseen_job_may_have_cost_stays_counted():
     assert merge_update(stored, job_in("intended", committed_usd=3.0)).counted_usd == 2.5
 
 
+def test_a_job_that_the_place_refused_late_costs_nothing():
+    """It was given up as one that the place never showed, before the place had answered."""
+    stored = job_in("failed", reason="never showed", unseen_usd=2.5, committed_usd=3.0)
+    merged = merge_update(stored, job_in("refused", reason="no capacity", committed_usd=3.0))
+    assert (merged.state, merged.reason, merged.counted_usd) == ("refused", "no capacity", 0.0)
+
+
 class StaleLedger:
     """The first look shows the jobs as they were; all after it, as they are."""
 
