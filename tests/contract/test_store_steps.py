@@ -1,3 +1,6 @@
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from store_samples import WHEN
 
@@ -50,3 +53,25 @@ def test_the_next_process_remembers(database: Database, database_url: str, ledge
     again = open_database(database_url)
     assert StepLedger(again, project="one").get("train") == ledger.get("train")
     again.close()
+
+
+def test_an_entry_is_put_only_if_the_newest_ones_allow_it(database: Database):
+    ledger, other = StepLedger(database, project="one"), StepLedger(database, project="two")
+    mine = StepEntry("canary/a", "mine", {"n": 1}, WHEN, 0.0)
+    seen: list[set[str]] = []
+
+    def allow_alone(entries: Mapping[str, StepEntry]) -> bool:
+        seen.append(set(entries))
+        return not entries
+
+    other.put("canary/b", fingerprint="x", output={}, finished_at=WHEN, seconds=0.0)
+    ledger.put("canar_", fingerprint="x", output={}, finished_at=WHEN, seconds=0.0)
+    assert ledger.put_if(mine, allow_alone, among="canary")
+    assert not ledger.put_if(replace(mine, step="canary/b"), allow_alone, among="canary")
+    assert seen == [set(), {"canary/a"}]
+    assert not ledger.put_if(replace(mine, output={"n": 2}), allow_alone)
+    assert ledger.put_if(replace(mine, output={"n": 3}), lambda known: known["canary/a"] == mine)
+    ledger.forget("canary/a", fingerprint="another")
+    assert ledger.get("canary/a") == replace(mine, output={"n": 3})
+    ledger.forget("canary/a", fingerprint="mine")
+    assert ledger.get("canary/a") is None

@@ -9,7 +9,7 @@ from graftwork.cycle.state import CoordinatorState
 from graftwork.pipeline.cycle.session import ControlAction as ControlAction  # noqa: PLC0414
 from graftwork.pipeline.cycle.session import CycleStatus, approve_step, decide, read_status
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import UserMistake
 
 CONTROLS: tuple[ControlAction, ...] = ("begin", "pause", "resume", "cancel")
 
@@ -38,30 +38,25 @@ def read_cycle(project: Project, *, limit: int = 20) -> CycleView:
     return CycleView(status=status, settings=settings, waits_for=find_waiting_step(status.state, settings))
 
 
-def control_cycle(project: Project, action: str, *, why: str, who: str) -> CoordinatorState:
-    """Begin, pause, resume or cancel, with name and reason."""
+def control_cycle(project: Project, action: str, *, why: str, who: str, cycle: str = "") -> CoordinatorState:
+    """Begin, pause, resume or cancel, with name and reason; `cycle` is the number that was shown."""
     chosen = next((known for known in CONTROLS if known == action), None)
     if chosen is None:
         raise UserMistake(f"a cycle cannot {action!r}", fix=f"choose one of {', '.join(CONTROLS)}")
     with project.open() as work:
-        return decide(work, chosen, why=why, who=who)
+        return decide(work, chosen, why=why, who=who, cycle=_parse_number(cycle))
 
 
-def approve_in_cycle(project: Project, step: str, *, why: str, who: str) -> CoordinatorState:
+def approve_in_cycle(project: Project, step: str, *, why: str, who: str, cycle: str = "") -> CoordinatorState:
+    """Allow a step of the open cycle; `cycle` is the number that was shown."""
     with project.open() as work:
-        return approve_step(work, step or None, why=why, who=who)
+        return approve_step(work, step or None, why=why, who=who, cycle=_parse_number(cycle))
 
 
-def require_cycle(project: Project, number: str) -> None:
-    """A decision about the open cycle must be about the one that was shown."""
-    with project.open() as work:
-        cycle = work.cycles.read().open_cycle
-    if number and (cycle is None or str(cycle.number) != number):
-        raise AnswerIsNo(
-            f"cycle {number} is not open any more",
-            why="it ended since the page was shown",
-            fix="reload the page and decide again",
-        )
+def _parse_number(cycle: str) -> int | None:
+    if cycle and not cycle.isdecimal():
+        raise UserMistake(f"{cycle!r} is no number of a cycle", fix="reload the page and decide again")
+    return int(cycle) if cycle else None
 
 
 def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str | None:

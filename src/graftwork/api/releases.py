@@ -25,6 +25,7 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Report
 from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import PlannedRollback as PlannedRollback  # noqa: PLC0414
 from graftwork.registry.aliases import find_release
 from graftwork.registry.transfer.archive import ArchiveFile
 
@@ -166,14 +167,21 @@ def promote(project: Project, name: str, *, alias: str = "", reason: str, who: s
         return promote_release(work, name, alias=alias or None, reason=reason, who=who).move
 
 
-def rollback(project: Project, *, alias: str = "", reason: str, who: str = "") -> AliasMove:
-    """Point an alias at the release before the present one."""
+def rollback(
+    project: Project,
+    *,
+    alias: str = "",
+    reason: str,
+    who: str = "",
+    planned: PlannedRollback | None = None,
+) -> AliasMove:
+    """Point an alias at the release before the present one; `planned` is the rollback that was shown."""
     with project.open() as work:
         # A full name such as tagger/champion names its model itself.
         model, slash, name = alias.rpartition("/")
     chosen = project.with_model(model) if slash else project
     with chosen.open() as work:
-        return rollback_alias(work, alias=name or None, reason=reason, who=who)
+        return rollback_alias(work, alias=name or None, reason=reason, who=who, planned=planned)
 
 
 def name_alias(project: Project) -> str:

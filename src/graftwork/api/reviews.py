@@ -60,8 +60,8 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
     items = _list(project)
     with project.open() as work:
         standing = ReviewStore(work.database, project=work.settings.project).standing()
-    decided = {entry.review.item.key for entry in standing}
-    waiting = [item for item in items if item.key not in decided]
+    decided = {key for entry in standing for key in entry.review.item.keys}
+    waiting = [item for item in items if item.keys.isdisjoint(decided)]
     mine = [entry for entry in standing if entry.review.who == reviewer]
     reasons: dict[str, int] = {}
     for item in waiting:
@@ -75,7 +75,7 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
     return ReviewTurn(
         item=chosen,
         waiting=len(waiting),
-        decided=len(decided),
+        decided=len(standing),
         mine=len(mine),
         last=mine[-1].review if mine and not mine[-1].applied else None,
         reasons=dict(sorted(reasons.items(), key=lambda pair: -pair[1])),

@@ -219,13 +219,13 @@ def is_free(step: CycleStepState, place: str, now: float) -> bool:
 
 
 def renew(state: CoordinatorState, step: str, token: int, *, now: float, lease: float) -> CoordinatorState:
-    return _with_step(state, _held(state, step, token).model_copy(update={"until": now + lease}))
+    return _with_step(state, require_held(state, step, token).model_copy(update={"until": now + lease}))
 
 
 def complete(
     state: CoordinatorState, step: str, token: int, *, now: float, summary: dict[str, Any]
 ) -> CoordinatorState:
-    held = _held(state, step, token)
+    held = require_held(state, step, token)
     done = held.model_copy(
         update={"status": "done", "finished_at": now, "summary": summary, "error": {}, "failures": 0}
     )
@@ -244,12 +244,12 @@ def skip(state: CoordinatorState, step: str, *, why: str, now: float) -> Coordin
 def postpone(state: CoordinatorState, step: str, token: int, *, until: float, why: str) -> CoordinatorState:
     """Give the step back: it is looked at again later, and this is no failure."""
     update = {"status": "waiting", "not_before": until, "until": 0.0, "summary": {"why": why}}
-    return _with_step(state, _held(state, step, token).model_copy(update=update))
+    return _with_step(state, require_held(state, step, token).model_copy(update=update))
 
 
 def reopen(state: CoordinatorState, held: str, token: int, *, first: str, why: str) -> CoordinatorState:
     """Do the step `first` and all after it again, by who holds a later one: its files are not there."""
-    _held(state, held, token)
+    require_held(state, held, token)
     cycle = state.open_cycle
     assert cycle is not None
     names = [known.name for known in cycle.steps]
@@ -275,7 +275,7 @@ def fail(
     retry: RetrySettings | None,
 ) -> CoordinatorState:
     """Note the failure: another attempt after a pause, or the end of the cycle; without `retry` the end."""
-    held = _held(state, step, token)
+    held = require_held(state, step, token)
     failures = held.failures + 1
     if retry is not None and failures < retry.attempts:
         update = {
@@ -355,19 +355,22 @@ def post_notices(state: CoordinatorState, notices: tuple[Notice, ...]) -> Coordi
     return state.model_copy(update={"outbox": (*state.outbox, *new)}) if new else state
 
 
-def settle_notice(state: CoordinatorState, notice_id: str, *, retry_at: float | None) -> CoordinatorState:
+def settle_notice(state: CoordinatorState, sent: Notice, *, retry_at: float | None) -> CoordinatorState:
     """Remove a delivered notice; or note a try that failed, with the moment of the next one."""
+    # A later notice may have the same id: a step that is done again can fail for the first time again.
+    key = (sent.id, sent.at)
     outbox = tuple(
         notice.model_copy(update={"tries": notice.tries + 1, "not_before": retry_at or 0.0})
-        if notice.id == notice_id
+        if (notice.id, notice.at) == key
         else notice
         for notice in state.outbox
-        if notice.id != notice_id or retry_at is not None
+        if (notice.id, notice.at) != key or retry_at is not None
     )
     return state.model_copy(update={"outbox": outbox})
 
 
-def _held(state: CoordinatorState, step: str, token: int) -> CycleStepState:
+def require_held(state: CoordinatorState, step: str, token: int) -> CycleStepState:
+    """The step, if this claim of it is the newest one and its cycle is open; else raises Superseded."""
     cycle = state.open_cycle
     found = cycle.step(step) if cycle is not None else None
     if found is None or found.status != "running" or found.token != token:

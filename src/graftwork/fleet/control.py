@@ -103,6 +103,7 @@ class Controller:
             label=order.label,
             place=self.place.name,
             run_id=order.run_id,
+            trains=order.trains,
             state="intended",
             bundle=order.bundle,
             created_at=now,
@@ -121,8 +122,7 @@ class Controller:
             raise
         # After any other error the job may exist: it stays intended, and `reconcile` finds out.
         job = _with_machine(job.model_copy(update={"state": "submitted", "placed": placed}), placed, now)
-        self.ledger.update(job)
-        return job
+        return self.ledger.update(job)
 
     def stop(self, job: FleetJob, *, now: float, at_once: bool = False) -> FleetJob:
         """Ask it to stop in order; or end it, which `reconcile` repeats until it is confirmed."""
@@ -131,8 +131,7 @@ class Controller:
         if not at_once and job.placed is not None:
             self.place.stop(job.placed)
             return job
-        job = _stopping(job, "stopped", "stopped by the user", now)
-        self.ledger.update(job)
+        job = self.ledger.update(_stopping(job, "stopped", "stopped by the user", now))
         if job.placed is not None:
             self.place.stop(job.placed, at_once=True)
         return job
@@ -192,8 +191,9 @@ class Controller:
             unseen = (now - job.created_at) / 3600 * job.usd_per_hour
             job = self._closed(job, "failed", "the place never showed it: no job was made", now)
             job = job if job.is_open else job.model_copy(update={"unseen_usd": unseen})
-        # Before the place is asked: a crash after this line repeats the question.
-        self.ledger.update(job)
+        # Before the place is asked: a crash after this line repeats the question. Another process may know
+        # more of the job by now.
+        job = self.ledger.update(job)
         kept = job.placed.id if job.placed is not None and job.state == "submitted" else None
         for machine in machines:
             if machine.id != kept:

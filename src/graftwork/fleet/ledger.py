@@ -46,8 +46,8 @@ class JobLedger(Protocol):
     def reserve(self, job: FleetJob, caps: CapSettings) -> None:
         """Check the caps and write the intent in one step. Raises OverCap, or Busy if the run is open."""
 
-    def update(self, job: FleetJob) -> None:
-        """Replace the entry of the job, as `merge_update` allows."""
+    def update(self, job: FleetJob) -> FleetJob:
+        """Replace the entry of the job, as `merge_update` allows; the entry as it is then."""
 
     def get(self, job_id: str) -> FleetJob | None: ...
 
@@ -66,8 +66,9 @@ class MemoryLedger:
         check_reservation(job, self._jobs.values(), caps)
         self._jobs[job.id] = job
 
-    def update(self, job: FleetJob) -> None:
+    def update(self, job: FleetJob) -> FleetJob:
         self._jobs[job.id] = merge_update(self._jobs[job.id], job)
+        return self._jobs[job.id]
 
     def get(self, job_id: str) -> FleetJob | None:
         return self._jobs.get(job_id)
@@ -84,10 +85,26 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
         "booted_at": new.booted_at if stored.booted_at is None else stored.booted_at,
         "machines": {**new.machines, **_newer_bills(stored, new)},
     }
-    given_up_early = stored.state == "failed" and stored.placed is None and new.placed is not None
-    if _STEPS.get(new.state, _FINAL) < _STEPS.get(stored.state, _FINAL) and not given_up_early:
-        kept |= {"state": stored.state, "outcome": stored.outcome, "reason": stored.reason}
+    # Who submits it knows best whether there is a job; a slow answer may come after it was given up.
+    answered = new.placed is not None or new.state == "refused"
+    given_up_early = stored.state == "failed" and stored.placed is None and answered
+    if not given_up_early:
+        kept |= _decided(stored, new)
     return new.model_copy(update=kept)
+
+
+def _decided(stored: FleetJob, new: FleetJob) -> dict[str, object]:
+    """What of the stored entry an update does not change: a decision that the other process did not know."""
+    known, late = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
+    if known > late or known == _FINAL:
+        names = ("state", "outcome", "reason", "unseen_usd")
+        return {name: getattr(stored, name) for name in names}
+    outcome = new.outcome if late < _FINAL else new.state
+    if known < _STEPS["stopping"] or stored.outcome in (None, outcome) or outcome == "done":
+        return {}
+    # Its machine was ended on purpose: who finds none any more must not take it for lost.
+    state = stored.outcome if late == _FINAL else new.state
+    return {"state": state, "outcome": stored.outcome, "reason": stored.reason}
 
 
 def _newer_bills(stored: FleetJob, new: FleetJob) -> dict[str, MachineBill]:
@@ -103,7 +120,8 @@ def check_reservation(job: FleetJob, others: Iterable[FleetJob], caps: CapSettin
     """Refuse a job of a run that is open, or one that could break a cap."""
     known = tuple(others)
     for other in known:
-        if other.is_open and other.run_id == job.run_id:
+        same = other.run_id == job.run_id or (job.trains and other.trains == job.trains)
+        if other.is_open and same:
             raise Busy(
                 f"the run {job.run_id} is at {other.place} already (job {other.id})",
                 why="two machines on one run would be paid for the same work",

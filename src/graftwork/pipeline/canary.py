@@ -6,7 +6,8 @@ aliases. They stop it by themselves when this command ends or dies: its lease ru
 
 import re
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from graftwork.records.release import Release
 from graftwork.registry.aliases import find_release
 from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
+from graftwork.store.runs import StepEntry
 
 CANARY = "canary"
 LEDGER_ENTRY = "canary"
@@ -70,7 +72,7 @@ def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) ->
 
     Endpoints run one experiment at a time: the canary that began first.
     """
-    running = _list_running(work, now=clock())
+    running = [found for found in _list_running(work, now=clock()) if not found.is_starting]
     return _split(running[0]) if running else None
 
 
@@ -80,12 +82,15 @@ def _entry_of(alias: str) -> str:
 
 def _list_running(work: OpenProject, *, now: float) -> list[RunningCanary]:
     """Those whose lease has not ended, in the order of their beginning."""
-    names = [(times.fingerprint, name) for name, times in work.ledger.times().items() if _is_entry(name)]
+    entries = (work.ledger.get(name) for name in work.ledger.times() if _is_entry(name))
+    return _parse_running((entry for entry in entries if entry is not None), now=now)
+
+
+def _parse_running(entries: Iterable[StepEntry], *, now: float) -> list[RunningCanary]:
     found = []
-    for _, name in sorted(names):
-        entry = work.ledger.get(name)
+    for entry in sorted(entries, key=lambda entry: (entry.fingerprint, entry.step)):
         try:
-            running = None if entry is None else RunningCanary.model_validate(entry.output)
+            running = RunningCanary.model_validate(entry.output) if _is_entry(entry.step) else None
         except ValidationError:
             continue  # of another version
         if running is not None and now < running.until:
@@ -118,25 +123,26 @@ def run_canary(
     """
     pair, alias = _find_pair(work, name, asked)
     metric = choose_live_metric(work, asked.metric)
-    _require_free(work, alias, full_alias(work, CANARY, model=pair[1].model), now=clock())
-    canary = promote_release(
-        work, pair[1].id, alias=CANARY, reason=asked.reason or f"canary for {alias}", force=asked.force
-    ).alias
-    running = RunningCanary(alias=alias, canary=canary, share=asked.share, until=0.0)
+    running = RunningCanary(
+        alias=alias, canary=full_alias(work, CANARY, model=pair[1].model), share=asked.share, until=0.0
+    )
     confidence = 1 - split_alpha(work.settings.evaluate.confidence)
     started_at, began = timestamp(), clock()
     experiment = make_experiment(_split(running), champion=pair[0].id, challenger=pair[1].id).experiment
     look = LiveComparison(work, pair, metric=metric, experiment=experiment, confidence=confidence)
     decision: CanaryDecision | None = None
-    work.reporter.info(
-        f"{pair[1].id[:12]} gets {asked.share:.1%} of the sessions that ask for {alias}, "
-        f"compared with {pair[0].id[:12]} by {metric}; Ctrl-C ends it"
-    )
     asked_for_traffic = False
+    claim = _CanaryClaim(work, running, began=started_at)
+    claim.take(until=began + LEASE_SECONDS, now=began)
     try:
+        reason = asked.reason or f"canary for {alias}"
+        promote_release(work, pair[1].id, alias=CANARY, reason=reason, force=asked.force)
+        work.reporter.info(
+            f"{pair[1].id[:12]} gets {asked.share:.1%} of the sessions that ask for {alias}, "
+            f"compared with {pair[0].id[:12]} by {metric}; Ctrl-C ends it"
+        )
         while decision is None:
-            until = clock() + LEASE_SECONDS + asked.every_seconds
-            _extend(work, running, until=until, began=started_at)
+            claim.extend(until=clock() + LEASE_SECONDS + asked.every_seconds)
             found = look.look()
             step = decide_canary(_winner(found), look.failures.test.winner)
             live = work.releases.aliases().get(alias)
@@ -154,15 +160,38 @@ def run_canary(
                     work.reporter.info(_explain_quiet(found, alias=alias, metric=metric))
                 pause(asked.every_seconds)
     finally:
-        work.ledger.forget(_entry_of(alias))
+        claim.release()
     report = _make_report(work, (found, look), running, metric=metric, decision=decision).model_copy(
         update={"started_at": started_at, "ended_at": timestamp(), "seconds": clock() - began}
     )
     if live != pair[0].id:
         report = report.model_copy(update={"reason": _explain_move(alias, live)})
     if decision == "promoted":
-        promote_release(work, pair[1].id, alias=asked.alias, reason=report.reason, force=asked.force)
+        report = _promote(work, pair, asked, report)
     return _keep(work, report)
+
+
+def _promote(
+    work: OpenProject, pair: tuple[Release, Release], asked: CanaryRequest, report: CanaryReport
+) -> CanaryReport:
+    """Promote it instead of what it was compared with; undecided if another release is live by now."""
+    try:
+        promote_release(
+            work,
+            pair[1].id,
+            alias=asked.alias,
+            reason=report.reason,
+            force=asked.force,
+            instead_of=pair[0].id,
+        )
+    except Busy:
+        live = work.releases.aliases().get(report.alias)
+        if live == pair[0].id:
+            raise
+        return report.model_copy(
+            update={"decision": "undecided", "reason": _explain_move(report.alias, live)}
+        )
+    return report
 
 
 def _find_pair(work: OpenProject, name: str, asked: CanaryRequest) -> tuple[tuple[Release, Release], str]:
@@ -192,26 +221,63 @@ def _find_pair(work: OpenProject, name: str, asked: CanaryRequest) -> tuple[tupl
     return (work.releases.get(live), release), alias
 
 
-def _require_free(work: OpenProject, alias: str, canary: str, *, now: float) -> None:
-    """Two canaries of one alias would undo each other's evidence."""
-    for running in _list_running(work, now=now):
-        if alias == running.alias or canary == running.canary:
+class _CanaryClaim:
+    """The alias and its canary belong to one command: two would undo each other's evidence."""
+
+    def __init__(self, work: OpenProject, running: RunningCanary, *, began: str) -> None:
+        self._work, self._running = work, running
+        # Endpoints begin with the canary that began first; two may begin within one second.
+        self._mark = f"{began} {uuid.uuid4().hex[:8]}"
+
+    def take(self, *, until: float, now: float) -> None:
+        """Raises Busy if another command has it. Endpoints begin with it once it is extended."""
+
+        def is_free(entries: Mapping[str, StepEntry]) -> bool:
+            _require_free(self._work, self._running, _parse_running(entries.values(), now=now), now=now)
+            return True
+
+        self._work.ledger.put_if(self._entry(until, is_starting=True), is_free, among=LEDGER_ENTRY)
+
+    def extend(self, *, until: float) -> None:
+        """Raises Busy if another command took it over after a silence."""
+        name = _entry_of(self._running.alias)
+
+        def is_own(entries: Mapping[str, StepEntry]) -> bool:
+            return name in entries and entries[name].fingerprint == self._mark
+
+        if not self._work.ledger.put_if(self._entry(until), is_own):
+            raise Busy(
+                f"this canary of {self._running.alias} has ended: another canary took its place",
+                why="the command that watches it gave no sign of life until its lease had ended",
+                fix="wait for the other one; the same command goes on with the evidence so far",
+                where="--canary",
+            )
+
+    def release(self) -> None:
+        self._work.ledger.forget(_entry_of(self._running.alias), fingerprint=self._mark)
+
+    def _entry(self, until: float, *, is_starting: bool = False) -> StepEntry:
+        running = self._running.model_copy(update={"until": until, "is_starting": is_starting})
+        # Endpoints of earlier versions do not know the fields that came later.
+        output = running.model_dump(mode="json", exclude_defaults=True)
+        return StepEntry(_entry_of(running.alias), self._mark, output, timestamp(), 0.0)
+
+
+def _require_free(
+    work: OpenProject, wanted: RunningCanary, others: Sequence[RunningCanary], *, now: float
+) -> None:
+    for running in others:
+        if wanted.alias == running.alias or wanted.canary == running.canary:
             raise Busy(
                 f"a canary of {running.alias} already runs",
                 why=f"{running.canary} gets {running.share:.1%} of its sessions",
                 fix=f"wait for it; if its command was killed, try again in {running.until - now:.0f} s",
                 where="--canary",
             )
+    for running in others:
         work.reporter.info(
             f"a canary of {running.alias} already runs: endpoints begin with this one when it has ended"
         )
-
-
-def _extend(work: OpenProject, running: RunningCanary, *, until: float, began: str) -> None:
-    body = running.model_copy(update={"until": until}).model_dump(mode="json")
-    work.ledger.put(
-        _entry_of(running.alias), fingerprint=began, output=body, finished_at=timestamp(), seconds=0.0
-    )
 
 
 def _winner(found: ABResult) -> Winner | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_transfer import add_to_index, push_to_url, report_bytes, require_own_project
-from graftwork.pipeline.releases import full_alias, open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import full_alias, open_store, promote_release, roll_back_release
 from graftwork.pipeline.status import endpoint_url, trust_certificate
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.ssh import UNREACHED, ssh_command
@@ -74,8 +74,8 @@ def deploy_here(
             add_to_index(work, arrived, new=True)
     release = find_release(work.releases, name)
     full = full_alias(work, alias, model=release.model)
-    previous = work.releases.aliases().get(full)
-    promote_release(work, release.id, alias=alias, reason="deployed")
+    move = promote_release(work, release.id, alias=alias, reason="deployed").move
+    previous = move.previous if move is not None else release.id
     found = Deployed(release=release.id, alias=full, to=HERE, previous=previous, ok=True, asked=0)
     if not requests:
         return found
@@ -86,9 +86,10 @@ def deploy_here(
     found = found.model_copy(update={"asked": answered, "why": failure})
     if not failure:
         return found
-    taken_back = previous is not None and previous != release.id
-    if taken_back:
-        rollback_alias(work, alias=alias, reason=f"first requests failed: {failure}")
+    reason = f"first requests failed: {failure}"
+    moved = previous is not None and previous != release.id
+    # A release that somebody promoted meanwhile stays.
+    taken_back = moved and roll_back_release(work, release.id, alias=alias, reason=reason) is not None
     return found.model_copy(update={"ok": False, "taken_back": taken_back})
 
 

@@ -32,6 +32,7 @@ from graftwork.pipeline.fleet_places import control, open_place, safety_of
 from graftwork.pipeline.fleet_plans import (
     PlacePlanner,
     adopt_plan,
+    identify_training,
     is_same_run,
     setup_minutes,
     storage_price,
@@ -214,6 +215,8 @@ def start_run(
         job_id=job_id,
         label=make_label(work.jobs.key, job_id),
         run_id=packed.bundle.run_id,
+        # Checked again with the reservation: planning and packing may have taken minutes.
+        trains=identify_training(plan),
         bundle=str(packed.folder),
         gpu=quote.gpu,
         instance=quote.instance,

@@ -6,8 +6,9 @@ cheapest place that finishes within a budget and a deadline, with the reason. St
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from graftwork.model.probe import describe_device
 from graftwork.model.shape import read_shape
@@ -19,7 +20,7 @@ from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import WorkAhead, measure_work, plan_for
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.prices import list_places as list_terms
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.hardware import Offer, PlaceTerms
 from graftwork.records.plan import DeviceFacts, Plan
@@ -121,23 +122,25 @@ def adopt_plan(work: OpenProject, plan: Plan) -> None:
         stored = Plan.model_validate(entry.output)
         if plan_identity(stored) == plan_identity(plan) or not is_same_run(stored, plan):
             continue
-        work.ledger.put(
-            name,
-            fingerprint=entry.fingerprint,
-            output=plan.model_dump(mode="json"),
-            finished_at=timestamp(),
-            seconds=entry.seconds,
-        )
+        adopted = replace(entry, output=plan.model_dump(mode="json"), finished_at=timestamp())
+        # Another process may have planned again meanwhile: its plan is the newer one.
+        work.ledger.put_if(adopted, lambda known, name=name, entry=entry: known.get(name) == entry)  # type: ignore[misc]
 
 
 def is_same_run(one: Plan, other: Plan) -> bool:
     """Whether two plans train the same thing and differ in nothing but what the device decides."""
 
-    def asked(plan: Plan) -> object:
-        learned = {key: value for key, value in plan.train.items() if key != "weights"}
-        return plan.base_fingerprint, plan.dataset_hash, learned
+    return _asked(one) == _asked(other)
 
-    return asked(one) == asked(other)
+
+def identify_training(plan: Plan) -> str:
+    """The same for all plans that train the same thing."""
+    return fingerprint(list(_asked(plan)))[:16]
+
+
+def _asked(plan: Plan) -> tuple[str, str, dict[str, Any]]:
+    learned = {key: value for key, value in plan.train.items() if key != "weights"}
+    return plan.base_fingerprint, plan.dataset_hash, learned
 
 
 class PlaceOption(Record):

@@ -13,11 +13,11 @@ from typing import NamedTuple, get_args
 from pydantic import ValidationError
 
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.verdict import Decision, Verdict
 from graftwork.registry import aliases as registry
-from graftwork.registry.aliases import select_retained
+from graftwork.registry.aliases import PlannedRollback, select_retained
 from graftwork.registry.index import reachable_releases
 from graftwork.registry.names import alias_of_model
 from graftwork.registry.signatures import load_public_key
@@ -55,8 +55,12 @@ def promote_release(
     reason: str = "",
     force: bool = False,
     who: str = "",
+    instead_of: str | None = None,
 ) -> Promoted:
-    """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty."""
+    """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
+
+    With `instead_of`, Busy is raised if the alias points at another release than that one by now.
+    """
     store = open_store(work)
     with store.shared_lock():
         release = registry.find_release(work.releases, name)
@@ -70,21 +74,46 @@ def promote_release(
             change=registry.Change(who or current_user(), timestamp(), reason),
             force=force,
             require_verdict=work.settings.release.require_verdict,
+            instead_of=instead_of,
         )
     return Promoted(release, full, move)
 
 
 def rollback_alias(
-    work: OpenProject, *, alias: str | None = None, reason: str = "", who: str = ""
+    work: OpenProject,
+    *,
+    alias: str | None = None,
+    reason: str = "",
+    who: str = "",
+    planned: PlannedRollback | None = None,
 ) -> AliasMove:
-    """Point an alias of the model that is worked on at the release before the present one."""
+    """Point an alias of the model that is worked on at the release before the present one.
+
+    `planned` is the rollback that was decided on; Busy is raised if the alias was moved since then.
+    """
     full = full_alias(work, alias)
     store = open_store(work)
     with store.shared_lock():
-        planned = registry.plan_rollback(work.releases, alias=full)
+        planned = planned or registry.plan_rollback(work.releases, alias=full)
         store.verify(planned.target)
         change = registry.Change(who or current_user(), timestamp(), reason)
         return registry.rollback(work.releases, alias=full, change=change, planned=planned)
+
+
+def roll_back_release(
+    work: OpenProject, release_id: str, *, alias: str | None = None, reason: str
+) -> AliasMove | None:
+    """Roll back from this release; None if the alias points at another one by now, which stays."""
+    full = full_alias(work, alias)
+    planned = registry.plan_rollback(work.releases, alias=full)
+    if planned.live != release_id:
+        return None
+    try:
+        return rollback_alias(work, alias=alias, reason=reason, planned=planned)
+    except Busy:
+        if work.releases.aliases().get(full) == release_id:
+            raise
+        return None
 
 
 def _require_own(work: OpenProject, release: Release, alias: str) -> None:

@@ -26,11 +26,16 @@ from graftwork.pipeline.repair import default_out
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.audit import Audit
 from graftwork.records.base import fingerprint
-from graftwork.records.correction import ReviewAction, ReviewDecision, ReviewItem, ReviewReason
+from graftwork.records.correction import (
+    ReviewAction,
+    ReviewDecision,
+    ReviewItem,
+    ReviewReason,
+    key_of_capture,
+)
 from graftwork.records.dataset import SPLITS, Row
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Origin
-from graftwork.store.captures import FeedbackStore
 from graftwork.store.reviews import ReviewStore
 
 REVIEWED_FILE = "reviewed.jsonl"
@@ -69,13 +74,13 @@ class ReviewQueue:
     @property
     def waiting(self) -> int:
         decided = self._store.decided()
-        return sum(item.key not in decided for item in self._items)
+        return sum(item.keys.isdisjoint(decided) for item in self._items)
 
     def next(self) -> ReviewItem | None:
         """The next item. Items that another reviewer has decided in the meantime are left out."""
         decided = self._store.decided()
         candidates = [*reversed(self._undone), *self._items]
-        return next((item for item in candidates if item.key not in decided), None)
+        return next((item for item in candidates if item.keys.isdisjoint(decided)), None)
 
     def decide(self, item: ReviewItem, action: ReviewAction, *, reply: str | None = None) -> bool:
         """Store a decision; False if another reviewer was faster."""
@@ -173,7 +178,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
             reasons["rare_group"] = f"its role has {sizes[capture.model]} rows"
         if reasons:
             yield ReviewItem(
-                key=f"capture:{capture.id}",
+                key=key_of_capture(capture.id),
                 kind="capture",
                 messages=messages,
                 reply=capture.reply,
@@ -279,7 +284,6 @@ def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
 def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedReviews:
     """Turn decisions about captures into feedback, once, and write the log of reviewed rows."""
     store = ReviewStore(work.database, project=work.settings.project)
-    feedback = FeedbackStore(work.database, project=work.settings.project)
     given, lines = 0, []
     for entry in store.standing():
         review = entry.review
@@ -287,9 +291,7 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
             line = write_review(review)
             lines += [line] if line is not None else []
         elif not entry.applied:
-            # A kill between the two would give the same feedback twice, which changes nothing.
-            given += sum(feedback.add(given_now) for given_now in _to_feedback(review))
-            store.mark_applied(entry.place)
+            given += store.apply(entry, _to_feedback(review))
     path = out or default_out(work).with_name(REVIEWED_FILE)
     if lines or path.exists():
         write_atomic(path, b"".join(lines), private=True)

@@ -25,6 +25,8 @@ class RunningCanary(Record):
     share: float = Field(gt=0, lt=1)
     until: float
     """Seconds since 1970; the command that watches the canary extends it."""
+    is_starting: bool = False
+    """The alias is claimed, and the new release is not its canary yet."""
 
 
 class CanaryArm(Record):

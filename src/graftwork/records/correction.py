@@ -58,6 +58,11 @@ ReviewReason = Literal[
 ]
 
 
+def key_of_capture(capture: str) -> str:
+    """The key of the item that a capture is in the queue."""
+    return f"capture:{capture}"
+
+
 class ReviewItem(Record):
     """A row to review. `key` identifies its content, so that no reviewer sees it twice."""
 
@@ -75,6 +80,11 @@ class ReviewItem(Record):
     """Other captures with the same prompt and reply: what is decided holds for them too."""
     other: str = ""
     """Another answer to compare with: the adapter's, or another reviewer's."""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Its key, and those under which others may see it: of captures with the same prompt and reply."""
+        return frozenset((self.key, *(key_of_capture(capture) for capture in self.alike)))
 
 
 class ReviewDecision(Record):

@@ -65,6 +65,8 @@ class JobOrder(Record):
     label: str
     """The name at the provider: exact, and unique to this job."""
     run_id: str
+    trains: str = ""
+    """What is trained, whatever the device: plans for two devices have two run ids."""
     bundle: str
     """The folder of the bundle on this machine."""
     gpu: str = ""
@@ -129,6 +131,8 @@ class FleetJob(Record):
     label: str
     place: str
     run_id: str
+    trains: str = ""
+    """As in its order; empty for jobs of earlier versions."""
     state: JobState
     bundle: str
     created_at: float

@@ -54,11 +54,13 @@ def promote(
     change: Change,
     force: bool = False,
     require_verdict: bool = True,
+    instead_of: str | None = None,
 ) -> AliasMove | None:
     """Point the alias at the release. None if it already points there; then nothing is logged.
 
-    Of two concurrent promotions one gets Busy. A release needs a verdict to deploy; `force` overrules it and
-    its reason goes into the log.
+    Of two concurrent promotions one gets Busy. `instead_of` is the release that it was compared with: Busy is
+    raised if the alias points at another one by now. A release needs a verdict to deploy; `force` overrules
+    it and its reason goes into the log.
     """
     model, name = split_alias(alias)
     if model is not None and model != release.model:
@@ -87,7 +89,7 @@ def promote(
         AliasMove(
             alias=alias,
             release_id=release.id,
-            previous=current,
+            previous=instead_of or current,
             who=change.who,
             when=change.when,
             why=change.why or release.decision,

@@ -43,7 +43,8 @@ class ReleaseIndex(Protocol):
         """The notes on a release, oldest first."""
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
-        """Mark releases as collected, except those that an alias points at or can be rolled back to.
+        """Mark releases as collected. Those that an alias points at or can be rolled back to, and those that
+        are tagged to be kept, are spared.
 
         No alias can be moved to a collected release. Returns the ids that were marked.
         """

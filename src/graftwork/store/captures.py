@@ -288,6 +288,16 @@ class FeedbackEntry(NamedTuple):
     capture: Capture
 
 
+def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool:
+    """Keep feedback in a transaction that writes; False where there is no such capture."""
+    about = select(captures.c.id).where(captures.c.project == project, captures.c.id == new.capture)
+    if connection.scalar(about) is None:
+        return False
+    row = {"project": project, "capture_id": new.capture, "given_at": new.at}
+    connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
+    return True
+
+
 class FeedbackStore:
     """The feedback of one project."""
 
@@ -302,12 +312,8 @@ class FeedbackStore:
         with self._database.read() as connection:
             if connection.scalar(about) is None:
                 return False
-        row = {"project": self._project, "capture_id": new.capture, "given_at": new.at}
         with self._database.write() as connection:
-            if connection.scalar(about) is None:
-                return False
-            connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
-        return True
+            return insert_feedback(connection, self._project, new)
 
     def by(self, names: Collection[str]) -> tuple[FeedbackEntry, ...]:
         """The feedback that these people gave."""

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from sqlalchemy import ColumnElement, Connection, select
 
-from graftwork.cycle.state import FORMAT, CoordinatorState, CycleState
+from graftwork.cycle.state import FORMAT, CoordinatorState, CycleState, require_held
+from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.store.database import Database
 from graftwork.store.schema import steps
@@ -80,6 +81,16 @@ class CycleTable:
             found = connection.scalars(query.order_by(steps.c.step.desc()).limit(limit))
             return tuple(CycleState.model_validate(body) for body in found)
 
+    def keep_output(self, cycle: CycleState, held: str, step: str, output: Record) -> None:
+        """Keep what a step made, by who holds the step `held` in this cycle; raises Superseded otherwise.
+
+        In one transaction: a coordinator that lost its claim must not replace what its successor made.
+        """
+        claimed = cycle.step(held)
+        with self._database.write() as connection:
+            require_held(self._load(connection), held, claimed.token if claimed is not None else 0)
+            self._put(connection, name_cycle(cycle.number, step), output.fingerprint(), output)
+
     def _load(self, connection: Connection) -> CoordinatorState:
         body = connection.scalar(select(steps.c.output).where(self._is(ENTRY)))
         if body is None:
@@ -93,9 +104,7 @@ class CycleTable:
             )
         return CoordinatorState.model_validate(body)
 
-    def _put(
-        self, connection: Connection, name: str, mark: str, document: CoordinatorState | CycleState
-    ) -> None:
+    def _put(self, connection: Connection, name: str, mark: str, document: Record) -> None:
         connection.execute(steps.delete().where(self._is(name)))
         connection.execute(
             steps.insert().values(

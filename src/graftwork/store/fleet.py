@@ -47,7 +47,7 @@ class FleetLedger:
         except IntegrityError as error:
             raise Busy(f"job {job.id} exists already", fix="run the command again") from error
 
-    def update(self, job: FleetJob) -> None:
+    def update(self, job: FleetJob) -> FleetJob:
         found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)
         with self._database.write() as connection:
             body = connection.scalar(select(fleet_jobs.c.body).where(found))
@@ -55,6 +55,7 @@ class FleetLedger:
                 raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
             merged = merge_update(FleetJob.model_validate(body), job)
             connection.execute(fleet_jobs.update().where(found).values(**_row(merged)))
+        return merged
 
     def get(self, job_id: str) -> FleetJob | None:
         found = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job_id)

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, or_, select
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
+from graftwork.registry.aliases import PINNED
 from graftwork.registry.index import (
     ReleaseIndex,
     alias_moved_error,
@@ -218,7 +219,14 @@ class ReleaseTable(ReleaseIndex):
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._database.write() as connection:
             reachable = reachable_releases(self._logs(connection).values())
-            marked = tuple(sorted(set(release_ids) - reachable))
+            # Tagged since the caller looked; one that a collection has marked before is past saving.
+            pinned = _tagged(self._project).where(release_tags.c.tag == PINNED)
+            spared = select(releases.c.id).where(
+                releases.c.project == self._project,
+                releases.c.id.in_(pinned),
+                releases.c.collected_at.is_(None),
+            )
+            marked = tuple(sorted(set(release_ids) - reachable - set(connection.scalars(spared))))
             for release_id in marked:
                 connection.execute(
                     releases.update()

@@ -4,11 +4,14 @@ Decisions are only added. An item is decided by its last decision, unless that o
 what a decision does to the data.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select, update
 
 from graftwork.records.correction import ReviewDecision
+from graftwork.records.interaction import Feedback
+from graftwork.store.captures import insert_feedback
 from graftwork.store.database import Database
 from graftwork.store.schema import reviews
 
@@ -31,7 +34,7 @@ class ReviewStore:
     def add(self, review: ReviewDecision) -> bool:
         """Keep a decision; False if another reviewer decided about the item in the meantime."""
         with self._database.write() as connection:
-            if review.item.key in self._last_of(connection, review.item.key):
+            if any(entry.review.item.keys & review.item.keys for entry in self._standing(connection)):
                 return False
             self._insert(connection, review)
             return True
@@ -49,16 +52,24 @@ class ReviewStore:
     def decided(self) -> set[str]:
         """The keys of the items that need no further look."""
         with self._database.read() as connection:
-            return {entry.review.item.key for entry in self._standing(connection)}
+            return {key for entry in self._standing(connection) for key in entry.review.item.keys}
 
     def standing(self) -> tuple[ReviewEntry, ...]:
         """The decisions that hold, the oldest first."""
         with self._database.read() as connection:
             return tuple(self._standing(connection))
 
-    def mark_applied(self, place: int) -> None:
+    def apply(self, entry: ReviewEntry, given: Sequence[Feedback]) -> int:
+        """Keep the feedback that a decision comes to; how many captures got it.
+
+        None do if the decision was undone, or applied by another process, since the entry was read.
+        """
         with self._database.write() as connection:
-            connection.execute(update(reviews).where(reviews.c.seq == place).values(applied=True))
+            standing = {known.place: known for known in self._standing(connection)}
+            if entry.place not in standing or standing[entry.place].applied:
+                return 0
+            connection.execute(update(reviews).where(reviews.c.seq == entry.place).values(applied=True))
+            return sum(insert_feedback(connection, self._project, new) for new in given)
 
     def _standing(self, connection: Connection) -> list[ReviewEntry]:
         query = select(reviews.c.seq, reviews.c.item, reviews.c.applied, reviews.c.body).where(
@@ -72,16 +83,6 @@ class ReviewStore:
             else:
                 held[row.item] = ReviewEntry(row.seq, review, bool(row.applied))
         return sorted(held.values(), key=lambda entry: entry.place)
-
-    def _last_of(self, connection: Connection, item: str) -> set[str]:
-        query = (
-            select(reviews.c.action)
-            .where(reviews.c.project == self._project, reviews.c.item == item)
-            .order_by(reviews.c.seq.desc())
-            .limit(1)
-        )
-        last = connection.scalar(query)
-        return {item} if last is not None and last != "undo" else set()
 
     def _insert(self, connection: Connection, review: ReviewDecision) -> None:
         row = {

@@ -4,11 +4,11 @@ Plan, outcome and error of a run are stored as JSON, so that a newer version can
 are shared by all projects of the database: a machine is as fast for one as for another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, RowMapping, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
 from sqlalchemy.exc import IntegrityError
 
 from graftwork.records.base import Record
@@ -129,6 +129,10 @@ class StepEntry:
     seconds: float
 
 
+def _step_entry(row: RowMapping) -> StepEntry:
+    return StepEntry(**{field.name: row[field.name] for field in fields(StepEntry)})
+
+
 class StepTimes(NamedTuple):
     """The last time a step came to its end, without what it made."""
 
@@ -148,9 +152,7 @@ class StepLedger:
         query = select(steps).where(self._is(step))
         with self._database.read() as connection:
             row = connection.execute(query).mappings().one_or_none()
-        return (
-            None if row is None else StepEntry(**{field.name: row[field.name] for field in fields(StepEntry)})
-        )
+        return None if row is None else _step_entry(row)
 
     def times(self) -> dict[str, "StepTimes"]:
         """When each step was last done and what it took, without reading its output."""
@@ -164,22 +166,33 @@ class StepLedger:
     ) -> None:
         """Remember what the step did; what it did before is forgotten."""
         with self._database.write() as connection:
-            connection.execute(steps.delete().where(self._is(step)))
-            connection.execute(
-                steps.insert().values(
-                    project=self._project,
-                    step=step,
-                    fingerprint=fingerprint,
-                    output=output,
-                    finished_at=finished_at,
-                    seconds=seconds,
-                )
-            )
+            self._put(connection, StepEntry(step, fingerprint, output, finished_at, seconds))
 
-    def forget(self, step: str) -> None:
-        """The step has to be done again, whatever its inputs."""
+    def put_if(
+        self, entry: StepEntry, allowed: Callable[[Mapping[str, StepEntry]], bool], *, among: str = ""
+    ) -> bool:
+        """Put an entry if `allowed` says so, in the same transaction; whether it was put.
+
+        It is asked with the newest entries whose names begin with `among`, by default with that of the step.
+        """
+        which = steps.c.step.startswith(among, autoescape=True) if among else steps.c.step == entry.step
         with self._database.write() as connection:
-            connection.execute(steps.delete().where(self._is(step)))
+            query = select(steps).where(steps.c.project == self._project, which)
+            found = (_step_entry(row) for row in connection.execute(query).mappings())
+            if not allowed({known.step: known for known in found}):
+                return False
+            self._put(connection, entry)
+        return True
+
+    def forget(self, step: str, *, fingerprint: str | None = None) -> None:
+        """The step has to be done again, whatever its inputs; with a fingerprint, only if it is that one."""
+        same = () if fingerprint is None else (steps.c.fingerprint == fingerprint,)
+        with self._database.write() as connection:
+            connection.execute(steps.delete().where(self._is(step), *same))
+
+    def _put(self, connection: Connection, entry: StepEntry) -> None:
+        connection.execute(steps.delete().where(self._is(entry.step)))
+        connection.execute(steps.insert().values(project=self._project, **vars(entry)))
 
     def _is(self, step: str) -> ColumnElement[bool]:
         return (steps.c.project == self._project) & (steps.c.step == step)

@@ -102,7 +102,9 @@ def rollback_command(alias: str, reason: str) -> str:
 def _rollback(form: ActionForm) -> Done:
     alias = form.text("alias")
     _require_same_rollback(form, alias)
-    move = releases.rollback(form.project, alias=alias, reason=form.reason, who=form.who)
+    live, target = form.text("from"), form.text("to")
+    shown = releases.PlannedRollback(live, target) if live and target else None
+    move = releases.rollback(form.project, alias=alias, reason=form.reason, who=form.who, planned=shown)
     return Done(f"{move.alias} points at {_name_release(form.project, move.release_id)} now", "/releases")
 
 
@@ -204,9 +206,8 @@ def _control_cycle(action: cycle.ControlAction) -> WebAction:
     """Begin, pause, resume or cancel the training cycle."""
 
     def act_on_cycle(form: ActionForm) -> Done:
-        if action == "cancel":
-            cycle.require_cycle(form.project, form.text("cycle"))
-        cycle.control_cycle(form.project, action, why=form.reason, who=form.who)
+        shown = form.text("cycle") if action == "cancel" else ""
+        cycle.control_cycle(form.project, action, why=form.reason, who=form.who, cycle=shown)
         return Done(CONTROLLED[action], "/cycle")
 
     return WebAction(
@@ -224,8 +225,7 @@ CONTROLLED: dict[cycle.ControlAction, str] = {
 
 def _approve_step(form: ActionForm) -> Done:
     step = form.text("step")
-    cycle.require_cycle(form.project, form.text("cycle"))
-    cycle.approve_in_cycle(form.project, step, why=form.reason, who=form.who)
+    cycle.approve_in_cycle(form.project, step, why=form.reason, who=form.who, cycle=form.text("cycle"))
     return Done(f"{step} was approved", "/cycle")
 
 

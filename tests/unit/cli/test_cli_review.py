@@ -20,6 +20,7 @@ from graftwork.project.load import open_project
 from graftwork.records.correction import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback, Message, Origin
 from graftwork.store.captures import FeedbackStore
+from graftwork.store.reviews import ReviewStore
 
 
 def captured(number, *, question=None, reply=None, **more):
@@ -122,6 +123,56 @@ def test_two_reviewers_at_once_cannot_decide_about_the_same_row(work):
     item = bob.next()
     assert ada.decide(item, "accept")
     assert not bob.decide(item, "reject")
+
+
+def test_two_reviewers_cannot_decide_about_the_same_answer_under_two_names(work):
+    """The same answer was captured again between the starts of their sessions."""
+    same = {"question": "Who owns it?", "reply": "Ada."}
+    work.captures.add([captured(1, **same)])
+    ada = ReviewQueue(work, who="ada")
+    work.captures.add([captured(2, **same)])
+    bob = ReviewQueue(work, who="bob")
+    theirs = bob.next()
+    assert theirs.key != ada.next().key
+    assert ada.decide(ada.next(), "accept")
+    assert not bob.decide(theirs, "reject")
+    assert bob.next() is None
+    assert ada.undo() is not None
+    assert bob.decide(theirs, "reject")
+
+
+def test_a_decision_that_is_undone_while_decisions_are_applied_gives_no_feedback(work, monkeypatch):
+    work.captures.add([captured(1)])
+    queue = ReviewQueue(work, who="ada")
+    queue.decide(queue.next(), "reject")
+    standing = ReviewStore.standing
+
+    def undo_after_reading(store):
+        found = standing(store)
+        assert queue.undo() is not None
+        return found
+
+    monkeypatch.setattr(ReviewStore, "standing", undo_after_reading)
+    assert apply_reviews(work).feedback == 0
+    assert FeedbackStore(work.database, project="p").count() == 0
+
+
+def test_two_who_apply_at_once_give_feedback_once(work, monkeypatch):
+    work.captures.add([captured(1)])
+    queue = ReviewQueue(work, who="ada")
+    queue.decide(queue.next(), "reject")
+    standing, given = ReviewStore.standing, []
+
+    def apply_after_reading(store):
+        found = standing(store)
+        monkeypatch.setattr(ReviewStore, "standing", standing)
+        given.append(apply_reviews(work).feedback)
+        return found
+
+    monkeypatch.setattr(ReviewStore, "standing", apply_after_reading)
+    given.append(apply_reviews(work).feedback)
+    assert given == [1, 0]
+    assert FeedbackStore(work.database, project="p").count() == 1
 
 
 def test_undo_brings_the_rows_back_in_reverse_order(work):

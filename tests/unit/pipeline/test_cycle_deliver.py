@@ -4,14 +4,16 @@ import pytest
 import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
+from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.pipeline.cycle import live
 from graftwork.pipeline.deploy import Deployed
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store, promote_release
+from graftwork.pipeline.releases import open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import StepOutputs
 from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.store.releases import ReleaseTable
 
 GPU1, GPU2 = "gpu1:/srv", "gpu2:/srv"
 
@@ -91,3 +93,47 @@ def test_a_release_goes_to_every_machine(work, machines):
     new = make(work, 1)
     assert deliver(work, new) == {"action": "delivered", "release": new.id, "to": [GPU1, GPU2]}
     assert machines.serving == {GPU1: new.id, GPU2: new.id}
+
+
+def test_going_back_leaves_a_release_that_a_person_promoted_meanwhile(work, machines, monkeypatch):
+    old = make(work, 1)
+    other = make(work, 3)
+    new = make(work, 2, parent=old.id)
+    machines.refused = {(GPU2, new.id)}
+    read, reads = ReleaseTable.aliases, []
+
+    def promote_after_reading(table):
+        """The second look is that of the way back; then the alias moves."""
+        found = read(table)
+        reads.append(found)
+        if len(reads) == 2:
+            promote_release(work, other.id, reason="a person")
+        return found
+
+    monkeypatch.setattr(ReleaseTable, "aliases", promote_after_reading)
+    assert deliver(work, new)["action"] == "rolled_back"
+    assert work.releases.aliases()["champion"] == other.id
+    assert machines.serving[GPU1] == other.id
+
+
+def cycle_at_promote(number=1, verdict=""):
+    steps = (
+        CycleStepState(name="canary", status="done", summary={"verdict": verdict} if verdict else {}),
+        CycleStepState(name="promote", status="running", token=1),
+    )
+    return CycleState(number=number, model="main", cause="x", version="", started_at=0.0, steps=steps)
+
+
+def test_a_promotion_done_again_does_not_undo_a_rollback(work):
+    """A coordinator died after it had promoted, and a person rolled the release back before the next one."""
+    old, new = make(work, 1), make(work, 2)
+    rollback_alias(work, reason="a test")
+    cycle = cycle_at_promote(number=3)
+    assert live.promote_or_roll_back(work, cycle, new).summary["action"] == "promoted"
+    rollback_alias(work, reason="it answers nonsense")
+    done = live.promote_or_roll_back(work, cycle, new).summary
+    assert (done["action"], work.releases.aliases()["champion"]) == ("rolled_back", old.id)
+    assert "it answers nonsense" in done["why"]
+    # The next cycle may decide for it again.
+    done = live.promote_or_roll_back(work, cycle_at_promote(number=4), new).summary
+    assert (done["action"], work.releases.aliases()["champion"]) == ("promoted", new.id)

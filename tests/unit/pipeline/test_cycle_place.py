@@ -11,16 +11,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
 from residual_samples import make_plan
 
 from graftwork import open_project
+from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline import fleet_jobs
 from graftwork.pipeline.cycle import place, session
 from graftwork.pipeline.fleet_bundle import find_unpacked, travelling_splits
+from graftwork.pipeline.fleet_plans import adopt_plan
 from graftwork.pipeline.fleet_reports import export_bundle
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.step import StepOutputs
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
+from graftwork.store.cycles import MemoryCycles, name_cycle
+from graftwork.store.database import open_database
+from graftwork.store.runs import StepLedger
 from graftwork.train.run_folder import OUTCOME
 from graftwork.train.settings import TrainSettings
 
@@ -43,6 +48,7 @@ def work(tmp_path):
     entries = {run_id: SimpleNamespace(plan=plan.model_dump(mode="json")) for run_id, plan in plans.items()}
     step = SimpleNamespace(output=HERE.model_dump(mode="json"))
     return SimpleNamespace(
+        cycles=MemoryCycles(),
         jobs=SimpleNamespace(list=lambda: tuple(jobs), enter=jobs.append),
         runs=SimpleNamespace(get=entries.get),
         ledger=SimpleNamespace(get={"cycle/7/plan": step}.get),
@@ -73,6 +79,30 @@ def test_a_canceled_cycle_stops_the_job_that_was_planned_for_the_place(work, mon
         work.jobs.enter(make_job(plan, number, state))
     place.stop_jobs(work, SimpleNamespace(number=7))
     assert stopped == [("0", True), ("3", True)]
+
+
+def test_a_canceled_cycle_leaves_the_job_that_the_next_one_trains_with(work, monkeypatch):
+    """The next cycle has the same data and settings: its job is known by the same plan."""
+    stopped = []
+    monkeypatch.setattr(place, "stop", lambda _work, job, at_once: stopped.append(job.id[-1]))
+    entries = {name_cycle(7, "plan"): HERE, name_cycle(8, "plan"): HERE, name_cycle(9, "plan"): OTHER}
+    outputs = {name: SimpleNamespace(output=plan.model_dump(mode="json")) for name, plan in entries.items()}
+    work.ledger.get = outputs.get
+    work.jobs.enter(make_job(THERE, 1))
+    for number in (8, 9):
+        store = MemoryCycles()
+        cycle = CycleState(
+            number=number,
+            model="main",
+            cause="x",
+            version="",
+            started_at=0.0,
+            steps=(CycleStepState(name="train", status="running"),),
+        )
+        store.change(lambda state, cycle=cycle: state.model_copy(update={"cycle": cycle}))
+        work.cycles = store
+        place.stop_jobs(work, SimpleNamespace(number=7))
+        assert stopped == ([] if number == 8 else ["1"])
 
 
 def test_a_job_that_cannot_be_stopped_does_not_keep_the_others_of_a_canceled_cycle(work, monkeypatch):
@@ -195,3 +225,31 @@ def test_a_run_that_needs_files_of_the_project_is_refused_before_a_place_is_aske
     request = fleet_jobs.FleetRequest("elsewhere")
     with pytest.raises(UserMistake, match="not sent along"):
         fleet_jobs.start_run(work, request, lambda _quote: True, made=StepOutputs({"plan": HERE}))
+
+
+def test_a_plan_that_is_adopted_does_not_replace_one_that_was_made_meanwhile(tmp_path):
+    database = open_database(tmp_path / "state.db")
+    ledger = StepLedger(database, project="p")
+
+    def put(mark, plan):
+        output = plan.model_dump(mode="json")
+        ledger.put("plan", fingerprint=mark, output=output, finished_at="", seconds=0.0)
+
+    class PlannedAgain:
+        """Another command plans again between the look and the change."""
+
+        put_if = ledger.put_if
+
+        def get(self, name):
+            found = ledger.get(name)
+            put("new data", OTHER)
+            return found
+
+    settings = SimpleNamespace(all_models=("main",), main_model="main")
+    put("old data", HERE)
+    adopt_plan(SimpleNamespace(settings=settings, ledger=PlannedAgain()), THERE)
+    assert Plan.model_validate(ledger.get("plan").output) == OTHER
+    put("old data", HERE)
+    adopt_plan(SimpleNamespace(settings=settings, ledger=ledger), THERE)
+    assert Plan.model_validate(ledger.get("plan").output) == THERE
+    database.close()

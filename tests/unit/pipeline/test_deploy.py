@@ -13,7 +13,7 @@ from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapt
 
 from graftwork.pipeline.deploy import deploy, deploy_here
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.releases import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
@@ -138,6 +138,42 @@ def test_the_alias_goes_back_if_the_endpoint_never_takes_the_release(project):
         done = deploy_here(work, second, requests=1, wait_seconds=0.0)
     assert (done.ok, champion(root)) == (False, first)
     assert "is still answered by" in done.why
+
+
+def test_a_release_that_was_promoted_meanwhile_is_not_rolled_back_for_the_one_that_failed(project):
+    """A person sees the failure first, and promotes another one while the endpoint is still asked."""
+    root, endpoint = project
+    first, second, third = (make(root, number) for number in (1, 2, 3))
+    answer = endpoint.release
+
+    def promote_third(alias):
+        endpoint.release = answer
+        with opened(root) as other:
+            promote_release(other, third, reason="the second one fails")
+        return answer(alias)
+
+    with opened(root) as work:
+        deploy_here(work, first, requests=1)
+        endpoint.status, endpoint.release = 500, promote_third
+        done = deploy_here(work, second, requests=1)
+    assert (done.ok, done.taken_back, done.previous) == (False, False, first)
+    assert champion(root) == third
+
+
+def test_the_release_before_is_the_one_that_the_alias_was_moved_from(project, monkeypatch):
+    root, _ = project
+    first, second, third = (make(root, number) for number in (1, 2, 3))
+    with opened(root) as work:
+        promote_release(work, first, reason="a test")
+
+        def promote_after_another(*args, **options):
+            with opened(root) as other:
+                promote_release(other, third, reason="a moment earlier")
+            return promote_release(*args, **options)
+
+        monkeypatch.setattr("graftwork.pipeline.deploy.promote_release", promote_after_another)
+        done = deploy_here(work, second, requests=0)
+    assert (done.previous, champion(root)) == (third, second)
 
 
 def test_without_an_endpoint_the_alias_moves_and_nothing_is_asked(tmp_path):

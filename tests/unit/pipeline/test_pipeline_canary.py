@@ -17,9 +17,10 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 
 from graftwork.cli.release import promote
 from graftwork.evaluate.ab import CanaryTest, LiveAnswer, decide_canary
+from graftwork.pipeline import canary as canaries
 from graftwork.pipeline.canary import CanaryRequest, find_canary, parse_share, run_canary
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.releases import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
@@ -198,6 +199,58 @@ def test_a_second_canary_of_the_same_alias_is_refused_and_the_first_goes_on(work
     with pytest.raises(KeyboardInterrupt):
         run_canary(work, pair[1], CanaryRequest(share=SHARE), pause=pause)
     assert find_canary(work) is None
+
+
+def test_of_two_canaries_that_begin_at_once_one_is_refused(work, pair, monkeypatch):
+    """The second begins when the first has found the alias free, and before endpoints know of it."""
+    refused = []
+
+    def begin_another(*args, **options):
+        monkeypatch.setattr(canaries, "promote_release", promote_release)
+        with pytest.raises(Busy, match="already runs"):
+            run_canary(work, pair[1], CanaryRequest(share=0.5, max_seconds=0))
+        refused.append(find_canary(work))
+        return promote_release(*args, **options)
+
+    monkeypatch.setattr(canaries, "promote_release", begin_another)
+    asked = CanaryRequest(share=SHARE, max_seconds=0)
+    assert run_canary(work, pair[1], asked).decision == "undecided"
+    # No session goes to the old release of the alias `canary`.
+    assert refused == [None]
+    assert find_canary(work) is None
+
+
+def test_a_canary_that_was_silent_for_too_long_leaves_the_one_that_took_its_place(work, pair):
+    now, pauses = [1000.0], iter([1])
+
+    def begin_another(_seconds):
+        next(pauses)
+        now[0] += 3600.0
+        output = {"alias": "champion", "canary": "canary", "share": 0.7, "until": now[0] + 60}
+        work.ledger.put("canary/champion", fingerprint="2030", output=output, finished_at="", seconds=0.0)
+
+    asked = CanaryRequest(share=SHARE)
+    with pytest.raises(Busy, match="another canary took its place"):
+        run_canary(work, pair[1], asked, pause=begin_another, clock=lambda: now[0])
+    assert find_canary(work, clock=lambda: now[0]).share == 0.7
+
+
+def test_an_alias_that_moves_after_the_last_look_stays_where_it_is(work, pair, root, monkeypatch):
+    third = publish_parts(
+        folder=open_store(work),
+        index=work.releases,
+        **parts(write_adapter(root / "three", weights=b"three")),
+    ).id
+
+    def move_then_promote(*args, **options):
+        if options["alias"] != "canary":
+            work.releases.move_alias(alias_move("champion", third, previous=pair[0]))
+        return promote_release(*args, **options)
+
+    monkeypatch.setattr(canaries, "promote_release", move_then_promote)
+    report, _ = canary(work, pair, answers(0.2, 0.95))
+    assert (report.decision, work.releases.aliases()["champion"]) == ("undecided", third)
+    assert f"now points at {third[:12]}" in report.reason
 
 
 def test_canaries_of_other_aliases_and_of_earlier_versions_keep_their_entries(work, pair):

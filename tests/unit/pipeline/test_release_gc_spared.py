@@ -22,6 +22,7 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
 from graftwork.registry.locks import ManifestLocks
+from graftwork.store.releases import ReleaseTable
 
 
 @pytest.fixture
@@ -119,3 +120,26 @@ def test_where_readers_cannot_be_seen_gc_says_so_and_takes_nothing(work, monkeyp
     assert "readers cannot be detected: 1 releases stay" in output
     assert open_store(work).ids() == (one,)
     assert work.releases.entry(one).collected_at is None
+
+
+def test_a_release_that_is_tagged_to_be_kept_while_garbage_is_collected_stays(work, monkeypatch):
+    release = make(work, "one")
+    entries = ReleaseTable.entries
+
+    def tag_after_reading(table, *query):
+        found = entries(table, *query)
+        monkeypatch.setattr(ReleaseTable, "entries", entries)
+        table.tag(release, ["keep"])
+        return found
+
+    def begin_reading(table, *query):
+        """The first look is for releases without an entry; the second one decides what is kept."""
+        monkeypatch.setattr(ReleaseTable, "entries", tag_after_reading)
+        return entries(table, *query)
+
+    monkeypatch.setattr(ReleaseTable, "entries", begin_reading)
+    assert collect_garbage(work).releases == ()
+    assert open_store(work).has(release)
+    assert work.releases.entry(release).collected_at is None
+    work.releases.tag(release, ["keep"], remove=True)
+    assert collect_garbage(work).releases == (release,)

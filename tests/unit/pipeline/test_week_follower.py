@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from graftwork.fleet.place import PlaceUnreachable
 from graftwork.pipeline.cycle import week_desk
 from graftwork.pipeline.cycle.week import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
+from graftwork.pipeline.week import write_schedule
 from graftwork.records.errors import AnswerIsNo, Stale, StoppedInOrder, WorkerFailed
 from graftwork.records.week import ShownSession, WeekSchedule
 
@@ -291,3 +292,42 @@ def test_an_unforeseen_error_does_not_end_the_week_while_machines_run(tmp_path, 
     monkeypatch.setattr(week_desk.time, "sleep", lambda _seconds: None)
     assert week_desk.follow_week(work) == WeekTick()
     assert [line.partition(";")[0] for line in lines[:2]] == ["its client failed (KeyError)", "no answer"]
+
+
+def test_a_plan_that_a_person_writes_during_a_round_is_not_overwritten(tmp_path):
+    """A round may judge a model for an hour."""
+    root, state = tmp_path, tmp_path / ".graft"
+    state.mkdir()
+    planned, theirs = schedule(shown("a", "m", 0, 2)), schedule(shown("b", "m", 5, 9))
+    again = schedule(shown("a", "m", 3, 4))
+    write_schedule(root / week_desk.WEEK_FILE, planned)
+    settings = SimpleNamespace(fleet=SimpleNamespace(places={}), main_model="m")
+    desk = week_desk.ProjectWeek(
+        SimpleNamespace(project=SimpleNamespace(root=root, state=state), settings=settings)
+    )
+    week = desk.load()
+    write_schedule(root / week_desk.WEEK_FILE, theirs)
+    desk.save(week)
+    assert desk._data.models == ("m",)
+    desk.save(week.model_copy(update={"schedule": again}))
+    assert desk.load().schedule == theirs
+    desk.save(desk.load().model_copy(update={"schedule": again}))
+    assert desk.load().schedule == again
+
+
+def test_a_session_that_a_person_took_out_during_a_round_is_not_begun():
+    desk = SimulatedDesk(schedule(shown("a", "one", 0, 4), shown("b", "two", 1, 5)), {"one": 1.0, "two": 9.0})
+    follower = WeekFollower(desk)
+    follower.tick(hours(0))
+    desk.now = hours(1)
+    judge = desk.judge
+
+    def replace_plan(model):
+        desk.saved = desk.saved.model_copy(update={"schedule": schedule()})
+        return judge(model)
+
+    desk.judge = replace_plan
+    desk.save = lambda week: setattr(desk, "saved", week.model_copy(update={"schedule": desk.saved.schedule}))
+    done = follower.tick(hours(1))
+    assert done.judged
+    assert done.started == ()

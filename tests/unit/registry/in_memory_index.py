@@ -4,6 +4,7 @@ import threading
 from collections.abc import Collection
 
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
+from graftwork.registry.aliases import PINNED
 from graftwork.registry.index import (
     ReleaseIndex,
     alias_moved_error,
@@ -88,7 +89,8 @@ class InMemoryReleaseIndex(ReleaseIndex):
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._lock:
-            marked = tuple(sorted(set(release_ids) - reachable_releases(self.alias_logs().values())))
+            pinned = {name for name, tags in self._tags.items() if PINNED in tags} - set(self._collected)
+            marked = tuple(sorted(set(release_ids) - reachable_releases(self.alias_logs().values()) - pinned))
             for release in marked:
                 self._collected.setdefault(release, when)
         return marked

@@ -20,7 +20,6 @@ from graftwork.cycle.decide import (
     DoStep,
     Rest,
     SkipStep,
-    find_cause,
     next_action,
     next_date,
     rests_until,
@@ -64,6 +63,9 @@ BUSY_SECONDS = 5.0
 """Another command works on the project: look again soon."""
 MOST_TRIES = 6
 """Deliveries of a notice; then it is only in the log."""
+
+StillDue = Callable[[CoordinatorState], bool]
+"""Whether the newest state leads to the action that was decided on."""
 
 
 class CycleStepResult(NamedTuple):
@@ -128,13 +130,15 @@ class Coordinator:
 
         def still_due(state: CoordinatorState) -> bool:
             """Whether the newest state leads to the same action: another coordinator may have done it."""
-            return next_action(state, self.settings, facts, now=now, place=self.holder.place) == action
+            newest = next_action(state, self.settings, facts, now=now, place=self.holder.place)
+            # Tuples of two kinds are equal if their fields are: to wait for a step is not to do it.
+            return type(newest) is type(action) and newest == action
 
         match action:
             case Begin(model, cause):
-                self._begin(model, cause)
+                self._begin(model, cause, still_due)
             case DoStep(step):
-                self._do(step)
+                self._do(step, still_due)
             case SkipStep(step, why):
                 self._change(lambda state: skip(state, step, why=why, now=now) if still_due(state) else state)
             case AwaitApproval(step):
@@ -149,6 +153,12 @@ class Coordinator:
     def request(self, cause: str) -> None:
         """Ask for a cycle of each model, by hand or by an event."""
         self._change(lambda state: enqueue(state, self.models, cause=cause))
+
+    def request_unless_open(self, cause: str) -> None:
+        """Ask for a cycle of each model if none is open; another coordinator may just have begun one."""
+        self._change(
+            lambda state: enqueue(state, self.models, cause=cause) if state.open_cycle is None else state
+        )
 
     def send_notices(self) -> None:
         """Deliver what is in the outbox. What fails is tried again later, a few times."""
@@ -168,14 +178,28 @@ class Coordinator:
             if failure:
                 left = "it is tried again" if again is not None else "given up"
                 self.on_event(f"notice not delivered: {failure}; {left}")
-            self.store.change(lambda state, n=notice, at=again: settle_notice(state, n.id, retry_at=at))  # type: ignore[misc]
+            self.store.change(lambda state, n=notice, at=again: settle_notice(state, n, retry_at=at))  # type: ignore[misc]
 
     def watch(self) -> None:
         """Turn stalls and costs that are new into notices."""
-        update, notices = self.runner.watch(self.store.read())
+        while not self._watch_once():
+            # Another coordinator has reported some of them since this one looked.
+            pass
+
+    def _watch_once(self) -> bool:
+        """Whether what was found is still new in the newest state, and is posted."""
+        seen, current = self.store.read(), True
+        update, notices = self.runner.watch(seen)
         wanted = tuple(notice for notice in notices if notice.kind in self.settings.notify.kinds)
+
+        def apply(state: CoordinatorState) -> CoordinatorState:
+            nonlocal current
+            current = all(getattr(state, name) == getattr(seen, name) for name in update)
+            return post_notices(state.model_copy(update=update), wanted) if current else state
+
         if update or wanted:
-            self._change(lambda state: post_notices(state.model_copy(update=update), wanted))
+            self._change(apply)
+        return current
 
     def _look(self, state: CoordinatorState, now: float) -> CycleFacts:
         """Facts for the triggers, measured again when they are due."""
@@ -185,16 +209,12 @@ class Coordinator:
             self._facts, self._measured_at = self.runner.measure_facts(), now
         return self._facts
 
-    def _begin(self, model: str, cause: str) -> None:
+    def _begin(self, model: str, cause: str, still_due: StillDue) -> None:
         now, begun = self.clock(), False
 
         def apply(state: CoordinatorState) -> CoordinatorState:
             nonlocal begun
-            # Another coordinator may have begun it, or even ended it, since this one looked.
-            due = (
-                find_cause(state, self.settings, self._facts, now=now) if not model else model in state.queue
-            )
-            begun = bool(due) and state.open_cycle is None and state.paused is None
+            begun = still_due(state)
             if not begun:
                 return state
             if not model:
@@ -207,7 +227,7 @@ class Coordinator:
         if begun and state.cycle is not None:
             self.on_event(f"cycle {state.cycle.number} of {state.cycle.model} begins: {state.cycle.cause}")
 
-    def _ask(self, step: str, still_due: Callable[[CoordinatorState], bool]) -> None:
+    def _ask(self, step: str, still_due: StillDue) -> None:
         now = self.clock()
 
         def apply(state: CoordinatorState) -> CoordinatorState:
@@ -218,7 +238,7 @@ class Coordinator:
 
         self._change(apply)
 
-    def _close(self, action: Close, still_due: Callable[[CoordinatorState], bool]) -> None:
+    def _close(self, action: Close, still_due: StillDue) -> None:
         now, closed = self.clock(), False
 
         def apply(state: CoordinatorState) -> CoordinatorState:
@@ -230,8 +250,8 @@ class Coordinator:
         if closed:
             self.on_event(f"cycle ended: {action.outcome.replace('_', ' ')}, {action.reason}")
 
-    def _do(self, step: str) -> None:
-        state, token = self._claim(step)
+    def _do(self, step: str, still_due: StillDue) -> None:
+        state, token = self._claim(step, still_due)
         cycle = state.open_cycle
         if token is None or cycle is None:
             return
@@ -245,12 +265,14 @@ class Coordinator:
         except Superseded:
             self._abandon_canceled(cycle)
 
-    def _claim(self, step: str) -> tuple[CoordinatorState, int | None]:
+    def _claim(self, step: str, still_due: StillDue) -> tuple[CoordinatorState, int | None]:
         token: int | None = None
         now = self.clock()
 
         def apply(state: CoordinatorState) -> CoordinatorState:
             nonlocal token
+            if not still_due(state):
+                return state
             state, token = claim(state, step, self.holder, now=now, lease=self.settings.lease_seconds)
             return state
 

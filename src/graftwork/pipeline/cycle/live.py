@@ -10,11 +10,11 @@ from graftwork.pipeline.ab import compare_live
 from graftwork.pipeline.cycle.coordinator import CycleStepResult
 from graftwork.pipeline.deploy import HERE, Question, deploy
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
-from graftwork.pipeline.releases import full_alias, promote_release, rollback_alias
+from graftwork.pipeline.releases import full_alias, promote_release, roll_back_release
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.records.errors import GraftError, WorkerFailed
-from graftwork.records.release import Release
+from graftwork.records.release import AliasMove, Release
 from graftwork.registry.aliases import Change, promote
 
 CANDIDATE = "candidate"
@@ -92,6 +92,10 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
         )
     approved = next((given for given in cycle.approvals if given.step == "promote"), None)
     reason = f"cycle {cycle.number}" + (f", approved by {approved.who}" if approved else "")
+    if champion != release.id and (moved := _moved_away(work, release, alias, reason)) is not None:
+        return CycleStepResult(
+            {"action": "rolled_back", "release": release.id, "alias": alias, "why": moved.why}
+        )
     promote_release(work, release.id, reason=reason)
     return CycleStepResult(
         {
@@ -102,6 +106,13 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
             "why": verdict.get("why", ""),
         }
     )
+
+
+def _moved_away(work: OpenProject, release: Release, alias: str, reason: str) -> AliasMove | None:
+    """How the alias left the release after an earlier attempt of this cycle had promoted it."""
+    log = work.releases.alias_log(alias)
+    promoted = [at for at, move in enumerate(log) if move.release_id == release.id and move.why == reason]
+    return log[promoted[-1] + 1] if promoted and promoted[-1] + 1 < len(log) else None
 
 
 def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOutputs) -> CycleStepResult:
@@ -139,7 +150,9 @@ def _go_back(
     if champion == release.id:
         if release.parent is None:
             return
-        champion = rollback_alias(work, reason="a serving machine could not answer with it").release_id
+        roll_back_release(work, release.id, reason="a serving machine could not answer with it")
+        # A person may have promoted another one in the meantime.
+        champion = work.releases.aliases().get(full_alias(work))
     if champion is not None:
         others = [target for target in reached if "://" not in target.to and target.to != HERE]
         _bring(work, champion, others, asked)

@@ -75,13 +75,29 @@ def _with_plan(work: OpenProject, made: StepOutputs, job: FleetJob) -> StepOutpu
 
 def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
     """Stop the open jobs of a canceled cycle. The fleet's reconciliation repeats what fails here."""
-    entry = work.ledger.get(name_cycle(cycle.number, "plan"))
-    jobs = find_jobs(work, Plan.model_validate(entry.output)) if entry is not None else []
+    plan = _planned_in(work, cycle)
+    jobs = find_jobs(work, plan) if plan is not None else []
     for job in jobs:
-        if job.is_open:
+        if job.is_open and not _trains_in_another(work, cycle, job):
             try:
                 stop(work, job, at_once=True)
             except Exception as error:  # whatever a place may raise: the other jobs are stopped all the same
                 work.reporter.info(f"job {job.id} at {job.place} is not stopped yet: {what_failed(error)}")
             else:
                 work.reporter.info(f"job {job.id} at {job.place} is stopped: the cycle was canceled")
+
+
+def _planned_in(work: OpenProject, cycle: CycleState) -> Plan | None:
+    entry = work.ledger.get(name_cycle(cycle.number, "plan"))
+    return Plan.model_validate(entry.output) if entry is not None else None
+
+
+def _trains_in_another(work: OpenProject, cycle: CycleState, job: FleetJob) -> bool:
+    """Whether the cycle that is open now follows this job: the same data and settings are the same run."""
+    found = work.cycles.read().open_cycle
+    if found is None or found.number == cycle.number:
+        return False
+    step, plan = found.step("train"), _planned_in(work, found)
+    if step is None or step.status == "waiting" or plan is None:
+        return False
+    return any(known.id == job.id for known in find_jobs(work, plan))

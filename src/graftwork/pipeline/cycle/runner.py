@@ -21,7 +21,7 @@ from graftwork.pipeline.cycle.place import stop_jobs, train_at_place
 from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.fleet_reports import summarize_costs
-from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import run_id_of
 from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.step import StepOutputs
@@ -72,9 +72,9 @@ class ProjectRunner:
         if step == "train" and work.settings.cycle.place != "local":
             made = train_at_place(work, made)
             # The steps after this one go on from what was trained.
-            self._keep(work, cycle, "plan", made.get("plan", Plan))
+            work.cycles.keep_output(cycle, step, "plan", made.get("plan", Plan))
         output = run_step(work, step, made)
-        self._keep(work, cycle, step, output)
+        work.cycles.keep_output(cycle, step, step, output)
         summary = summarize(output)
         if step == "plan":
             summary["same_as_last"] = self._is_same(work, cycle, str(summary["run"]))
@@ -141,15 +141,6 @@ class ProjectRunner:
             if state is not None and state.status == "done" and entry is not None:
                 made.outputs[step.name] = get_step(step.name).makes.model_validate(entry.output)
         return made
-
-    def _keep(self, work: OpenProject, cycle: CycleState, step: str, output: Record) -> None:
-        work.ledger.put(
-            name_cycle(cycle.number, step),
-            fingerprint=output.fingerprint(),
-            output=output.model_dump(mode="json"),
-            finished_at=timestamp(),
-            seconds=0.0,
-        )
 
     def _forget_outputs(self, work: OpenProject, number: int) -> None:
         """What the steps of an old cycle made; its summary stays."""

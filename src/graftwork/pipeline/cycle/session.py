@@ -34,7 +34,7 @@ from graftwork.pipeline.status import StepState, examine_steps
 from graftwork.process import clock
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, StoppedInOrder
+from graftwork.records.errors import AnswerIsNo, GraftError, StoppedInOrder
 from graftwork.version import __version__
 
 LOCK = "cycle"
@@ -64,8 +64,7 @@ def run_once(work: OpenProject) -> CycleState:
     """Do one cycle of each model, or go on with the open one, until it ends or waits for a person."""
     with hold_lock(work.project.state / LOCK):
         coordinator = make_coordinator(work)
-        if coordinator.store.read().open_cycle is None:
-            coordinator.request(BY_HAND)
+        coordinator.request_unless_open(BY_HAND)
         while True:
             action = coordinator.tick()
             state = coordinator.store.read()
@@ -215,15 +214,20 @@ ControlAction = Literal["begin", "pause", "resume", "cancel"]
 
 
 def decide(
-    work: OpenProject, action: ControlAction, *, why: str = "", who: str | None = None
+    work: OpenProject,
+    action: ControlAction,
+    *,
+    why: str = "",
+    who: str | None = None,
+    cycle: int | None = None,
 ) -> CoordinatorState:
-    """What a person decided about the coordinator, with name and reason."""
+    """What a person decided about the coordinator, with name and reason; `cycle` is the one they saw."""
     entry = LogEntry(at=time.time(), who=who or current_user(), action=action, why=why)
     if action == "begin":
         models = work.settings.cycle.models or (work.settings.main_model,)
         return work.cycles.change(lambda state: request(state, models, entry, cause=BY_HAND))
     change = {"pause": pause, "resume": resume, "cancel": cancel}[action]
-    state = work.cycles.change(lambda state: change(state, entry))
+    state = work.cycles.change(lambda state: change(_with_open(state, cycle), entry))
     if action == "cancel" and state.cycle is not None:
         # No coordinator may be running to do it.
         stop_jobs(work, state.cycle)
@@ -231,10 +235,24 @@ def decide(
 
 
 def approve_step(
-    work: OpenProject, step: str | None, *, why: str = "", who: str | None = None
+    work: OpenProject, step: str | None, *, why: str = "", who: str | None = None, cycle: int | None = None
 ) -> CoordinatorState:
-    """Allow a step of the open cycle; by default the one that waits."""
-    cycle = work.cycles.read().open_cycle
-    named = step or (cycle.current.name if cycle is not None and cycle.current is not None else "")
+    """Allow a step of the open cycle, or of the one that was shown; by default the one that waits."""
+    found = work.cycles.read().open_cycle
+    named = step or (found.current.name if found is not None and found.current is not None else "")
     entry = LogEntry(at=time.time(), who=who or current_user(), action="approve", what=named, why=why)
-    return work.cycles.change(lambda state: approve(state, named, entry))
+    # The same step of the next cycle is another decision.
+    seen = cycle if cycle is not None or found is None else found.number
+    return work.cycles.change(lambda state: approve(_with_open(state, seen), named, entry))
+
+
+def _with_open(state: CoordinatorState, number: int | None) -> CoordinatorState:
+    """The state, if this cycle is open in it: a decision must be about the one that was seen."""
+    found = state.open_cycle
+    if number is not None and (found is None or found.number != number):
+        raise AnswerIsNo(
+            f"cycle {number} is not open any more",
+            why="it ended since it was shown",
+            fix="look at the state again (`graft up status`, or reload the page) and decide again",
+        )
+    return state

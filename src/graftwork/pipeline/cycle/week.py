@@ -106,7 +106,9 @@ class WeekFollower:
         jobs = {job.id: job for job in self.desk.look_after_jobs()}
         week = self._find_lost(self.desk.load(), jobs)
         week, ended = self._end_sessions(week, jobs, now)
-        week, judged = self._judge(week, now)
+        _, judged = self._judge(week, now)
+        # To judge a model takes long: a person may have written another plan meanwhile.
+        week = self.desk.load()
         week, started, missed = self._begin_sessions(week, now)
         planned_again = bool(week.pending)
         if planned_again:

@@ -50,6 +50,8 @@ class ProjectWeek:
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
+        self._known_plan: WeekSchedule | None = None
+        """The plan in the file, as this desk loaded or wrote it last."""
 
     @property
     def _plan_file(self) -> Path:
@@ -60,6 +62,11 @@ class ProjectWeek:
         return self._work.project.state / WEEK_FILE
 
     def load(self) -> FollowedWeek:
+        week = self._read()
+        self._known_plan = week.schedule
+        return week
+
+    def _read(self) -> FollowedWeek:
         """The plan in the project's folder; what was begun in it, unless it is another week's."""
         if not self._plan_file.exists():
             raise UserMistake(
@@ -88,9 +95,12 @@ class ProjectWeek:
         return known.model_copy(update={"schedule": schedule})
 
     def save(self, week: FollowedWeek) -> None:
-        # The plan first: after a kill in between, what is pending is planned once more.
-        if not self._plan_file.exists() or read_schedule(self._plan_file) != week.schedule:
+        # The plan first: after a kill in between, what is pending is planned once more. A plan that a person
+        # wrote since it was loaded counts, and is not overwritten.
+        found = read_schedule(self._plan_file) if self._plan_file.exists() else None
+        if found is None or (found != week.schedule and self._known_plan in (None, found)):
             write_schedule(self._plan_file, week.schedule)
+            self._known_plan = week.schedule
         write_atomic(self._state_file, week.to_json())
 
     def look_after_jobs(self) -> Sequence[FleetJob]:
@@ -153,7 +163,7 @@ class ProjectWeek:
 
     @property
     def _data(self) -> WeekData:
-        week = self.load()
+        week = self._read()
         busy = {s.model for s in week.sessions if s.state in ("ordered", "running", "done")}
         models = [s.model for s in week.schedule.sessions]
         return WeekData(self._work, week.schedule.start, tuple(dict.fromkeys(models)), frozenset(busy))
