@@ -45,7 +45,9 @@ def test_results_that_end_too_early_or_are_none_are_damaged(tmp_path, keep):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["lock/x", "job.json/x", "outcome.json/x", "a\0b", "a\udcff\ud800"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../../x", "lock/x", "job.json/x", "outcome.json/x", "a\0b", "a\udcff\ud800"]
+)
 def test_names_that_would_stand_in_the_way_of_the_run_are_refused(tmp_path, name):
     with pytest.raises(Damaged):
         take_files([(name, b"there")], tmp_path)
