@@ -9,8 +9,9 @@ import pytest
 from upstream_servers import EVENTS, MODEL, ChatServer, LoraServer, event
 
 from graftwork.records.interaction import Message
+from graftwork.serve import upstream_engine
 from graftwork.serve.engine_protocol import BASE, EngineJob, GenerateRequest, LoadAdapter
-from graftwork.serve.http_messages import ApiError, StreamResponse
+from graftwork.serve.http_messages import ApiError, StreamResponse, json_response
 from graftwork.serve.http_server import Server
 from graftwork.serve.settings import EngineSettings
 from graftwork.serve.upstream_client import UpstreamClient
@@ -236,3 +237,45 @@ def test_a_server_is_started_on_loopback_with_room_for_adapters(kind, tiny_base,
     assert command[command.index("--max-lora-rank") + 1] == "64"
     assert "--enable-lora" in command
     assert command[-2:] == ["--tp", "2"]
+
+
+def test_a_refusal_of_any_size_is_read_in_part(tiny_base, tmp_path):
+    sent = 0
+
+    async def handle(asked):
+        async def body():
+            nonlocal sent
+            for _ in range(4096):
+                sent += 2**16
+                yield b"x" * 2**16
+
+        return StreamResponse(400, body())
+
+    async def main():
+        async with engine_on("endpoint", handle, tiny_base, tmp_path, model="m") as backend:
+            with pytest.raises(OSError, match="too large"):
+                await collect(backend, request())
+
+    run(main)
+    assert sent < 2**25
+
+
+def test_a_server_that_takes_the_connection_and_is_silent_does_not_hang_the_start(
+    tiny_base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upstream_engine, "_ANSWER_SECONDS", 0.05)
+    asked = 0
+
+    async def handle(_request):
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return json_response({"data": [{"id": "found"}]})
+
+    async def main():
+        async with engine_on("vllm", handle, tiny_base, tmp_path) as backend:
+            assert backend._base_name == "found"
+
+    run(main)
+    assert asked == 2

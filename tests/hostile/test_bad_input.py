@@ -123,6 +123,23 @@ def test_wrong_types_and_unknown_fields_are_refused_with_the_name_of_the_field(p
     go(main)
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/chat/completions", "stop"), ("/v1/completions", "stop"), ("/v1/messages", "stop_sequences")],
+)
+def test_a_stop_string_of_megabytes_is_refused(path, field):
+    # The end of the answer is compared with its beginnings at every token: it would freeze the engine.
+    async def main():
+        async with open_house() as house:
+            for value in (["x" * (1 << 20)], ["fine", "x" * 513]):
+                status, answer = await post(house, path, json.dumps({**GOOD[path], field: value}).encode())
+                assert field in check_error(path, status, answer)["message"]
+            status, _ = await post(house, path, json.dumps({**GOOD[path], field: ["x" * 512]}).encode())
+            assert status == 200
+
+    go(main)
+
+
 def test_tools_and_schemas_that_are_too_large_or_too_deep_are_refused_with_their_field():
     deep: dict = {"type": "object"}
     for _ in range(200):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -593,7 +594,11 @@ def engine(tiny_base, tmp_path, monkeypatch):
 
 
 async def ask_engine(engine: EmbeddedBackend, text: str):
-    request = GenerateRequest(model="base", messages=(Message(role="user", content=text),), max_tokens=1)
+    return await ask_with(engine, (Message(role="user", content=text),))
+
+
+async def ask_with(engine: EmbeddedBackend, messages: tuple[Message, ...]):
+    request = GenerateRequest(model="base", messages=messages, max_tokens=1)
     return [piece async for piece in engine.generate(request)]
 
 
@@ -603,6 +608,21 @@ def test_a_prompt_that_cannot_fit_is_refused_without_being_tokenized(engine):
             await ask_engine(engine[0], "a" * 3_900_000)
         assert refusal.value.code == "context_length_exceeded"
         assert engine[1] == []
+
+    go(main)
+
+
+def test_more_messages_than_fit_are_refused_without_being_rendered(engine):
+    # Empty ones have no characters, but the template writes something around each.
+    async def main():
+        messages = (Message(role="user", content=""), Message(role="assistant", content="")) * 2000
+        with pytest.raises(ApiError, match="4000 in number") as refusal:
+            await ask_with(engine[0], messages)
+        assert refusal.value.code == "context_length_exceeded"
+        assert engine[1] == []
+        with suppress(ApiError):
+            await ask_with(engine[0], messages[:1999])
+        assert engine[1][0] is not threading.main_thread()
 
     go(main)
 

@@ -34,7 +34,9 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
     def files() -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for entry in archive:
-                source = archive.extractfile(entry) if entry.isreg() else None
+                # The holes of a sparse file are not in the archive: it may claim to have any size.
+                plain = entry.isreg() and not entry.issparse()
+                source = archive.extractfile(entry) if plain else None
                 if source is None:
                     raise Damaged("the results hold something that is no file", where=entry.name[:100])
                 yield entry.name, source.read()
@@ -81,7 +83,7 @@ def _at_home(outcome: bytes, folder: Path) -> str:
     try:
         content = json.loads(outcome)
         stated = content["adapter_hash"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged("the outcome of the run cannot be read", where=str(folder)) from error
     if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
         raise Damaged(
@@ -100,5 +102,5 @@ def parse_exit(content: bytes | None) -> JobPoll | None:
     try:
         found = json.loads(content)
         return JobPoll(phase="ended", exit_code=int(found["code"]), message=str(found["reason"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

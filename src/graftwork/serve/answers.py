@@ -185,8 +185,13 @@ class AnswerService:
         running = self._begin(call, client, direct=direct)
         running.chain = mark
         running.traceparent = f"00-{mark.trace}-{running.capture_id[:16]}-01"
-        async with asyncio.timeout(self._seconds_left(running)):
-            result = await self._ask(running)
+        try:
+            async with asyncio.timeout(self._seconds_left(running)):
+                result = await self._ask(running)
+        except (asyncio.CancelledError, TimeoutError):
+            # No exchange comes of this step that could count what it has used.
+            running.key.usage.add_tokens(running.count_tokens())
+            raise
         reply = result[0] if isinstance(result, list) else result
         return AnsweredStep(running, running.head.release, reply)
 

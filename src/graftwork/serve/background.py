@@ -5,7 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -67,26 +66,41 @@ class DaemonThreads(Generic[T]):
 
     def __init__(self, most: int, *, name: str) -> None:
         self._most, self._name = most, name
-        self._waiting: SimpleQueue[tuple[Future[T], Callable[[], T]]] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._started = 0
+        self._waiting: dict[Future[T], Callable[[], T]] = {}
+        self._changed = threading.Condition()
+        self._started = self._busy = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Call it from one thread only. Waits for nothing."""
+        """Waits for nothing. A call that is cancelled before it runs is forgotten at once."""
         future: Future[T] = Future()
-        self._waiting.put((future, work))
-        if not self._idle.acquire(blocking=False) and self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        with self._changed:
+            self._waiting[future] = work
+            if len(self._waiting) > self._started - self._busy and self._started < self._most:
+                self._started += 1
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._changed.notify()
+        # Where all threads hang, nobody would ever take it out.
+        future.add_done_callback(self._forget)
         return future
+
+    def _forget(self, future: Future[T]) -> None:
+        if future.cancelled():
+            with self._changed:
+                self._waiting.pop(future, None)
 
     def _run(self) -> None:
         while True:
-            future, work = self._waiting.get()
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                future = next(iter(self._waiting))
+                work = self._waiting.pop(future)
+                self._busy += 1
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
                 except BaseException as error:
                     future.set_exception(error)
             del future, work
-            self._idle.release()
+            with self._changed:
+                self._busy -= 1

@@ -39,6 +39,8 @@ _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _BEAT_SECONDS = 2.0
 _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
+_TURN_CHARACTERS = 16
+"""About what a template writes around a message."""
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
@@ -158,8 +160,11 @@ class EmbeddedBackend:
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._max_positions * self._template.longest_token:
             raise self._too_long(f"have {characters} characters")
+        # Templates write something around every message, also around an empty one.
+        if len(messages) > self._max_positions:
+            raise self._too_long(f"are {len(messages)} in number")
         try:
-            if characters > _LONG_PROMPT:
+            if characters + _TURN_CHARACTERS * len(messages) > _LONG_PROMPT:
                 return await asyncio.to_thread(self._encode, messages, request.prompt)
             return self._encode(messages, request.prompt)
         except UserMistake as error:

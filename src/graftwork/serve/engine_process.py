@@ -24,6 +24,8 @@ BEAT_SECONDS = 2.0
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
+_TURN_CHARACTERS = 16
+"""About what a template writes around a message."""
 
 A = TypeVar("A")
 
@@ -55,8 +57,11 @@ class PromptRenderer:
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._positions * self.template.longest_token:
             raise self._too_long(f"has {characters} characters", param)
+        # Templates write something around every message, also around an empty one.
+        if len(messages) > self._positions:
+            raise self._too_long(f"has {len(messages)} messages", param)
         try:
-            if characters > _LONG_PROMPT:
+            if characters + _TURN_CHARACTERS * len(messages) > _LONG_PROMPT:
                 prompt = await asyncio.to_thread(self._encode, messages, request.prompt)
             else:
                 prompt = self._encode(messages, request.prompt)

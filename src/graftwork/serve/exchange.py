@@ -14,7 +14,7 @@ from graftwork.serve.api.call import (
     TokenUsage,
     describe_reply,
 )
-from graftwork.serve.budgets import Reservation, estimate_tokens
+from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import EscalatedAnswer, ServedExchange
 from graftwork.serve.chains import ChainMark, add_usage
 from graftwork.serve.choices import complete_choices, count_usage, stream_choices
@@ -182,8 +182,7 @@ class RunningExchange:
         """The tokens that count against the budget; estimated for an answer that broke off."""
         if self.ended or not self.asked:
             return sum(self.usage)
-        prompt = sum(len(message["content"]) for message in self.call.messages)
-        return max(sum(self.usage), estimate_tokens(prompt) + len(self.texts))
+        return max(sum(self.usage), self.call.estimate_prompt() + len(self.texts))
 
     def to_finished(self, elapsed: float) -> FinishedRequest:
         first = self.first_token_at

@@ -61,6 +61,7 @@ class FeedbackEndpoint:
         self.finish_seconds = FINISH_SECONDS
         self.waiting = 0
         self.kept = 0
+        self._keeping: set[asyncio.Task[None]] = set()
 
     async def take(
         self,
@@ -79,14 +80,17 @@ class FeedbackEndpoint:
         if self.waiting >= _AT_ONCE:
             raise ApiError(429, "too much feedback at once; try again soon", code="full", headers=_RETRY)
         self.waiting += 1
-        try:
-            if feedback.capture in finishing:
-                await self._wait_for(finishing[feedback.capture])
-            await self._keep(feedback)
-        finally:
-            self.waiting -= 1
-        self.kept += 1
+        keeping = asyncio.create_task(self._keep(feedback, finishing.get(feedback.capture)))
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._end_one)
+        # It goes on without a client that leaves: the thread that writes could not be interrupted anyway,
+        # and counts until it is done.
+        await asyncio.shield(keeping)
         return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})
+
+    def _end_one(self, keeping: "asyncio.Task[None]") -> None:
+        self._keeping.discard(keeping)
+        self.waiting -= 1
 
     async def _wait_for(self, finishing: asyncio.Task[None]) -> None:
         await asyncio.wait([finishing], timeout=self.finish_seconds)
@@ -94,12 +98,15 @@ class FeedbackEndpoint:
             message = "the other model's answer to this request is not complete yet; try again soon"
             raise ApiError(409, message, param="capture", code="not_captured_yet", headers=_RETRY)
 
-    async def _keep(self, feedback: Feedback) -> None:
+    async def _keep(self, feedback: Feedback, finishing: "asyncio.Task[None] | None") -> None:
+        if finishing is not None:
+            await self._wait_for(finishing)
         for pause in (*self._pauses, None):
             # Asked first: what is handed to the sink in between is found by the try that follows.
             all_written = self._captures.idle
             try:
                 if await asyncio.to_thread(self._sink.add_feedback, feedback):
+                    self.kept += 1
                     return
             except Exception as error:
                 log.exception("feedback: it could not be kept")

@@ -12,6 +12,10 @@ from graftwork.serve.http_messages import Headers
 from graftwork.serve.http_server import httptools
 
 _BUFFER_BYTES = 64 * 1024
+_HEAD_BYTES = 256 * 1024
+"""For headers, interim answers and trailers of one reply."""
+_FRAMING = 16
+"""Bytes of chunk headers that a byte of the body may cost; a chunk of one byte costs five."""
 
 
 class Client:
@@ -108,9 +112,10 @@ class ClientReply:
         self.status = link.status
         self.headers = link.headers
 
-    async def read(self) -> bytes:
-        """The whole body. Without a generator: this is the hot path."""
+    async def read(self, *, most: int | None = None) -> bytes:
+        """The whole body, of at most `most` bytes. Without a generator: this is the hot path."""
         pieces: list[bytes] = []
+        size = 0
         try:
             while self._link is not None:
                 piece = await self._link.next_piece()
@@ -118,6 +123,9 @@ class ClientReply:
                     self._give_back()
                     break
                 pieces.append(piece)
+                size += len(piece)
+                if most is not None and size > most:
+                    raise ConnectionError(f"the server's answer is too large: more than {most} bytes")
         finally:
             self.close()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -160,6 +168,8 @@ class Link(asyncio.Protocol):
         self._paused = False
         self._head_done = False
         self._done = False
+        self._is_interim = False
+        self._other_bytes = self._body_bytes = 0
         self._keep_alive = False
         self._busy = False
         self.status = 0
@@ -241,10 +251,14 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._parser is not None
+        self._other_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._error = ConnectionError(f"the server does not answer in HTTP/1.1: {error}")
+            self.close()
+        if self._other_bytes > _HEAD_BYTES + _FRAMING * self._body_bytes and not self._done:
+            self._error = ConnectionError("the head or the trailers of the server's answer are too large")
             self.close()
         if self._buffered > _BUFFER_BYTES and not self._paused and not self._closed:
             self._paused = True
@@ -253,19 +267,32 @@ class Link(asyncio.Protocol):
 
     # -- the parser's side ---------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._done:
+            # Not asked for. Whoever asks next would get it as the answer.
+            raise ConnectionError("the server sent a second answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         self.status = self._parser.get_status_code()
-        self._head_done = True
+        self._is_interim = self.status < 200
+        if self._is_interim:
+            self.headers = {}
+        else:
+            self._head_done = True
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._buffered += len(body)
+        self._other_bytes -= len(body)
+        self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
+        if self._is_interim:  # `100 Continue` and the like: the answer is still to come
+            return
         self._keep_alive = self._parser.should_keep_alive()
         self._done = True

@@ -48,10 +48,11 @@ _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStat
 _HEAD_SLICE = 4 * 1024
 _BODY_SLICE = 64 * 1024
 """Input is parsed in slices: one slice is the most that is read beyond a limit before it is noticed."""
+_READ_AHEAD = 64 * 1024
+"""Bytes behind a running request from which on reading pauses. A paused connection does not see its end."""
 _PIPELINED = 32
 """Requests that a client may send ahead of their answers."""
-_LINGER_SECONDS = 2.0
-_HANDSHAKE_SECONDS = 5.0
+_LINGER_SECONDS, _HANDSHAKE_SECONDS = 2.0, 5.0
 _TICK_SECONDS = 5.0
 """How late a deadline may be noticed at most: connections look at the clock this often."""
 _WARN_SECONDS = 10.0
@@ -222,14 +223,12 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._unparsed = b""
-        """What arrived behind a whole request that is not answered yet; reading is paused meanwhile."""
+        """What arrived behind a whole request that is not answered yet; reading pauses if it is much."""
         self._waiting: deque[_QueuedRequest] = deque()
         self._charged = 0
         self._task: asyncio.Task[None] | None = None
-        self._refused = False
-        self._close_after = False
-        self._lost = False
-        self._ending = False
+        self._refused = self._close_after = False
+        self._lost = self._ending = False
         self._discarded = 0
         self._drained: asyncio.Future[None] | None = None
         self._writing_paused = False
@@ -289,7 +288,8 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._task is not None or self._unparsed:
             self._unparsed += data
-            self._transport.pause_reading()
+            if len(self._unparsed) > _READ_AHEAD:
+                self._transport.pause_reading()
         else:
             self._parse(data)
 
@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
                 self._feed(view[start : start + size])
                 start += size
         self._start_next()
-        if self._unparsed and not self._lost:
+        if len(self._unparsed) > _READ_AHEAD and not self._lost:
             self._transport.pause_reading()
 
     def _feed(self, data: bytes | memoryview) -> None:

@@ -24,6 +24,8 @@ _DEEPEST = 64
 _SLICE = 1 << 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
+_MOST_FIELDS = 1 << 19
+"""Of one protobuf request. An attribute has four; 512 spans, the usual batch, have some ten thousand."""
 
 
 class TracedCalls(NamedTuple):
@@ -65,17 +67,22 @@ class TraceIntake:
         if self._under_way >= _AT_ONCE:
             raise ApiError(429, "too many traces at once; try again soon", code="full", headers=_RETRY)
         self._under_way += 1
+        loop = asyncio.get_running_loop()
+        decoding = loop.run_in_executor(None, self._decode, request.body, kind, packing == "gzip")
+        # A client that leaves does not end the thread: it counts until it is done.
+        decoding.add_done_callback(self._end_one)
         try:
-            taken = await asyncio.to_thread(self._decode, request.body, kind, packing == "gzip")
+            taken = await asyncio.shield(decoding)
         except BadTrace as error:
             raise ApiError(400, str(error), code="bad_trace") from None
-        finally:
-            self._under_way -= 1
         dropped = sum(not self._captures.offer(exchange) for exchange in taken.exchanges)
         self.calls += len(taken.exchanges) - dropped
         self.rejected += taken.unreadable + dropped
         why = taken.why or ("the queue of captures is full" if dropped else "")
         return _answer(kind, rejected=taken.unreadable + dropped, why=why)
+
+    def _end_one(self, _decoding: "asyncio.Future[TracedCalls]") -> None:
+        self._under_way -= 1
 
     def _decode(self, body: bytes, kind: str, packed: bool) -> TracedCalls:
         data = unpack(body, most=self._most_bytes) if packed else body
@@ -117,86 +124,99 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 def parse_protobuf(data: bytes) -> dict[str, Any]:
     """Decode an ExportTraceServiceRequest to the form of OTLP JSON, with plain attributes."""
-    spans = [_resource_spans(value) for number, value in _fields(data) if number == 1]
-    return {"resourceSpans": spans}
-
-
-def _resource_spans(data: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"resource": {}, "scopeSpans": []}
-    for number, value in _fields(data):
-        if number == 1:
-            # Attributes come as a list of pairs, as in JSON.
-            found["resource"] = {"attributes": [_pair(item) for at, item in _fields(value) if at == 1]}
-        elif number == 2:
-            spans = [_span(item) for at, item in _fields(value) if at == 2]
-            found["scopeSpans"].append({"spans": spans})
-    return found
+    return _ProtobufReader().read(data)
 
 
 _IDS = {1: "traceId", 2: "spanId", 4: "parentSpanId"}
 _TIMES = {7: "startTimeUnixNano", 8: "endTimeUnixNano"}
 
 
-def _span(data: Any) -> dict[str, Any]:
-    span: dict[str, Any] = {"attributes": [], "events": [], "status": {}}
-    for number, value in _fields(data):
-        if number in _IDS:
-            span[_IDS[number]] = _raw(value).hex()
-        elif number == 5:
-            span["name"] = _text(value)
-        elif number in _TIMES:
-            span[_TIMES[number]] = value
-        elif number == 9:
-            span["attributes"].append(_pair(value))
-        elif number == 11:
-            span["events"].append(_event(value))
-        elif number == 15:
-            codes = [code for at, code in _fields(value) if at == 3]
-            span["status"] = {"code": codes[-1]} if codes else {}
-    return span
+class _ProtobufReader:
+    """Reads one request. Counts its fields: an empty message has two bytes and takes hundreds in memory."""
 
+    def __init__(self) -> None:
+        self._left = _MOST_FIELDS
 
-def _event(data: Any) -> dict[str, Any]:
-    event: dict[str, Any] = {"name": "", "attributes": []}
-    for number, value in _fields(data):
-        if number == 2:
-            event["name"] = _text(value)
-        elif number == 3:
-            event["attributes"].append(_pair(value))
-    return event
+    def read(self, data: Any) -> dict[str, Any]:
+        spans = [self._resource_spans(value) for number, value in self._fields(data) if number == 1]
+        return {"resourceSpans": spans}
 
+    def _fields(self, data: Any) -> Iterator[tuple[int, Any]]:
+        for field in _fields(data):
+            self._left -= 1
+            if self._left < 0:
+                raise BadTrace("the body holds too many values")
+            yield field
 
-def _pair(data: Any, depth: int = 0) -> dict[str, Any]:
-    pair: dict[str, Any] = {"key": "", "value": {}}
-    for number, value in _fields(data):
-        if number == 1:
-            pair["key"] = _text(value)
-        elif number == 2:
-            pair["value"] = _any_value(value, depth)
-    return pair
+    def _resource_spans(self, data: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {"resource": {}, "scopeSpans": []}
+        for number, value in self._fields(data):
+            if number == 1:
+                # Attributes come as a list of pairs, as in JSON.
+                pairs = [self._pair(item) for at, item in self._fields(value) if at == 1]
+                found["resource"] = {"attributes": pairs}
+            elif number == 2:
+                spans = [self._span(item) for at, item in self._fields(value) if at == 2]
+                found["scopeSpans"].append({"spans": spans})
+        return found
 
+    def _span(self, data: Any) -> dict[str, Any]:
+        span: dict[str, Any] = {"attributes": [], "events": [], "status": {}}
+        for number, value in self._fields(data):
+            if number in _IDS:
+                span[_IDS[number]] = _raw(value).hex()
+            elif number == 5:
+                span["name"] = _text(value)
+            elif number in _TIMES:
+                span[_TIMES[number]] = value
+            elif number == 9:
+                span["attributes"].append(self._pair(value))
+            elif number == 11:
+                span["events"].append(self._event(value))
+            elif number == 15:
+                codes = [code for at, code in self._fields(value) if at == 3]
+                span["status"] = {"code": codes[-1]} if codes else {}
+        return span
 
-def _any_value(data: Any, depth: int) -> dict[str, Any]:
-    """Decode an AnyValue under the names that OTLP JSON has for its kinds."""
-    if depth >= _DEEPEST:
-        raise BadTrace("an attribute is nested too deeply")
-    kind: dict[str, Any] = {}
-    for number, value in _fields(data):
-        if number == 1:
-            kind = {"stringValue": _text(value)}
-        elif number == 2:
-            kind = {"boolValue": bool(value)}
-        elif number == 3:
-            kind = {"intValue": _signed(value)}
-        elif number == 4:
-            kind = {"doubleValue": _double(value)}
-        elif number == 5:
-            values = [_any_value(item, depth + 1) for at, item in _fields(value) if at == 1]
-            kind = {"arrayValue": {"values": values}}
-        elif number == 6:
-            pairs = [_pair(item, depth + 1) for at, item in _fields(value) if at == 1]
-            kind = {"kvlistValue": {"values": pairs}}
-    return kind
+    def _event(self, data: Any) -> dict[str, Any]:
+        event: dict[str, Any] = {"name": "", "attributes": []}
+        for number, value in self._fields(data):
+            if number == 2:
+                event["name"] = _text(value)
+            elif number == 3:
+                event["attributes"].append(self._pair(value))
+        return event
+
+    def _pair(self, data: Any, depth: int = 0) -> dict[str, Any]:
+        pair: dict[str, Any] = {"key": "", "value": {}}
+        for number, value in self._fields(data):
+            if number == 1:
+                pair["key"] = _text(value)
+            elif number == 2:
+                pair["value"] = self._any_value(value, depth)
+        return pair
+
+    def _any_value(self, data: Any, depth: int) -> dict[str, Any]:
+        """Decode an AnyValue under the names that OTLP JSON has for its kinds."""
+        if depth >= _DEEPEST:
+            raise BadTrace("an attribute is nested too deeply")
+        kind: dict[str, Any] = {}
+        for number, value in self._fields(data):
+            if number == 1:
+                kind = {"stringValue": _text(value)}
+            elif number == 2:
+                kind = {"boolValue": bool(value)}
+            elif number == 3:
+                kind = {"intValue": _signed(value)}
+            elif number == 4:
+                kind = {"doubleValue": _double(value)}
+            elif number == 5:
+                values = [self._any_value(item, depth + 1) for at, item in self._fields(value) if at == 1]
+                kind = {"arrayValue": {"values": values}}
+            elif number == 6:
+                pairs = [self._pair(item, depth + 1) for at, item in self._fields(value) if at == 1]
+                kind = {"kvlistValue": {"values": pairs}}
+        return kind
 
 
 def _signed(value: Any) -> int:

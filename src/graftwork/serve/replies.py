@@ -60,14 +60,23 @@ class TextStream:
 
     def _held_back(self, text: str) -> int:
         """How many last characters could be the beginning of a mark."""
-        return max(
-            (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0
-        )
+        return max((_overlap(text, mark) for mark in self._marks), default=0)
 
     def _advance(self, to: int) -> str:
         piece = self.text[self._sent : max(to, 0)]
         self._sent = max(self._sent, to)
         return piece
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the longest end of the text that the mark begins with; the whole mark does not count."""
+    end = text[max(len(text) - len(mark) + 1, 0) :] if mark else ""
+    at = end.find(mark[:1]) if end else -1
+    while at >= 0:
+        if mark.startswith(end[at:]):
+            return len(end) - at
+        at = end.find(mark[0], at + 1)
+    return 0
 
 
 class ReplyText:

@@ -20,6 +20,7 @@ from graftwork.model.gguf.cache import adapter_content
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.units import MIB
 from graftwork.serve.constrained import require_call_form
 from graftwork.serve.deadline import timeout_headers
 from graftwork.serve.engine_process import (
@@ -49,7 +50,13 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _START_SECONDS = 900.0
+_ANSWER_SECONDS = 30.0
+"""How long the list of models may take while the server starts; then it is asked again."""
 _UNLIMITED = 2**31
+_MOST_BYTES = 4 * MIB
+"""Of refusals and lists of models."""
+_MOST_EMBEDDED_BYTES = 256 * MIB
+"""2,048 vectors of 4,096 numbers as text take about 180 MB."""
 
 
 class UpstreamBackend:
@@ -81,11 +88,12 @@ class UpstreamBackend:
         until = asyncio.get_running_loop().time() + _START_SECONDS
         while True:
             try:
-                reply = await self._client.get("/models")
-                if reply.status == 200:
-                    return str(orjson.loads(await reply.read())["data"][0]["id"])
-                reply.close()
-            except (OSError, orjson.JSONDecodeError, LookupError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    reply = await self._client.get("/models")
+                    if reply.status == 200:
+                        return str(orjson.loads(await reply.read(most=_MOST_BYTES))["data"][0]["id"])
+                    reply.close()
+            except (OSError, orjson.JSONDecodeError, LookupError, TypeError):
                 pass
             if self._server is not None and self._server.ended:
                 raise self._server.explain_end()
@@ -133,7 +141,7 @@ class UpstreamBackend:
     async def _tell(self, path: str | None, body: dict[str, Any]) -> ApiError | None:
         assert path is not None
         reply = await self._client.post(path, body, from_root=self._dialect.loads_at_root)
-        answer = await reply.read()
+        answer = await reply.read(most=_MOST_BYTES)
         return None if reply.status == 200 else self._explain(reply.status, answer)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
@@ -170,7 +178,7 @@ class UpstreamBackend:
             async with self._room.take(1):
                 model = self._dialect.name_model(self._base_name, adapter)
                 reply = await self._client.post("/embeddings", {"model": model, **(request.embed or {})})
-                answer = await reply.read()
+                answer = await reply.read(most=_MOST_EMBEDDED_BYTES)
         if reply.status != 200:
             raise self._explain(reply.status, answer)
         return read_embeddings(answer)
@@ -194,7 +202,7 @@ class UpstreamBackend:
         sent = self._form.apply(body)
         reply = await self._client.post(path, sent, headers=allowed)
         if reply.status in (400, 404) and adapter is not None:
-            refusal = self._explain(reply.status, await reply.read())
+            refusal = self._explain(reply.status, await reply.read(most=_MOST_BYTES))
             if adapter not in refusal.message:
                 raise refusal
             # The server was restarted and has forgotten its adapters.
@@ -202,14 +210,14 @@ class UpstreamBackend:
             reply = await self._client.post(path, sent, headers=allowed)
         while reply.status in (400, 422) and not self._dialect.takes_tokens:
             # An endpoint that refuses a field which came from us is asked again without it.
-            refusal = self._explain(reply.status, await reply.read())
+            refusal = self._explain(reply.status, await reply.read(most=_MOST_BYTES))
             self._form.adapt(sent, refusal)
             before, sent = sent, self._form.apply(body)
             if sent == before:
                 raise refusal
             reply = await self._client.post(path, sent, headers=allowed)
         if reply.status != 200:
-            raise self._explain(reply.status, await reply.read())
+            raise self._explain(reply.status, await reply.read(most=_MOST_BYTES))
         return reply
 
     def _explain(self, status: int, body: bytes) -> ApiError:

@@ -18,28 +18,33 @@ from graftwork.serve.upstream_client import explain_refusal
 
 _TOKEN_ID = "token_id:"
 _LONGEST_EVENT = 16 * MIB
+_TOKEN_BYTES = 8 * 1024
+"""Bytes of events that a token may take; one with twenty log-probabilities takes about two thousand."""
 
 TokenBytes = Callable[[int], bytes]
 
 
 async def read_events(
-    reply: ClientReply, secrets: Collection[str] = ()
+    reply: ClientReply, secrets: Collection[str] = (), *, max_tokens: int
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
-    for what is no event, or an error."""
-    rest, others, size = b"", [], 0
+    for what is no event, an error, or more than so many tokens can take."""
+    rest, others = b"", bytearray()
+    left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
     while (chunk := await reply.next_chunk()) is not None:
+        left -= len(chunk)
+        if left < 0:
+            raise ApiError(502, "the engine's server does not end its answer", code="engine_error")
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if not line.startswith(b"data:"):
-                others.append(line)
-                size += len(line)
+                others += line + b"\n"
             elif data != b"[DONE]":
                 yield _load(data, secrets)
-        if size + len(rest) > _LONGEST_EVENT:
+        if len(others) + len(rest) > _LONGEST_EVENT:
             raise _no_events()
-    answer = b"\n".join([*others, rest]).strip()
+    answer = bytes(others + rest).strip()
     if answer.startswith(b"{"):
         yield _load(answer, secrets)
 
@@ -93,7 +98,7 @@ class UpstreamReply:
         self._logprobs: list[LogprobData] = []
 
     async def read(self, reply: ClientReply, *, prompt_tokens: int) -> AsyncGenerator[ReplyPiece, None]:
-        async for event in read_events(reply, self._secrets):
+        async for event in read_events(reply, self._secrets, max_tokens=self._request.max_tokens):
             self._take_event(event)
             self._unsent += self._flow.push(self._text)
             if self._flow.stopped is not None:

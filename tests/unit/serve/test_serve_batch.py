@@ -200,6 +200,19 @@ def test_a_task_runs_when_no_request_does(run):
     run(main)
 
 
+def test_only_the_end_of_the_text_that_may_become_a_stop_string_is_held_back():
+    flow = TextStream(("abcab!", "b?"))
+    assert [flow.push(text) for text in ("x", "xab", "xabca", "xabcab", "xabcabc")] == [
+        "x",
+        "",
+        "",
+        "",
+        "abc",
+    ]
+    assert flow.push("xabcabcb") == "abc"
+    assert flow.finish() == "b"
+
+
 @given(
     st.text(alphabet="abcé€", max_size=30),
     st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3),

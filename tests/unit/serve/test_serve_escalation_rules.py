@@ -1,13 +1,17 @@
 """When a request escalates: checks that fail, hang or break, and budgets that hold in every window."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.serve import escalation
+from graftwork.serve.background import DaemonThreads
 from graftwork.serve.budgets import DAY_SECONDS
 from graftwork.serve.escalation import MINUTE, EscalationBudget, Escalator
 from graftwork.serve.key_usage import UsageFile
@@ -141,3 +145,28 @@ def test_the_budget_of_a_day_survives_a_restart_and_ends_with_the_day(tmp_path):
         assert [last.take(), last.take(), last.take()] == [True, True, False]
 
     asyncio.run(main())
+
+
+def test_checks_that_are_given_up_while_all_threads_hang_leave_nothing_in_memory():
+    class Answer:
+        """Stands for the text of an answer."""
+
+    async def main():
+        threads, end = DaemonThreads(2, name="test"), threading.Event()
+        hanging = [threads.submit(end.wait) for _ in range(2)]
+        answers = [Answer() for _ in range(3)]
+        kept = weakref.WeakSet(answers)
+        given_up = [threads.submit(partial(id, answer)) for answer in answers]
+        last = threads.submit(lambda: "answered")
+        del answers
+        for future in given_up:
+            assert future.cancel()
+        gc.collect()
+        left = len(kept)
+        end.set()
+        assert await asyncio.wrap_future(last) == "answered"
+        for future in hanging:
+            assert await asyncio.wrap_future(future)
+        return left
+
+    assert asyncio.run(main()) == 0

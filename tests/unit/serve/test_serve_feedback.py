@@ -1,5 +1,6 @@
 """What users say of an answer is kept next to it: never lost in silence, never with their secrets."""
 
+import asyncio
 import json
 import threading
 
@@ -247,3 +248,35 @@ def test_every_score_from_0_to_1_comes_through(score, comment):
     found = parse_feedback(body, at=1.5)
     assert found.score == float(score)
     assert found.at == "1970-01-01T00:00:01.500+00:00"
+
+
+def test_feedback_of_a_client_that_left_is_kept_and_counts_until_it_is(run):
+    class SlowBook(Book):
+        def __init__(self):
+            super().__init__()
+            self.asked = threading.Event()
+            self.answer = threading.Event()
+
+        def add_feedback(self, feedback):
+            self.asked.set()
+            assert self.answer.wait(DEADLINE)
+            return super().add_feedback(feedback)
+
+    async def main():
+        book = SlowBook()
+        async with open_house(book, feedback=book) as house:
+            answer = await ask(house)
+            await house.close_captures()
+            leaving = asyncio.create_task(post(house, {"capture": answer.id, "score": True}))
+            assert await asyncio.to_thread(book.asked.wait, DEADLINE)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            while any(connection._task is not None for connection in house.server.connections):
+                await asyncio.sleep(0)
+            waiting = house.gateway.feedback.waiting
+            book.answer.set()
+            while house.gateway.feedback.waiting:
+                await asyncio.sleep(0)
+            return waiting, len(book.feedback), house.gateway.feedback.kept
+
+    assert run(main) == (1, 1, 1)

@@ -90,8 +90,9 @@ def test_pieces_reach_the_client_while_the_engine_still_works(run):
     run(main)
 
 
+@pytest.mark.parametrize("behind", [b"", b"\r\n", b"GET /health HTTP/1.1\r\n\r\n"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_the_work_upstream(run, stream):
+def test_a_client_that_leaves_cancels_the_work_upstream(run, stream, behind):
     async def main():
         sink = ListSink()
         async with open_house(sink) as house:
@@ -101,6 +102,10 @@ def test_a_client_that_leaves_cancels_the_work_upstream(run, stream):
             head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n"
             writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
             await asyncio.wait_for(house.stub.waiting.wait(), DEADLINE)
+            if behind:
+                writer.write(behind)
+                while not any(connection._unparsed for connection in house.server.connections):
+                    await asyncio.sleep(0)
             writer.close()
             await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
             while house.gateway.metrics.in_flight:

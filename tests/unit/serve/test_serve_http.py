@@ -1,13 +1,14 @@
 """The server's own promises, over real sockets."""
 
 import asyncio
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from serve_harness import DEADLINE, raw
 
-from graftwork.serve.http_client import Client
+from graftwork.serve.http_client import Client, Link
 from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
 from graftwork.serve.http_server import HttpLimits, Server
 
@@ -361,6 +362,121 @@ def test_a_reply_without_a_length_ends_with_its_connection(run):
                 await client.fetch("GET", "/")
         client.close()
         server.close()
+
+    run(main)
+
+
+@asynccontextmanager
+async def scripted_server(answer, client_type=Client):
+    """A server that answers each connection by `answer(reader, writer)`; gives a client of it."""
+
+    async def serve(reader, writer):
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = client_type(port=server.sockets[0].getsockname()[1])
+    try:
+        yield client
+    finally:
+        client.abort()
+        server.close()
+
+
+def whole_answer(text):
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text)
+
+
+@pytest.mark.parametrize("interim", [b"100 Continue", b"102 Processing", b"103 Early Hints"])
+def test_an_interim_answer_is_not_the_answer(run, interim):
+    # Taken for the answer, it would leave the real one on the connection for whoever asks next.
+    async def main():
+        taken = asyncio.Event()
+
+        async def answer(reader, writer):
+            while True:
+                asked = await reader.readuntil(b"\r\n\r\n")
+                taken.clear()
+                writer.write(b"HTTP/1.1 %b\r\nlink: </x>\r\n\r\n" % interim)
+                await taken.wait()
+                writer.write(whole_answer(b"for " + asked.split()[1]))
+
+        class WatchedLink(Link):
+            def data_received(self, data):
+                super().data_received(data)
+                taken.set()
+
+        class WatchedClient(Client):
+            async def _connect(self):
+                loop = asyncio.get_running_loop()
+                return (await loop.create_connection(WatchedLink, "127.0.0.1", self._port))[1]
+
+        async with scripted_server(answer, WatchedClient) as client:
+            return [await client.fetch("GET", f"/{name}") for name in ("ada", "ben")]
+
+    assert run(main) == [(200, b"for /ada"), (200, b"for /ben")]
+
+
+def test_a_connection_that_brings_more_than_was_asked_for_is_not_used_again(run):
+    connections = 0
+
+    async def answer(reader, writer):
+        nonlocal connections
+        connections += 1
+        while True:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            name = asked.split()[1]
+            writer.write(whole_answer(b"for " + name) + whole_answer(b"more for " + name))
+
+    async def main():
+        async with scripted_server(answer) as client:
+            return [await client.fetch("GET", f"/{name}") for name in ("ada", "ben")]
+
+    assert run(main) == [(200, b"for /ada"), (200, b"for /ben")]
+    assert connections == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"x-more: 1\r\n" * 4096),
+        (b"HTTP/1.1 200 OK\r\nx: ", b"x" * 65536),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 4096),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x-more: 1\r\n" * 4096),
+    ],
+    ids=["headers", "one header", "interim answers", "trailers"],
+)
+def test_a_head_without_end_is_given_up(run, head, piece):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        for _ in range(1024):
+            writer.write(piece)
+            await writer.drain()
+
+    async def main():
+        async with scripted_server(answer) as client:
+            with pytest.raises(ConnectionError, match="too large"):
+                await client.fetch("GET", "/", seconds=DEADLINE)
+
+    run(main)
+
+
+def test_a_body_is_read_up_to_the_size_that_the_caller_allows(run):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        for _ in range(1024):
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+    async def main():
+        async with scripted_server(answer) as client:
+            reply = await client.send("GET", "/")
+            with pytest.raises(ConnectionError, match="too large"):
+                await reply.read(most=1 << 20)
+            assert not client._busy
 
     run(main)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, RateLimitError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 
+from graftwork.serve.api.call import ChatLimits
+from graftwork.serve.api.embeddings import parse_embeddings
 from graftwork.serve.budgets import KeyBudget, KeyUsage
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
@@ -331,6 +334,59 @@ def test_a_budget_of_tokens_is_exceeded_by_one_request_at_most(budget, requests,
     assert usage.tokens < budget + longest
     assert all(used >= budget for used in used_when_refused)
     assert (usage.reserved, usage.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_step_of_a_chain_that_breaks_off_counts_against_the_budget(run, leaves):
+    chains = {"pair": {"steps": [{"name": "a", "model": "champion"}, {"name": "b", "model": "champion"}]}}
+
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 5000}))
+        settings = ServeSettings.model_validate(
+            {"chains": chains, "request_timeout_seconds": DEADLINE if leaves else 0.2}
+        )
+        async with open_house(ListSink(), settings=settings, keys=ring) as house:
+            house.gateway.chains = settings.chains
+            house.stub.gate.clear()
+            asking = asyncio.create_task(ask(house, "s", body={"model": "pair", "messages": HELLO}))
+            if leaves:
+                while not house.stub.asked:
+                    await asyncio.sleep(0.01)
+                asking.cancel()
+            with suppress(asyncio.CancelledError):
+                assert (await asking)[0].status >= 500
+            while house.gateway.metrics.in_flight:
+                await asyncio.sleep(0.01)
+            house.stub.gate.set()
+            return ring.holders[0].usage.tokens
+
+    assert run(main) > 0
+
+
+def test_a_text_completion_that_breaks_off_counts_with_its_prompts(run):
+    async def main():
+        ring = ring_of(key("s", budget={"tokens_per_day": 5000}))
+        async with open_house(ListSink(), keys=ring) as house:
+            house.stub.gate.clear()
+            body = {"prompt": ["x" * 400, "y" * 400], "max_tokens": 4}
+            asking = asyncio.create_task(ask(house, "s", "/v1/completions", body))
+            while not house.stub.asked:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            while house.gateway.metrics.in_flight:
+                await asyncio.sleep(0.01)
+            house.stub.gate.set()
+            return ring.holders[0].usage.tokens
+
+    assert run(main) == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"), [("x" * 40, 10), (["x" * 40, "y" * 4], 11), ([1, 2, 3], 3), ([[1, 2], [3]], 3)]
+)
+def test_embeddings_that_break_off_count_with_their_input(given, tokens):
+    call = parse_embeddings(json.dumps({"input": given}).encode(), ChatLimits())
+    assert call.estimate_prompt() == tokens
 
 
 def test_windows_begin_again_with_the_minute_and_the_day():

@@ -36,6 +36,15 @@ async def post(house, body, headers, *, key=None):
     return reply.status, await reply.read()
 
 
+def wrap(field, data):
+    """A protobuf field that holds these bytes."""
+    size, length = len(data), bytearray()
+    while size >= 128:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([field << 3 | 2, *length, size]) + data
+
+
 def house(sink, **options):
     return open_house(sink, read_traces=read_traces, **options)
 
@@ -221,6 +230,47 @@ def test_chat_is_answered_while_traces_are_being_read_and_more_traces_are_refuse
     refused, answer, done = run(main)
     assert (refused, done) == (429, [200, 200])
     assert answer
+
+
+def test_traces_of_clients_that_left_count_until_they_are_read(run):
+    release = threading.Event()
+    started = threading.Semaphore(0)
+
+    def slow(_row):
+        started.release()
+        assert release.wait(DEADLINE)
+        return TracedCalls([])
+
+    async def main():
+        async with open_house(ListSink(), read_traces=slow) as open_:
+            leaving = [asyncio.create_task(post(open_, PACKED, GZIP)) for _ in range(2)]
+            try:
+                for _ in leaving:
+                    assert await asyncio.to_thread(started.acquire, timeout=DEADLINE)
+                for task in leaving:
+                    task.cancel()
+                await asyncio.gather(*leaving, return_exceptions=True)
+                while any(connection._task is not None for connection in open_.server.connections):
+                    await asyncio.sleep(0)
+                refused, _ = await post(open_, PACKED, GZIP)
+            finally:
+                release.set()
+            while open_.gateway._traces._under_way:
+                await asyncio.sleep(0)
+            return refused, (await post(open_, PACKED, GZIP))[0]
+
+    assert run(main) == (429, 200)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x0a\x00" * (1 << 20), wrap(1, wrap(2, b"\x12\x00" * (1 << 20)))],
+    ids=["resources", "spans"],
+)
+def test_a_trace_of_countless_empty_messages_is_refused(data):
+    # Two kilobytes of gzip; each empty message of two bytes takes hundreds in memory.
+    with pytest.raises(BadTrace, match="too many"):
+        parse_protobuf(data)
 
 
 @given(st.binary(max_size=400))

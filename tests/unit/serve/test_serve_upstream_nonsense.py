@@ -91,3 +91,48 @@ def test_an_endpoint_is_asked_for_log_probabilities_that_a_check_needs():
     chat = {"messages": [{"role": "user", "content": "q"}]}
     asked = GenerateRequest(model="base", messages=messages, max_tokens=4, logprobs=0, chat=chat)
     assert DIALECTS["endpoint"].encode(asked, model="m", prompt=None)["logprobs"] is True
+
+
+class EndlessBody:
+    """An answer that never ends."""
+
+    def __init__(self, piece):
+        self._piece = piece
+        self.taken = 0
+
+    async def next_chunk(self):
+        self.taken += len(self._piece)
+        assert self.taken < 2**28, "more than a quarter of a gigabyte was read"
+        await asyncio.sleep(0)
+        return self._piece
+
+
+def event(**choice):
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+ENDLESS = {
+    "text": event(delta={"content": "x" * 2**16}),
+    "calls": event(delta={"tool_calls": [{"index": 0, "function": {"arguments": "x" * 2**16}}]}),
+    "log-probabilities": event(
+        delta={"content": ""}, logprobs={"content": [{"token": "x", "logprob": -1.0, "bytes": [0] * 2**12}]}
+    ),
+    "nothing": event(delta={"role": "x" * 2**16}),
+    "comments": b": " + b"x" * 2**16 + b"\n",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_answer_without_end_is_given_up(name, stream):
+    messages = (Message(role="user", content="q"),)
+    request = GenerateRequest(model="base", messages=messages, max_tokens=4, stream=stream, logprobs=1)
+    reply = UpstreamReply(request, PlainFlow(), token_bytes=lambda _number: b"")
+
+    async def collect():
+        async for _ in reply.read(EndlessBody(ENDLESS[name]), prompt_tokens=1):
+            pass
+
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(collect())
+    assert (refused.value.status, refused.value.code) == (502, "engine_error")

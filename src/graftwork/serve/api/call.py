@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 import orjson
 
+from graftwork.serve.budgets import estimate_tokens
 from graftwork.serve.http_messages import ApiError
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, write_calls
 
@@ -109,6 +110,17 @@ class ChatCall:
     def choices(self) -> int:
         options = self.options
         return 1 if options is None else options.n * max(len(options.prompts), 1)
+
+    def estimate_prompt(self) -> int:
+        """About how many tokens all that is sent has, for an answer that broke off before it said so."""
+        sent: list[Any] = [message["content"] for message in self.messages]
+        if self.options is not None:
+            given = (self.options.embed or {}).get("input", [])
+            sent += [*self.options.prompts, *(given if isinstance(given, list) else [given])]
+        numbers = sum(
+            len(part) if isinstance(part, list) else 1 for part in sent if not isinstance(part, str)
+        )
+        return numbers + estimate_tokens(sum(len(part) for part in sent if isinstance(part, str)))
 
     def fan_out(self) -> "list[ChatCall]":
         """One call for each choice, in the order of their indices."""

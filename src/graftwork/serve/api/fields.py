@@ -9,6 +9,9 @@ from graftwork.serve.http_messages import ApiError
 
 T = TypeVar("T")
 
+LONGEST_STOP = 512
+"""Characters of a stop string. The end of the answer is compared with all of it at every token."""
+
 
 def load_object(data: bytes) -> dict[str, Any]:
     """The body as an object. Fields that are null are kept."""
@@ -72,6 +75,8 @@ def take_stop(body: dict[str, Any], key: str, *, most: int = 4) -> list[str]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > most or not all(isinstance(s, str) and s for s in stops):
         raise wrong(key, f"must be a string or a list of up to {most} non-empty strings")
+    if any(len(stop) > LONGEST_STOP for stop in stops):
+        raise wrong(key, f"must hold strings of at most {LONGEST_STOP} characters")
     return cast("list[str]", stops)
 
 
