@@ -35,7 +35,7 @@ def running_sshd(folder: Path) -> Iterator[str]:
         # Where sshd gives up its rights; a service file makes it elsewhere.
         Path("/run/sshd").mkdir(exist_ok=True)
     command = [sshd, "-f", str(folder / "config")]
-    # Since 9.8 it refuses whoever failed to log in, and with it the tests behind one about a wrong key.
+    # Since 9.8 it refuses an address for a while after a failed login: that of all tests.
     forgiving = [*command, "-o", "PerSourcePenalties=no"]
     if subprocess.run([*forgiving, "-t"], check=False, capture_output=True).returncode == 0:
         command = forgiving

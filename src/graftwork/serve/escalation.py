@@ -71,7 +71,7 @@ class EscalationBudget:
     per_day: int | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float] = time.time
-    """Tells the day, which goes on over a restart."""
+    """Gives the day, which is the same after a restart."""
     _minute_began: float = -math.inf
     _this_minute: int = 0
     _day: int = -1

@@ -269,7 +269,7 @@ class Link(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._done:
-            # Not asked for. Whoever asks next would get it as the answer.
+            # Not asked for. The next request on this connection would get it as its answer.
             raise ConnectionError("the server sent a second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -390,7 +390,7 @@ def whole_answer(text):
 
 @pytest.mark.parametrize("interim", [b"100 Continue", b"102 Processing", b"103 Early Hints"])
 def test_an_interim_answer_is_not_the_answer(run, interim):
-    # Taken for the answer, it would leave the real one on the connection for whoever asks next.
+    # Taken for the answer, it would leave the real one on the connection for the next request.
     async def main():
         taken = asyncio.Event()
 
