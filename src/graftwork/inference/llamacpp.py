@@ -115,6 +115,17 @@ class LlamaServer:
                 fix="see the log of the engine; `graft eval` with the embedded engine checks the weights",
                 where=str(base),
             ) from error
+        self._wait_for_queue()
+
+    def _wait_for_queue(self) -> None:
+        """Ask for something that goes through llama.cpp's queue of tasks.
+
+        It accepts connections before its loop takes tasks. A server that is closed in between never ends: its
+        loop begins after the order to stop.
+        """
+        with closing(_UnixConnection(self.socket)) as connection:
+            connection.request("GET", "/lora-adapters")
+            connection.getresponse().read()
 
     def encode(
         self,

@@ -221,6 +221,13 @@ def test_llama_cpp_splits_text_as_the_tokenizer_does(model):
     server.close()
 
 
+def test_a_server_that_has_just_started_can_be_closed(model):
+    base, _ = model
+    file = base_file(base, precision="f32")
+    for _ in range(10):
+        LlamaServer(file, options=LlamaOptions(threads=1, context=256)).close()
+
+
 @pytest.mark.slow
 def test_smollm2_answers_as_the_embedded_engine_does(embedded_base):
     """The real base in float32, its own tokenizer and template: the greedy answers are the same texts."""
