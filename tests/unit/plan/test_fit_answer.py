@@ -235,7 +235,7 @@ def test_a_remedy_changes_one_thing():
 def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
     answer = fit(question(gpus=2, method="lora"))
     assert answer.strategy.sharding == "none"
-    assert any("a run of its own on each" in reason for reason in answer.reasons)
+    assert any("use each card for a separate run" in reason for reason in answer.reasons)
 
 
 def test_a_slower_link_is_not_faster():

@@ -227,7 +227,7 @@ def test_the_adapter_is_that_of_the_best_evaluation(tiny_base, tmp_path, best):
     loop.run()
     assert final(loop) == digests[best]
     assert loop.kept_step == (None if best == 8 else best)
-    assert any(f"that of step {best}" in word for word in words) == (best != 8)
+    assert any(f"from step {best}" in word for word in words) == (best != 8)
 
 
 class After(TrainingCallback):
