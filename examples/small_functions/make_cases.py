@@ -1,4 +1,5 @@
-"""Write the prompts to learn from (`learn.jsonl`) and the held-out cases (`held_out.jsonl`) from families.py.
+"""Write the prompts to learn from (`learn.jsonl`), the cases that settings were chosen by (`develop.jsonl`)
+and the held-out cases (`held_out.jsonl`).
 
 Run it again after a change to the families: the same families give the same bytes.
 """
@@ -7,7 +8,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from families import HELD_OUT, LEARNED, Family
+from develop_families import DEVELOP
+from families import LEARNED, Family
+from held_out_families import HELD_OUT
+from more_families import LEARNED_TOO
 
 ASK = """Write this Python function. Answer with code only.
 
@@ -46,7 +50,11 @@ def make_cases(family_name: str, family: Family) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     folder = Path(__file__).parent
-    for file, families in (("learn.jsonl", LEARNED), ("held_out.jsonl", HELD_OUT)):
+    for file, families in (
+        ("learn.jsonl", LEARNED | LEARNED_TOO),
+        ("develop.jsonl", DEVELOP),
+        ("held_out.jsonl", HELD_OUT),
+    ):
         cases = [case for name, family in families.items() for case in make_cases(name, family)]
         (folder / file).write_text("".join(json.dumps(case) + "\n" for case in cases))
         print(f"{file}: {len(cases)} prompts of {len(families)} families")
