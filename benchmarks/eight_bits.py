@@ -138,7 +138,7 @@ def exact_channels(count: int) -> Iterator[None]:
 
 def _eight(weight: Any) -> Any:
     assert isinstance(weight, WholeWeight)
-    return quantize_eight(weight.weight, weight.bias, turned=False)
+    return quantize_eight([weight.weight], weight.bias, turned=False, device=weight.weight.device)
 
 
 def compare(own: list[torch.Tensor], exact: list[torch.Tensor]) -> float:

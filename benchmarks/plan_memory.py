@@ -143,13 +143,10 @@ def is_small(configuration: dict[str, Any]) -> bool:
     )
 
 
-def run_all(asked: argparse.Namespace, configurations: list[dict[str, Any]]) -> None:
-    predicted = [predict(configuration) for configuration in configurations]
-    beside = asked.out.with_name(asked.out.name + ".predicted")
-    lines = [
-        json.dumps({"config": c, "predicted": p}) for c, p in zip(configurations, predicted, strict=True)
-    ]
-    beside.write_text("\n".join(lines) + "\n")
+def run_all(asked: argparse.Namespace) -> None:
+    predicted = predict_all(asked)
+    if asked.predict:
+        return
     device = card_name()
     room, begun = Room(CARD_GIB), time.perf_counter()
 
@@ -181,8 +178,20 @@ def run_all(asked: argparse.Namespace, configurations: list[dict[str, Any]]) -> 
         )
 
     with ThreadPoolExecutor(1 if asked.timed else asked.jobs) as pool:
-        for done in [pool.submit(one, c, p) for c, p in zip(configurations, predicted, strict=True)]:
+        for done in [pool.submit(one, c, p) for c, p in predicted]:
             done.result()
+
+
+def predict_all(asked: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Configurations with what is said of them: written before anything runs, perhaps on another machine."""
+    if asked.predicted:
+        lines = [json.loads(line) for line in asked.predicted.read_text().splitlines()]
+        return [(line["config"], line["predicted"]) for line in lines]
+    predicted = [(configuration, predict(configuration)) for configuration in chosen(asked)]
+    beside = asked.out.with_name(asked.out.name + ".predicted")
+    lines = [json.dumps({"config": c, "predicted": p}) for c, p in predicted]
+    beside.write_text("\n".join(lines) + "\n")
+    return predicted
 
 
 def run_child(configuration: dict[str, Any]) -> dict[str, Any]:
@@ -255,12 +264,14 @@ def main() -> None:
     parser.add_argument("--timed", action="store_true", help="measure seconds a step, one process at a time")
     parser.add_argument("--only", default="", help="configurations whose name has this in it")
     parser.add_argument("--every", type=int, default=1, help="every so many of them")
+    parser.add_argument("--predict", action="store_true", help="write OUT.predicted, run nothing")
+    parser.add_argument("--predicted", type=Path, help="run the configurations of such a file")
     parser.add_argument("--dry", action="store_true", help="print predictions, run nothing")
     asked = parser.parse_args()
-    configurations = chosen(asked)
     if not asked.dry:
-        run_all(asked, configurations)
+        run_all(asked)
         return
+    configurations = chosen(asked)
     for configuration in configurations:
         said = predict(configuration)
         print(f"{said['allocated_gib']:7.2f} {said['reserved_gib']:7.2f} {name_of(configuration)}")

@@ -60,7 +60,7 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
     count = WARM_UP + TIMED if configuration.get("timed") else STEPS + (2 if configuration["compiled"] else 0)
     for number in range(count):
         rows = make_rows(configuration, seed=number)
-        traced = on_card and configuration.get("trace") and number == 1
+        traced = on_card and configuration.get("trace") and number == configuration.get("traced_step", 1)
         if traced:
             torch.cuda.memory._record_memory_history(stacks="python", max_entries=200_000)
         begun = time.perf_counter()

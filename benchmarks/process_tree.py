@@ -24,6 +24,8 @@ class TreeMonitor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.cpu_at_step: list[float] = []
+        self.cpu_seconds = 0.0
+        """Of the whole tree, up to the last look at it."""
         self.peak_gib = 0.0
         self.largest_gib = 0.0
         """The peak of the largest single process, as the kernel counts it."""
@@ -40,10 +42,9 @@ class TreeMonitor:
         polls = 0
         while not self._ended.is_set():
             tree = find_tree(self._pid)
-            lines = count_lines(self._steps)
-            if lines > len(self.cpu_at_step):
-                spent = sum(map(processor_seconds, tree))
-                self.cpu_at_step += [spent] * (lines - len(self.cpu_at_step))
+            lines = len(find_lines(self._steps))
+            self.cpu_seconds = max(self.cpu_seconds, sum(map(processor_seconds, tree)))
+            self.cpu_at_step += [self.cpu_seconds] * (lines - len(self.cpu_at_step))
             if polls % MEMORY_EVERY == 0:
                 sizes = [read_kib(pid, "smaps_rollup", "Pss:") for pid in tree]
                 self.peak_gib = max(self.peak_gib, sum(sizes) / 2**20)
@@ -54,12 +55,12 @@ class TreeMonitor:
         self.largest_gib /= 2**20
 
 
-def count_lines(path: Path | None) -> int:
-    """Lines of the file; a pattern in its name is resolved once the file exists."""
+def find_lines(path: Path | None) -> list[str]:
+    """Whole lines of the file; a pattern in its name is resolved once the file exists."""
     if path is None:
-        return 0
+        return []
     found = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    return found[0].read_bytes().count(b"\n") if found else 0
+    return found[0].read_text().split("\n")[:-1] if found else []
 
 
 def find_tree(pid: int) -> list[int]:

@@ -25,7 +25,7 @@ from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import EngineSettings, ServeSettings
 
 ENGINES = {
-    "embedded float32": EngineSettings(),
+    "embedded float32": EngineSettings(device="cpu"),
     **{
         f"llama.cpp {precision}": EngineSettings(kind="llamacpp", precision=precision, context=2048)
         for precision in ("f32", "f16", "q8_0", "q4_1")

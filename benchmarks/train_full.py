@@ -1,12 +1,12 @@
 """Full fine-tuning in little GPU memory: the streaming engine, its peers, kill and resume, distribution.
 
-    python benchmarks/train_full.py                 # on a machine with a GPU; under 8 minutes
+    python benchmarks/train_full.py                 # on a machine with a GPU; under 9 minutes
     python benchmarks/train_full.py --small         # the same cases, tiny, on a CPU in a minute
     python benchmarks/train_full.py --only streamed-6.7b,resume-1.4b
 
 Random weights of Llama shapes, rows of 2,048 tokens, 16 rows a step, AdamW, clipping. Each case runs in a
-process of its own under a memory cap of the allocator, prints its figures at its end, and is
-killed after its time. What does not fit the budget of all cases is skipped.
+process of its own under a memory cap of the allocator, prints its figures as they come, and is killed after
+its time: what it had measured by then is kept. What does not fit the budget of all cases is skipped.
 """
 
 import argparse
@@ -19,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from train_full_model import SHAPES, make_model, make_rows, model_shape, step_sizes
+
 HERE = Path(__file__).resolve().parent
-SEQUENCE, ROWS = 2048, 16
 RATE = 1e-5
 LEAST_SECONDS = 20.0
 
@@ -42,10 +44,11 @@ class Case:
 
 
 CASES = (
-    Case("streamed-6.7b", "streamed", "6.7b", 16, 110),
-    Case("resume-1.4b", "resume", "1.4b", 8, 130),
-    Case("streamed-3b", "streamed", "3b", 16, 60),
-    Case("fsdp2-3b", "fsdp2", "3b", 16, 75),
+    Case("streamed-1.4b", "streamed", "1.4b", 8, 75),
+    Case("resume-1.4b", "resume", "1.4b", 8, 180),
+    Case("streamed-3b", "streamed", "3b", 16, 90),
+    Case("streamed-6.7b", "streamed", "6.7b", 16, 150),
+    Case("fsdp2-3b", "fsdp2", "3b", 16, 120, {"micro_rows": 8}),
     Case("deepspeed-3b", "deepspeed", "3b", 16, 120),
     Case("distributed-1", "distributed", "nano", 16, 60, {"processes": 1}),
     Case("distributed-2", "distributed", "nano", 16, 60, {"processes": 2}),
@@ -53,90 +56,18 @@ CASES = (
 EXTRA = (
     Case("streamed-6.7b-host", "streamed", "6.7b", 16, 150, {"update": "host"}),
     Case("streamed-6.7b-card", "streamed", "6.7b", 16, 150, {"update": "card"}),
-    Case("fsdp2-6.7b", "fsdp2", "6.7b", 16, 240),
+    Case("fsdp2-3b-4-rows", "fsdp2", "3b", 16, 120),
+    # Pinned memory comes in powers of two: 6.7B would take 119 of 125 GiB with it.
+    Case("fsdp2-6.7b", "fsdp2", "6.7b", 16, 240, {"pinned": False, "micro_rows": 8}),
     Case("deepspeed-6.7b", "deepspeed", "6.7b", 16, 300),
 )
 """Only by name: 6.7B with DeepSpeed needs more host memory than 128 GiB may have."""
 SMALL = (
-    Case("streamed-tiny", "streamed", "tiny", 1, 60),
-    Case("resume-tiny", "resume", "tiny", 1, 90),
-    Case("fsdp2-tiny", "fsdp2", "tiny", 1, 60),
+    Case("streamed-tiny", "streamed", "tiny", 1, 90),
+    Case("resume-tiny", "resume", "tiny", 1, 120),
+    Case("fsdp2-tiny", "fsdp2", "tiny", 1, 90),
     Case("distributed-1", "distributed", "nano", 1, 120, {"processes": 1}),
 )
-SHAPES: dict[str, dict[str, int]] = {
-    "6.7b": {"hidden": 4096, "inner": 11008, "layers": 32, "heads": 32, "vocabulary": 32256},
-    "3b": {"hidden": 3072, "inner": 8192, "layers": 28, "heads": 24, "vocabulary": 32256},
-    "1.4b": {"hidden": 2048, "inner": 5504, "layers": 24, "heads": 16, "vocabulary": 32256},
-    "nano": {"hidden": 128, "inner": 256, "layers": 2, "heads": 4, "vocabulary": 512},
-    "tiny": {"hidden": 64, "inner": 128, "layers": 3, "heads": 4, "vocabulary": 512},
-}
-
-
-def make_config(shape: str) -> Any:
-    from transformers import LlamaConfig
-
-    sizes = SHAPES[shape]
-    return LlamaConfig(
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["inner"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["heads"],
-        vocab_size=sizes["vocabulary"],
-        max_position_embeddings=SEQUENCE,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-    )
-
-
-def make_model(shape: str, dtype: Any = None) -> Any:
-    """Weights from a small random pattern: drawing billions of them would take minutes."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(make_config(shape))
-    model = model.to(dtype or torch.float32).to_empty(device="cpu")
-    rotary = type(model.model.rotary_emb)
-    model.model.rotary_emb = rotary(model.config)
-    pattern = torch.randn(1 << 16, generator=torch.Generator().manual_seed(17)) * 0.02
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            if parameter.dim() == 1:
-                parameter.fill_(1)
-                continue
-            flat, shifted = parameter.view(-1), pattern.roll(number)
-            whole = flat.numel() // len(pattern) * len(pattern)
-            flat[:whole].view(-1, len(pattern)).copy_(shifted.expand(whole // len(pattern), -1))
-            flat[whole:].copy_(shifted[: flat.numel() - whole])
-    return model.eval().requires_grad_(False)
-
-
-def make_rows(shape: str, count: int, *, length: int) -> list[Any]:
-    import random
-
-    from graftwork.records.dataset import Row
-    from graftwork.records.interaction import Message, Origin
-
-    chance = random.Random(5)
-    vocabulary = SHAPES[shape]["vocabulary"]
-    return [
-        Row(
-            id=str(number),
-            origin=Origin(file="log.jsonl", line=number + 1),
-            messages=(Message(role="user", content="x"),),
-            reply="y",
-            tokens=tuple(chance.randrange(3, vocabulary) for _ in range(length)),
-            trained_from=1,
-        )
-        for number in range(count)
-    ]
-
-
-def model_shape(shape: str) -> Any:
-    from graftwork.model.shape import shape_of
-
-    return shape_of(make_config(shape).to_dict(), name=shape)
 
 
 def plan(case: Case) -> Any:
@@ -145,7 +76,8 @@ def plan(case: Case) -> Any:
 
     from graftwork.costmodel.distributed import PlainRun
     from graftwork.costmodel.rates import rates_of
-    from graftwork.costmodel.streamed import StreamedWork, choose_streamed
+    from graftwork.costmodel.streamed import choose_streamed
+    from graftwork.costmodel.streamed_memory import StreamedWork
     from graftwork.model.shape import total_parameters
     from graftwork.pipeline import fit_here
     from graftwork.plan.catalog.hardware import default_rates, find_gpu
@@ -170,7 +102,7 @@ def plan(case: Case) -> Any:
         rates,
         here.model_copy(update={"gpu": gpu, "gpus": int(gpu is not None)}),
     )
-    rows, length = sizes(case)
+    rows, length = step_sizes(case.shape)
     step = choose_streamed(
         run,
         StreamedWork((length,), rows),
@@ -182,9 +114,16 @@ def plan(case: Case) -> Any:
     return step.model_copy(update=update)
 
 
-def sizes(case: Case) -> tuple[int, int]:
-    """Rows of a step and tokens of a row."""
-    return (ROWS, SEQUENCE) if case.shape not in ("tiny", "nano") else (4, 16)
+def planned_figures(case: Case, step: Any) -> dict[str, Any]:
+    rows, length = step_sizes(case.shape)
+    return {
+        "planned_gib": round(step.peak_gib, 2),
+        "planned_host_gib": round(step.host_gib, 1),
+        "planned_step_seconds": round((step.seconds_a_token or 0) * rows * length, 3),
+        "update": step.update,
+        "micro_rows": step.micro_rows,
+        "host_inputs": step.host_inputs,
+    }
 
 
 def device() -> str:
@@ -208,6 +147,13 @@ def card_gib() -> dict[str, float]:
     }
 
 
+def choose_kernels(*, deterministic: bool) -> None:
+    """As a worker of `graft train` does, before the card is used."""
+    from graftwork.train.determinism import use_deterministic_kernels
+
+    use_deterministic_kernels(deterministic, on_card=device() == "cuda")
+
+
 def make_engine(case: Case) -> Any:
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.trainable import make_trainable
@@ -215,21 +161,19 @@ def make_engine(case: Case) -> Any:
     from graftwork.train.streamed.engine import StreamedEngine
 
     step = plan(case)
-    say(case, f"plan: {step.model_dump_json()}")
+    emit(planned_figures(case, step))
     begun = time.perf_counter()
     model = make_model(case.shape)
     layers = tuple(range(SHAPES[case.shape]["layers"]))
     shape = AdapterShape(kind="full", rank=1, alpha=1, targets=(), layers=layers)
     parameters = make_trainable(model, shape, seed=1)
-    say(
-        case,
-        f"{sum(p.numel() for p in parameters) / 1e9:.2f}e9 weights in {time.perf_counter() - begun:.0f} s",
-    )
+    weights = sum(parameter.numel() for parameter in parameters) / 1e9
+    say(case, f"{weights:.2f}e9 weights in {time.perf_counter() - begun:.0f} s")
     settings = TrainSettings(
         method="full",
         offload=True,
         learning_rate=RATE,
-        batch_rows=sizes(case)[0],
+        batch_rows=step_sizes(case.shape)[0],
         epochs=1,
         checkpoint_every=2,
         keep_checkpoints=1,
@@ -241,7 +185,9 @@ def make_engine(case: Case) -> Any:
     return engine, settings
 
 
-def timed_steps(case: Case, step: Any, *, most: int = 5, least: int = 3, seconds: float = 40) -> list[float]:
+def timed_steps(
+    case: Case, step: Callable[[], float], *, most: int = 4, least: int = 3, seconds: float = 40
+) -> list[float]:
     """Seconds between the beginnings of steps: an update that goes on in the background is counted."""
     import torch
 
@@ -252,6 +198,8 @@ def timed_steps(case: Case, step: Any, *, most: int = 5, least: int = 3, seconds
             torch.cuda.synchronize()
         begins.append(time.perf_counter())
         say(case, f"step {number + 1}: loss {loss:.4f}, {begins[-1] - begins[-2]:.2f} s")
+        if number == 0:
+            emit({"first_step_seconds": round(begins[1] - begins[0], 2), "first_loss": loss})
         if number + 1 >= least and begins[-1] - begins[0] > seconds:
             break
     # The first step makes states, buffers and kernels.
@@ -259,7 +207,9 @@ def timed_steps(case: Case, step: Any, *, most: int = 5, least: int = 3, seconds
 
 
 def run_streamed(case: Case) -> dict[str, Any]:
-    rows, length = sizes(case)
+    """Steps with deterministic kernels, as by default, and with the fastest; are gradients repeated?"""
+    choose_kernels(deterministic=True)
+    rows, length = step_sizes(case.shape)
     engine, _ = make_engine(case)
     batch = make_rows(case.shape, rows, length=length)
 
@@ -269,24 +219,28 @@ def run_streamed(case: Case) -> dict[str, Any]:
         return float(measured.loss)
 
     seconds = sorted(timed_steps(case, step))
-    alone = time_apart(engine, batch)
-    engine.digest()
     middle, planned = seconds[len(seconds) // 2], engine.step
-    tokens = rows * length
-    return {
-        "tokens_per_second": round(tokens / middle, 1),
+    found = {
+        "tokens_per_second": round(rows * length / middle, 1),
         "step_seconds": round(middle, 3),
-        "planned_step_seconds": round((planned.seconds_a_token or 0) * tokens, 3),
+        **planned_figures(case, planned),
         **card_gib(),
-        "planned_gib": round(planned.peak_gib, 2),
         "counted_gib": round(engine.device_bytes.peak / 2**30, 3),
         "host_gib": round(host_gib(), 1),
-        "planned_host_gib": round(planned.host_gib, 1),
-        **alone,
-        "update": planned.update,
-        "micro_rows": planned.micro_rows,
-        "host_inputs": planned.host_inputs,
     }
+    emit(found)
+    found |= time_apart(engine, batch)
+    found["same_gradients"] = same_gradients(engine, batch)
+    emit(found)
+    choose_kernels(deterministic=False)
+    fast = sorted(timed_steps(case, step, most=3, least=2, seconds=15))
+    engine.learned()
+    found |= {
+        "step_seconds_any_order": round(fast[len(fast) // 2], 3),
+        "same_gradients_any_order": same_gradients(engine, batch),
+    }
+    engine.digest()
+    return found
 
 
 def time_apart(engine: Any, batch: list[Any]) -> dict[str, float]:
@@ -301,32 +255,43 @@ def time_apart(engine: Any, batch: list[Any]) -> dict[str, float]:
     return {"passes_seconds": round(passed - begun, 3), "update_seconds": round(ended - passed, 3)}
 
 
+def same_gradients(engine: Any, batch: list[Any]) -> bool:
+    """Whether the same weights and rows give the same bits twice: at the bottom, behind everything else."""
+    import torch
+
+    def bits() -> list[Any]:
+        measured = engine.backward(batch)
+        units = (engine._units.table, engine._units.blocks[0])
+        words = [unit.gradient.view(torch.int32).sum(dtype=torch.int64) for unit in units]
+        return [measured.loss, measured.gradient_norm, *(int(word) for word in words)]
+
+    return bits() == bits()
+
+
 RESUME_STEPS, KILLED_AFTER = 4, 3
+ATTEMPT_SECONDS = 80.0
 
 
 def run_attempt(case: Case) -> dict[str, Any]:
     """Train in a folder with checkpoints; `kill` ends the process at a step with SIGKILL."""
-    import torch
-
     from graftwork.train.callbacks import TrainingCallback
     from graftwork.train.loop import RunContext, TrainingLoop
     from graftwork.train.objectives.epochs import EpochOrder
 
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # With warnings only, cuDNN's attention stays one that adds up in another order each time.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    rows, length = sizes(case)
+    choose_kernels(deterministic=True)
+    rows, length = step_sizes(case.shape)
     engine, settings = make_engine(case)
     data = make_rows(case.shape, rows * RESUME_STEPS, length=length)
     kill = case.options.get("kill")
+    losses, seconds = [], []
 
     class Killer(TrainingCallback):
         name = "killer"
 
         def on_step_end(self, step: Any, steps: int) -> None:
             say(case, f"step {step.step} of {steps}: loss {step.loss:.4f}, {step.seconds:.2f} s")
+            losses.append(step.loss)
+            seconds.append(step.seconds)
             if kill and step.step == KILLED_AFTER:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -340,33 +305,62 @@ def run_attempt(case: Case) -> dict[str, Any]:
     else:
         loop._is_due = lambda number: number == 2  # type: ignore[method-assign]
     loop.run()
-    return {"digest": engine.digest(), **card_gib(), "host_gib": round(host_gib(), 1)}
+    return {
+        "state": state_digest(engine),
+        "losses": losses,
+        "step_seconds": round(min(seconds), 3),
+        **card_gib(),
+        "host_gib": round(host_gib(), 1),
+    }
+
+
+def state_digest(engine: Any) -> str:
+    """Of all weights and both of Adam's moments, by several threads."""
+    import hashlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    from graftwork.model.load import tensors_digest
+
+    tensors = {name: value for name, value in engine.state().items() if not name.startswith("random/")}
+    with ThreadPoolExecutor(8) as threads:
+        each = threads.map(lambda name: tensors_digest({name: tensors[name]}), sorted(tensors))
+        return hashlib.sha256("\n".join(each).encode()).hexdigest()
 
 
 def run_resume(case: Case) -> dict[str, Any]:
     """A run that is killed and resumed ends with the bytes of one that was not."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    end = time.monotonic() + case.seconds
     with tempfile.TemporaryDirectory() as folder:
         for name, options in (
             ("whole", {"folder": f"{folder}/whole", "whole": True}),
             ("killed", {"folder": f"{folder}/cut", "kill": True}),
             ("resumed", {"folder": f"{folder}/cut"}),
         ):
-            found[name] = start(Case(f"{case.name}/{name}", "attempt", case.shape, case.cap_gib, 80, options))
-    same = found["whole"].get("digest") == found["resumed"].get("digest") is not None
+            seconds = min(ATTEMPT_SECONDS, end - time.monotonic())
+            if seconds < LEAST_SECONDS:
+                found[name] = {"skipped": "no time is left"}
+                continue
+            attempt = Case(f"{case.name}/{name}", "attempt", case.shape, case.cap_gib, seconds, options)
+            found[name] = start(attempt)
+    states = [found[name].get("state") for name in ("whole", "resumed")]
     killed = found["killed"].get("error", "").endswith("-9")
-    return {"same_bytes": same, "was_killed": killed, "resumed": found["resumed"], "whole": found["whole"]}
+    return {"same_bytes": None not in states and states[0] == states[1], "was_killed": killed, **found}
 
 
 def say(case: Case, message: str) -> None:
     print(f"[{case.name}] {message}", file=sys.stderr, flush=True)
 
 
+def emit(figures: dict[str, Any]) -> None:
+    """Figures that are known so far; later ones of the same name replace them."""
+    print(json.dumps(figures), flush=True)
+
+
 def start(case: Case) -> dict[str, Any]:
-    """Run a case in a process of its own."""
-    script = HERE / (
-        "train_full_peers.py" if case.kind in ("fsdp2", "deepspeed", "distributed") else __file__
-    )
+    """Run a case in a process of its own; if it does not end well, what it had measured and why."""
+    peers = case.kind in ("fsdp2", "deepspeed", "distributed")
+    script = HERE / ("train_full_peers.py" if peers else "train_full.py")
     begun = time.perf_counter()
     environment = {
         **os.environ,
@@ -381,17 +375,19 @@ def start(case: Case) -> dict[str, Any]:
         env=environment,
         start_new_session=True,
     )
+    found: dict[str, Any] = {}
     try:
         out, _ = child.communicate(timeout=case.seconds)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        return {"error": f"killed after {case.seconds:.0f} s"}
-    took = round(time.perf_counter() - begun, 1)
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    if child.returncode or not lines:
-        return {"error": f"ended with {child.returncode}", "took_seconds": took}
-    return {**json.loads(lines[-1]), "took_seconds": took}
+        out, _ = child.communicate()
+        found["error"] = f"killed after {case.seconds:.0f} s"
+    for line in out.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    if child.returncode and "error" not in found:
+        found["error"] = f"ended with {child.returncode}"
+    return {**found, "took_seconds": round(time.perf_counter() - begun, 1)}
 
 
 def main() -> None:
@@ -399,18 +395,22 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--only", help="cases by name, separated by commas")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/train_full.json")
-    parser.add_argument("--budget", type=float, default=460, help="seconds for all cases")
+    parser.add_argument("--budget", type=float, default=540, help="seconds for all cases")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.case:
         case = Case(**json.loads(asked.case))
-        run = {"streamed": run_streamed, "resume": run_resume, "attempt": run_attempt}[case.kind]
-        print(json.dumps(run(case)), flush=True)
+        run = {"streamed": run_streamed, "attempt": run_attempt}[case.kind]
+        emit(run(case))
+        return
+    if not asked.small and device() == "cpu":
+        print("passed over: this needs a GPU; --small runs tiny shapes on a CPU")
         return
     cases = SMALL if asked.small else CASES
     if asked.only:
         wanted = asked.only.split(",")
-        cases = tuple(case for case in (*cases, *EXTRA) if case.name in wanted)
+        known = {case.name: case for case in (*EXTRA, *cases)}
+        cases = tuple(known[name] for name in wanted)
     if asked.small:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -424,7 +424,7 @@ def main() -> None:
             limited = replace(case, seconds=min(case.seconds, left))
             # A case that starts cases of its own runs here.
             found[case.name] = run_resume(limited) if case.kind == "resume" else start(limited)
-        print(json.dumps({case.name: found[case.name]}), flush=True)
+        emit({case.name: found[case.name]})
         if asked.save:
             from results import save_results
 

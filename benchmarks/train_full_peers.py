@@ -1,20 +1,23 @@
 """The peers of `train_full.py` at the same shape and cap, and our strategies in a group on one device.
 
-`fsdp2`: torch's own, float32 weights on the host, bfloat16 on the card, activation checkpointing, fused AdamW
-on the host. `deepspeed`: ZeRO-3 with weights and optimizer on the host. `distributed`: `graft`'s strategies
-against one process. Started by `train_full.py`.
+`fsdp2`: torch's own, float32 weights on the host (pinned), bfloat16 on the card, activation checkpointing,
+fused AdamW on the host with all threads. `deepspeed`: ZeRO-3 with weights and optimizer on the host.
+`distributed`: `graft`'s strategies against one process. Started by `train_full.py`.
 """
 
 import argparse
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from train_full import RATE, Case, card_gib, device, host_gib, make_model, make_rows, say, sizes, timed_steps
+from train_full import RATE, Case, card_gib, device, emit, host_gib, say, timed_steps
+from train_full_model import make_model, make_rows, step_sizes
 
 MICRO_ROWS = 4
 STRATEGIES = ("fsdp", "zero2", "zero3")
@@ -44,7 +47,7 @@ def limit_card(case: Case) -> None:
 def batches(case: Case, micro_rows: int) -> list[Any]:
     import torch
 
-    count, length = sizes(case)
+    count, length = step_sizes(case.shape)
     rows = make_rows(case.shape, count, length=length)
     tokens = torch.tensor([row.tokens for row in rows])
     return list(tokens.split(min(micro_rows, count)))
@@ -56,7 +59,7 @@ def loss_of(model: Any, tokens: Any) -> Any:
 
 
 def figures(case: Case, seconds: list[float], micro_rows: int) -> dict[str, Any]:
-    count, length = sizes(case)
+    count, length = step_sizes(case.shape)
     middle = sorted(seconds)[len(seconds) // 2]
     return {
         "tokens_per_second": round(count * length / middle, 1),
@@ -71,37 +74,64 @@ def run_fsdp2(case: Case) -> dict[str, Any]:
     import torch
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+    begun = time.perf_counter()
     join_group()
     limit_card(case)
-    card = torch.cuda.is_available()
+    pin_by_threads(case)
+    card, rows = torch.cuda.is_available(), case.options.get("micro_rows", MICRO_ROWS)
+    pinned = case.options.get("pinned", True)
     model = make_model(case.shape).requires_grad_(True).train()
     model.gradient_checkpointing_enable()
+    say(case, f"model made in {time.perf_counter() - begun:.0f} s; {torch.get_num_threads()} threads")
     half = torch.bfloat16 if card else torch.float32
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half),
-        "offload_policy": CPUOffloadPolicy() if card else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if card else OffloadPolicy(),
     }
     for block in model.model.layers:
         fully_shard(block, **options)
     fully_shard(model, **options)
-    say(case, f"sharded; host {host_gib():.1f} GiB")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
-    portions = batches(case, MICRO_ROWS)
+    portions = batches(case, rows)
+    emit({"setup_seconds": round(time.perf_counter() - begun, 1), "micro_rows": rows, "pinned": pinned})
+    say(case, f"sharded; host {host_gib():.1f} GiB")
 
     def step() -> float:
+        times = [time.perf_counter()]
         total = 0.0
         for tokens in portions:
             loss = loss_of(model, tokens) / len(portions)
             loss.backward()
             total += float(loss.detach())
+        times.append(time.perf_counter())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        times.append(time.perf_counter())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        times.append(time.perf_counter())
+        names = ("passes_seconds", "clipping_seconds", "adam_seconds")
+        spans = (after - before for before, after in itertools.pairwise(times))
+        emit({name: round(seconds, 2) for name, seconds in zip(names, spans, strict=True)})
         return total
 
-    found = figures(case, timed_steps(case, step, most=3, least=2, seconds=30), MICRO_ROWS)
+    seconds = timed_steps(case, step, most=3, least=2, seconds=30)
+    found = figures(case, seconds, rows)
     torch.distributed.destroy_process_group()
     return found
+
+
+def pin_by_threads(case: Case) -> None:
+    """Lock pages by several threads where this torch can: with one, gigabytes take many seconds."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.memory._set_allocator_settings(
+            "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+        )
+    except Exception as error:
+        say(case, f"pages are locked by one thread: {str(error).splitlines()[0]}")
 
 
 def run_deepspeed(case: Case) -> dict[str, Any]:
@@ -113,6 +143,7 @@ def run_deepspeed(case: Case) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"skipped": "there is no card"}
+    begun = time.perf_counter()
     join_group()
     limit_card(case)
     model = make_model(case.shape, torch.bfloat16).requires_grad_(True).train()
@@ -144,6 +175,7 @@ def run_deepspeed(case: Case) -> dict[str, Any]:
         config["zero_force_ds_cpu_optimizer"] = False
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    emit({"setup_seconds": round(time.perf_counter() - begun, 1), "adam": adam})
     say(case, f"set up with {adam}; host {host_gib():.1f} GiB")
 
     def step() -> float:
@@ -239,7 +271,7 @@ def train_few(case: Case, processes: Any, strategy: str = "single") -> list[floa
         strategy=processes,
         step=StepOptions(micro_rows=2),
     )
-    rows, length = sizes(case)
+    rows, length = step_sizes(case.shape)
     losses = []
     for _ in range(3):
         losses.append(engine.backward(make_rows(case.shape, rows, length=length)).loss)
@@ -252,6 +284,9 @@ def main() -> None:
     parser.add_argument("--case")
     parser.add_argument("--member")
     asked = parser.parse_args()
+    if not asked.case and not asked.member:
+        print("passed over: `train_full.py` starts it")
+        return
     case = Case(**json.loads(asked.case or asked.member))
     if asked.member:
         found = run_member(case)
@@ -259,7 +294,7 @@ def main() -> None:
         kinds = {"fsdp2": run_fsdp2, "deepspeed": run_deepspeed, "distributed": run_distributed}
         found = kinds[case.kind](case)
     if found is not None:
-        print(json.dumps(found), flush=True)
+        emit(found)
 
 
 if __name__ == "__main__":

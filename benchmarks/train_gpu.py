@@ -158,7 +158,7 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
 
 
 def make_model(numbers: Any) -> tuple[Any, Any]:
-    """Random weights, made on the card; and the shape as the plan reads it."""
+    """Random weights in host memory; and the shape as the plan reads it."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -178,6 +178,9 @@ def make_model(numbers: Any) -> tuple[Any, Any]:
         torch.set_default_dtype(torch.bfloat16)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
         torch.set_default_dtype(torch.float32)
+    # A run loads from the host: weights that change their form on the card would leave gaps there.
+    model = model.cpu()
+    torch.cuda.empty_cache()
     return model, ModelShape(
         name="qwen2.5-7b",
         hidden_size=config.hidden_size,

@@ -12,11 +12,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The measures of a Qwen2 decoder, and the work that a token is in a LoRA step on it."""
+    """The measures of a decoder, and the work that a token is in a LoRA step on it."""
 
     vocabulary: int
     hidden: int
@@ -24,6 +25,9 @@ class Shape:
     layers: int
     heads: int
     key_heads: int
+    family: Literal["qwen2", "llama"] = "qwen2"
+    positions: int = 32_768
+    rope_theta: float = 1_000_000.0
 
     def step_flops(self, sequence: int) -> float:
         """FLOP a token: forward and the gradients of inputs (4 a weight), causal attention's 3.5 passes.
@@ -39,8 +43,13 @@ class Shape:
 
 SHAPES = {
     "qwen2.5-7b": Shape(vocabulary=152_064, hidden=3584, inner=18_944, layers=28, heads=28, key_heads=4),
+    "deepseek-coder-6.7b": Shape(
+        vocabulary=32_256, hidden=4096, inner=11_008, layers=32, heads=32, key_heads=32,
+        family="llama", positions=16_384, rope_theta=100_000.0,
+    ),
     "tiny": Shape(vocabulary=512, hidden=64, inner=128, layers=2, heads=4, key_heads=2),
-}
+    "tiny-llama": Shape(vocabulary=512, hidden=64, inner=128, layers=2, heads=4, key_heads=4, family="llama"),
+}  # fmt: skip
 
 
 def default_folder(shape: str) -> Path:
@@ -52,18 +61,18 @@ def make_model_folder(folder: Path, shape: str) -> None:
     if (folder / "config.json").exists():
         return
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
     measures = SHAPES[shape]
-    config = Qwen2Config(
+    config = {"qwen2": Qwen2Config, "llama": LlamaConfig}[measures.family](
         vocab_size=measures.vocabulary,
         hidden_size=measures.hidden,
         intermediate_size=measures.inner,
         num_hidden_layers=measures.layers,
         num_attention_heads=measures.heads,
         num_key_value_heads=measures.key_heads,
-        max_position_embeddings=32_768,
-        rope_theta=1_000_000.0,
+        max_position_embeddings=measures.positions,
+        rope_theta=measures.rope_theta,
         tie_word_embeddings=False,
         bos_token_id=256,
         eos_token_id=256,
@@ -101,7 +110,7 @@ def main() -> None:
     asked = parser.parse_args()
     import torch
 
-    if not torch.cuda.is_available() and asked.shape != "tiny":
+    if not torch.cuda.is_available() and not asked.shape.startswith("tiny"):
         print("passed over: a model of this size is made on a GPU, and there is none here")
         return
     folder, begun = asked.folder or default_folder(asked.shape), time.perf_counter()

@@ -221,6 +221,7 @@ def compare(name: str, scratch: Path) -> dict[str, Any]:
     from graftwork.model.base import EMBEDDED, find_base
 
     found = measure(name, scratch)
+    print(name, json.dumps(found), file=sys.stderr, flush=True)
     base = scratch / f"base-{name}"
     folder = base if base.exists() else Path(find_base(EMBEDDED, project_folder=Path()).folder)
     length = str(round(found["median_tokens_a_step"] / 8))

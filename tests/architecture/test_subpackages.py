@@ -12,9 +12,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # level, separated by a comma, do not import each other.
 ORDER = {
     "components": "settings, spec < verify < generate",
-    "costmodel": "allocator < stream, card_tensors, packing, processor, rates < card_block, rollouts, "
-    "run_time, plain_tape, plain_time, trace < card_step, plain_decoder < card_memory < card_time "
-    "< card_tuning, distributed, probed_rates < plain_memory < streamed",
+    "costmodel": "allocator < stream, card_tensors, packing, processor, rates < batch_sampling "
+    "< card_block, rollouts, run_time, plain_tape, plain_time, trace < answers, card_step, "
+    "plain_decoder < card_memory < card_time < card_tuning, distributed, probed_rates "
+    "< plain_memory < streamed_memory < streamed",
     "data": "settings < ingest < audit < dedup < corpus < split < render "
     "< prepare, export, inspect, repair, drift",
     "grading": "line_process, matching, score_audit, taskset_worker < answers, taskset < interface "
@@ -24,13 +25,14 @@ ORDER = {
     "evaluate": "statistics, cases < subjects < settings, comparison < power, costs, savings, "
     "prompts, escalation_curve, family < escalation, score < report < judge < gate < ask, ab, preflight, "
     "exchange",
-    "model": "hub < adapter_shape, base, chat, families, headers, nf4, probe, "
-    "threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
+    "model": "hub, nf4_kernel < adapter_shape, base, chat, determinism, families, headers, nf4, probe, "
+    "remembered, threads < blocks, gguf, parts, shape < load, probe_rates < adapters < generate",
     "report": "templates, svg < escalation, plots, notebook, junit < training < audit_page, evaluation_page, "
     "page, week_page",
-    "train": "objective_settings, sweep < run_folder, settings < checkpoints, distributed, objectives, "
-    "trackers < loss, proximal < cpu, engine, side_by_side < callbacks, gpu, streamed < engine_choice, loop, "
-    "reference, rollouts, unused_settings < run_setup, run_source < worker < multi_run",
+    "train": "objective_settings, sweep < run_folder, settings < checkpoints, determinism, distributed, "
+    "objectives, trackers < loss, pinned_memory, proximal < cpu, engine, side_by_side < callbacks, gpu, "
+    "streamed < engine_choice, loop, reference, rollouts, unused_settings < run_setup, run_source < worker "
+    "< multi_run",
     "api": "audits, components, models, plans < project < captures, cycle, datasets, endpoint, "
     "evaluations, fleet, generations, releases, reviews, runs, week < overview",
     "web": "static, templates, options, security, warm_up < rendering < live, actions < views < app < serve",

@@ -156,6 +156,9 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 20)
     # Records use no plugins; the search for them reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
+    # Matrices are small here. On a busy machine numpy's threads waited for each other, in busy loops, for ten
+    # times as long as the audit's decomposition takes. Models compute in workers, and not through numpy.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     as_json = "--json" in sys.argv
     sys.excepthook = _show_bug
     repeat_lost_interrupts()

@@ -99,6 +99,15 @@ def fit(
     generations: Annotated[
         int, typer.Option("--generations", min=1, help="Completions per prompt.", rich_help_panel=RL)
     ] = 8,
+    reward_seconds: Annotated[
+        float,
+        typer.Option(
+            "--reward-seconds",
+            min=0,
+            help="Seconds that the rewards of one completion take; `graft reward check` measures them.",
+            rich_help_panel=RL,
+        ),
+    ] = 0.0,
     trace: Annotated[
         bool | None,
         typer.Option(

@@ -178,11 +178,13 @@ def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
     from graftwork.cli.show.tables import quote, table
     from graftwork.cli.show.training import duration
 
-    rows = table("step", "state", "because", "last done", "took", title=found.project, right=("took",))
+    right = ("took", "planned")
+    rows = table("step", "state", "because", "last done", *right, title=found.project, right=right)
     for state in found.steps:
         took = duration(state.seconds) if state.seconds is not None else ""
+        planned = duration(state.time.planned.value) if state.time is not None else ""
         done = (state.finished_at or "")[:19].replace("T", " ")
-        rows.add_row(state.step, STATES[state.state], quote("; ".join(state.because)), done, took)
+        rows.add_row(state.step, STATES[state.state], quote("; ".join(state.because)), done, took, planned)
     return rows
 
 

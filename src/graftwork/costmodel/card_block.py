@@ -167,22 +167,6 @@ def compiled_after_attention_backward(
     return [d_mixed, d_middle], gradient
 
 
-def chunk_loss(memory: TensorMemory, s: StepSizes, places: int) -> Any:
-    logits = memory.alloc(HALF * places * s.vocabulary)
-    if s.head == "eight":
-        # The gradient times the rows' scales is written out once: its largest must be known first.
-        wide = memory.alloc(WORD * places * s.vocabulary)
-        codes = [memory.alloc(places * s.vocabulary), memory.alloc(WORD * places)]
-        free_all(memory, [wide, logits])
-        codes += [] if s.turned else [memory.alloc(s.vocabulary * s.hidden)]
-    else:
-        codes = [memory.alloc(HALF * places * s.vocabulary)]
-        memory.free(logits)
-    dh = memory.alloc(HALF * places * s.hidden)
-    free_all(memory, codes)
-    return dh
-
-
 Level = Literal["keep", "lean", "again"]
 
 SHOWN = 3
@@ -434,7 +418,7 @@ def backward(
         # What was kept is held by the caller until the block is done.
         free_all(memory, [*kept.blocks(), *values])
     x = [] if held.x is None else [held.x]
-    free_all(memory, [*x, *extra, between[1], *gradients])
+    free_all(memory, [*x, *extra, between[1], *gradients[::-1]])
     return dx, [*found, *more]
 
 
@@ -447,7 +431,8 @@ def _in_chunks(
     for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
         if is_like_others(at, len(sizes_of_chunks)):
             parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])
-            found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
+            if s.compiled:
+                found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
             continue
         if again:
             # The last chunk's is freed only when the name is rebound.

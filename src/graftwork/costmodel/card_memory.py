@@ -238,7 +238,7 @@ def describe_tuning(tuning: Tuning) -> str:
     )
 
 
-SPARE = 64 * MIB
+SPARE = 128 * MIB
 """Of a limit, what is left to whatever the replay does in another order than the card."""
 
 
@@ -281,7 +281,7 @@ def _reserved_within(walk: StepRecipe, *, expandable: bool) -> int | None:
 
 
 def load_peak(shape: ModelShape, tuning: Tuning) -> int:
-    """The most that is allocated while weights come onto the card: a head goes through 32 bits into 8."""
+    """The most that is allocated while weights come onto the card."""
     tally, walk = ByteTally(), step_recipe(shape, tuning, trainable=0, adapted=0)
     _load(tally, walk)
     return tally.most

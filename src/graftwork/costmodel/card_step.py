@@ -4,7 +4,7 @@ In: something that gives memory, a decoder's shape, a tuning. Out: the same allo
 order, that `train/gpu` makes. The caller counts them or replays them through the allocator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,6 @@ from graftwork.costmodel.packing import round_places
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 
-LOSS = "away+4 power+4 away- same+1 hot+4 same- all+4 power- hot- d+4 all- out+2"
-"""Of each logit, besides the logit itself in float32."""
-
-TOKEN_BYTES = 8
-
 
 def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
     """The loss at the places that predict: the gradient of the last block's output is left."""
@@ -43,7 +38,7 @@ def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_toke
         free_all(memory, last[:1])
         normed = memory.alloc(HALF * wide) if s.compiled else pieces.norm(memory, wide)
         free_all(memory, last[1:2])
-        dh = card_block.chunk_loss(memory, s, some) if s.compiled else _chunk_loss(memory, s, some)
+        dh = _chunk_loss(memory, s, some)
         free_all(memory, last[2:])
         scaled = memory.alloc(HALF * wide)
         d = memory.alloc(HALF * wide) if s.compiled else pieces.norm(memory, wide)
@@ -54,31 +49,23 @@ def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_toke
 
 
 def _chunk_loss(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
-    logits = tokens * s.vocabulary
-    if s.head == "eight":
-        codes = follow(memory, pieces.CODES, tokens * s.hidden)["out"]
-        half = memory.alloc(HALF * logits)
+    """Logits become their gradient in place."""
+    codes = follow(memory, pieces.CODES, tokens * s.hidden)["out"] if s.head == "eight" else None
+    logits = memory.alloc(HALF * tokens * s.vocabulary)
+    if codes is not None:
         memory.free(codes)
-    else:
-        half = memory.alloc(HALF * logits)
-    wide = memory.alloc(WORD * logits)
-    memory.free(half)
-    follow(memory, "less+4 less-", logits)
-    columns = memory.alloc(TOKEN_BYTES * s.vocabulary)
-    d = follow(memory, LOSS, logits)
-    half = d.pop("out")
+    losses = memory.alloc(WORD * tokens)
     if s.head == "eight":
         dh = pieces.eight_turned(memory, tokens, s.vocabulary, s.hidden, turned=s.turned)
     else:
         dh = memory.alloc(HALF * tokens * s.hidden)
-    free_all(memory, [half, wide, columns, *d.values()])
+    free_all(memory, [losses, logits])
     return dh
 
 
-TO_EIGHT = "wide+4 scaled+4 wide- cut+4 scaled- codes+1 cut-"
 NF4_BLOCK, NF4_CHUNK = 64, 256
 AT_ONCE = 2**24
-"""Elements that are put into four bits in one go."""
+"""Elements that are put into eight or four bits in one go."""
 
 
 def load(
@@ -98,7 +85,7 @@ def load(
     _load_blocks(memory, s, layers)
     note("weights")
     if s.head == "eight":
-        load_eight(memory, s.vocabulary, s.hidden, turned=s.turned)
+        load_eight(memory, (s.vocabulary,), s.hidden, turned=s.turned)
     elif tied and on_host:
         memory.alloc(HALF * table)
     note("head")
@@ -159,32 +146,36 @@ def load_group(memory: TensorMemory, group: LinearGroup, *, form: str, turned: b
         memory.alloc(WORD * 16)
     elif form == "eight":
         bias = HALF * group.out if group.bias else 0
-        load_eight(memory, group.out, group.inputs, turned=turned, bias=bias)
+        load_eight(memory, group.outs, group.inputs, turned=turned, bias=bias)
     else:
         memory.alloc(HALF * group.weights)
         if group.bias:
             memory.alloc(HALF * group.out)
 
 
-def load_eight(memory: TensorMemory, out: int, inputs: int, *, turned: bool, bias: int = 0) -> None:
-    """A weight in 8 bits; it comes in 16 and passes through 32."""
-    weights = out * inputs
-    weight = memory.alloc(HALF * weights)
+def load_eight(
+    memory: TensorMemory, outs: Sequence[int], inputs: int, *, turned: bool, bias: int = 0
+) -> None:
+    """A weight in 8 bits, some rows at a time; a name holds the last rows until the next are there."""
+    weights = sum(outs) * inputs
     if bias:
         memory.alloc(bias)
-    sizes = memory.alloc(HALF * weights)
-    rows = memory.alloc(HALF * out)
-    memory.free(sizes)
-    wide = memory.alloc(WORD * out)
-    memory.free(rows)
-    divided = memory.alloc(WORD * out)
-    memory.free(wide)
-    memory.alloc(WORD * out)
-    memory.free(divided)
-    follow(memory, TO_EIGHT, weights)
+    memory.alloc(weights)
+    memory.alloc(WORD * sum(outs))
+    held: list[Any] = []
+    rows = max(1, AT_ONCE // inputs)
+    for count in (min(rows, out - begin) for out in outs for begin in range(0, out, rows)):
+        half, wide = memory.alloc(HALF * count * inputs), memory.alloc(WORD * count * inputs)
+        memory.free(half)
+        _let_go(memory, held, "wide")
+        sizes = memory.alloc(WORD * count * inputs)
+        own = memory.alloc(WORD * count)
+        memory.free(sizes)
+        _let_go(memory, held, "own")
+        held = [("wide", wide), ("own", own)]
+    free_all(memory, [block for _, block in held])
     if turned:
         memory.alloc(weights)
-    memory.free(weight)
 
 
 def _load_four(memory: TensorMemory, out: int, inputs: int) -> None:
@@ -324,17 +315,20 @@ class Pass:
     def begin(self) -> None:
         """The batch, its embedding and its positions."""
         tokens, s = self.walk.tuning.micro_tokens, self.walk.sizes
-        numbers = [
-            ID_BYTES * tokens,
-            ID_BYTES * self.walk.places,
-            ID_BYTES * self.walk.places,
-            WORD,
-            ID_BYTES * tokens,
+        alloc, free = self.memory.alloc, self.memory.free
+        self.batch = [alloc(_number_bytes(self.walk)), alloc(WORD), alloc(WORD)]
+        self.x = alloc(HALF * tokens * s.hidden)
+        # Positions, angles, angles of both halves; then cosines and sines, each scaled.
+        wide = [
+            alloc(WORD * tokens),
+            alloc(WORD * tokens * s.head_dim // 2),
+            alloc(WORD * tokens * s.head_dim),
         ]
-        self.batch = [self.memory.alloc(size) for size in numbers]
-        self.x = self.memory.alloc(HALF * tokens * s.hidden)
-        wide = [self.memory.alloc(WORD * tokens * s.head_dim) for _ in range(4)]
-        turns = [self.memory.alloc(HALF * tokens * s.head_dim) for _ in range(2)]
+        for _ in range(2):
+            plain = alloc(WORD * tokens * s.head_dim)
+            wide.append(alloc(WORD * tokens * s.head_dim))
+            free(plain)
+        turns = [alloc(HALF * tokens * s.head_dim) for _ in range(2)]
         free_all(self.memory, wide)
         self.batch += [*turns, self.x]
 
@@ -385,10 +379,13 @@ class Pass:
 
 def hold_recording(memory: TensorMemory, walk: StepRecipe) -> None:
     """What a recorded pass reads from: a batch of its own, and its products' own workspace."""
-    tokens = walk.tuning.micro_tokens
-    numbers = [ID_BYTES * tokens, WORD, ID_BYTES * walk.places, ID_BYTES * walk.places]
-    for size in (*numbers, HALF * tokens * walk.sizes.hidden, WORD, WORKSPACE):
+    for size in (_number_bytes(walk), HALF * walk.tuning.micro_tokens * walk.sizes.hidden, WORD, WORKSPACE):
         memory.alloc(size)
+
+
+def _number_bytes(walk: StepRecipe) -> int:
+    """Tokens and positions, places and targets, in one tensor; bounds of documents are few."""
+    return 2 * ID_BYTES * (walk.tuning.micro_tokens + walk.places)
 
 
 def take_pass(memory: TensorMemory, walk: StepRecipe, *, keep_gradients: bool) -> None:

@@ -100,8 +100,8 @@ class StepSizes:
     even: bool
     """All rows of a pass have one length."""
     compiled: bool
-    reach: int = 0
-    """Keys that a tile of queries may see, where attention goes tile by tile."""
+    capped: bool = False
+    """Attention caps its scores, in kernels of our own."""
 
     @property
     def changes_output(self) -> bool:
@@ -192,7 +192,7 @@ def sizes_of(
         layout=layout,
         even=even,
         compiled=tuning.compiled,
-        reach=min(tuning.longest + TILE, tuning.micro_tokens) if layout.capped else 0,
+        capped=layout.capped,
         qkv=group("qkv", layout.qkv),
         out=group("out", (layout.out,)),
         gate_up=group("gate_up", layout.gate_up),
@@ -202,19 +202,11 @@ def sizes_of(
 
 HALF, WORD = 2, 4
 
-TILE = 256
-"""Queries of one tile of capped attention."""
-TILE_COPIES = (2, 5)
-"""Tensors of a tile's scores, forward and backward."""
-
 CODES = "out+1"
 GATE_BACKWARD = "gated+2 out+4"
 OTHER_GATE_BACKWARD = "gated+2 right+2 mixed+2 left+2 mixed- out+4 left- right-"
 """Of activations without a kernel of their own."""
 UNGATED_BACKWARD = "gated+2 out+2"
-NIBBLES = "high+.5 low+.5 out+1 high- low-"
-FOUR_BITS = "index+4 long+8 level+4 long- index- value+4 level- out+2"
-"""Of one weight: its two halves of a byte; then their levels, looked up and scaled."""
 
 
 @lru_cache(maxsize=64)
@@ -260,26 +252,8 @@ def layer_norm(memory: TensorMemory, elements: int, rows: int, *, keeps: bool = 
 
 
 def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
-    """A 4-bit weight as numbers: layer by layer, then side by side."""
-    parts = []
-    for out in group.outs:
-        weights = group.inputs * out
-        scales = weights // 64
-        codes = follow(memory, NIBBLES, weights)["out"]
-        counted = memory.alloc(8 * scales)
-        place = memory.alloc(8 * scales)
-        memory.free(counted)
-        wide = [memory.alloc(WORD * scales) for _ in range(2)]
-        scaled = memory.alloc(WORD * scales)
-        free_all(memory, wide)
-        scale = memory.alloc(WORD * scales)
-        memory.free(scaled)
-        held = follow(memory, FOUR_BITS, weights)
-        parts.append(held["out"])
-        free_all(memory, [codes, place, scale, held["value"]])
-    whole = memory.alloc(HALF * group.weights)
-    free_all(memory, parts[::-1])
-    return whole
+    """A 4-bit weight as numbers."""
+    return memory.alloc(HALF * group.weights)
 
 
 def product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
@@ -358,26 +332,20 @@ def input_gradient(
 
 def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:
     """The mixed values first, and the logarithm of each row's sum."""
-    _hold_tile(memory, sizes, TILE_COPIES[0])
     return [memory.alloc(HALF * tokens * sizes.q), memory.alloc(WORD * tokens * sizes.heads)]
 
 
 def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: Any) -> list[Any]:
-    """Gradients of queries, keys and values, and what the kernel works in: queries' gradients and sums in
-    float32; where heads share keys and values, those of each head before they are summed."""
+    """Gradients of queries, keys and values, and what the kernel works in. cuDNN's, for rows of one length:
+    queries' gradients and sums in float32; where heads share keys and values, those of each head before they
+    are summed. Our own: a sum for each query."""
     found = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
-    if sizes.reach:
-        wide = [memory.alloc(WORD * tokens * sizes.kv) for _ in range(2)]
-        _hold_tile(memory, sizes, TILE_COPIES[1])
-        free_all(memory, [*wide, sums])
+    if sizes.capped or not sizes.even:
+        along = memory.alloc(WORD * tokens * sizes.heads)
+        free_all(memory, [along, sums])
         return found
     room = WORD * tokens * (sizes.q + sizes.heads) + 256
     if sizes.kv_heads != sizes.heads:
         room += 2 * HALF * tokens * sizes.q
     free_all(memory, [memory.alloc(room), sums])
     return found
-
-
-def _hold_tile(memory: TensorMemory, sizes: StepSizes, copies: int) -> None:
-    if sizes.reach:
-        free_all(memory, [memory.alloc(copies * WORD * sizes.heads * TILE * sizes.reach)])

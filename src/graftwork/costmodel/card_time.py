@@ -11,7 +11,7 @@ from typing import NamedTuple
 from graftwork.costmodel.card_memory import weights_again
 from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, round_tokens, token_step
 from graftwork.costmodel.rates import UNEVEN_SHARE, StepRates
-from graftwork.model.shape import joined_sizes, layer_parameters
+from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shape
 from graftwork.records.fit import StepTime
 from graftwork.records.plan import ModelShape, Tuning
 
@@ -21,6 +21,8 @@ sums, thin products; and what of it a block does once more that starts from its 
 NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 70, 8, 23
 """The same of kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
 and values, of the MLP's inside."""
+OTHER_GATE = 3.0
+"""Over the gate's kernel, an activation that has none and goes operation by operation."""
 THIN_BYTES, CODE_BYTES = 4.2, 2.5
 """A value that goes into or comes out of a product: the adapters' thin products read and write it
 several times, partly in the cache; its 8-bit code is made of it."""
@@ -31,16 +33,16 @@ FORWARD_SHARE = 0.35
 """Of both passes' work besides products, what blocks below the first adapted one do: they go forward only."""
 THIN_SECONDS = 6.3e-6
 """The least that a thin product takes: its sums are long, and few processors share them."""
-LOGIT_BYTES, PLAIN_LOGIT_BYTES = 12, 100
-"""Traffic a logit: written, its exponent, its gradient, its code; compiled, and operation by operation."""
+LOGIT_BYTES, CODED_LOGIT_BYTES = 8, 6
+"""Traffic a logit: written, read twice, its gradient; and what its 8-bit code takes besides."""
 OPTIMIZER_BYTES = 28
 """AdamW in float32: four tensors read, three written."""
 HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
 """More, smaller goes: the head's and the blocks' products run less full."""
 NF4_BYTES = 2.5
 """Half a byte read, two written."""
-HOST_TABLE_SHARE = 0.25
-"""Of the transfers' rate: rows gathered from a table in pages that can be swapped."""
+HOST_TABLE_SHARE = 1.0
+"""Of the transfers' rate: a kernel gathers rows of a table in locked pages."""
 CARD_KERNELS_A_BLOCK = 70
 """Of both passes: called from Python where nothing is compiled and recorded."""
 HOST_OVER_LAUNCH = 1.5
@@ -48,6 +50,8 @@ HOST_OVER_LAUNCH = 1.5
 BYTES_A_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
 """One forward, two and a half backward."""
+CAPPED_SHARE = 0.33
+"""Of the rate of fused attention, kernels that cap their scores (Gemma 2 on an H200)."""
 ATTENTION_SECONDS = (7.5e-6, 2.2e-5)
 """The least that it takes, forward and backward: its kernels go through rows block by block."""
 
@@ -174,7 +178,8 @@ def block_seconds(
     goes = -(-tokens // tuning.chunk_tokens)
     again = adapted - tuning.keep - tuning.lean
     width = shape.hidden_size + shape.intermediate_size
-    attending = rates.attention_at(mean_length, shape.head_dim) * (UNEVEN_SHARE if uneven else 1.0)
+    attending = rates.attention_at(mean_length, shape.head_dim)
+    attending *= CAPPED_SHARE if layout_of_shape(shape).capped else UNEVEN_SHARE if uneven else 1.0
     mixing = 2 * mean_length * shape.heads * shape.head_dim * tokens / attending
     forward = max(mixing, ATTENTION_SECONDS[0])
     backward = max(mixing * (ATTENTION_PASSES - 1), ATTENTION_SECONDS[1])
@@ -209,8 +214,12 @@ def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
         return max(traffic, COMPILED_KERNELS * rates.kernel_seconds)
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     values = sum(sum(size) for size in joined_sizes(shape).values())
+    layout = layout_of_shape(shape)
+    places = (layout.before_attention, layout.after_attention, layout.before_mlp, layout.after_mlp)
+    norms = sum(place is not None for place in places)
+    gate = GATE_BYTES if layout.gated and layout.activation == "silu" else OTHER_GATE * GATE_BYTES
     bytes_ = {
-        "elementwise": NORM_BYTES * h + ROTARY_BYTES * heads + GATE_BYTES * i,
+        "elementwise": NORM_BYTES * h * norms / 2 + ROTARY_BYTES * heads + gate * i,
         "thin": THIN_BYTES * values,
         "codes": CODE_BYTES * values if tuning.form == "eight" else 0,
     }
@@ -243,7 +252,7 @@ def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained
     product = rates.best_eight if tuning.head == "eight" else rates.half
     reading = goes * 2 * table * BYTES_A_WEIGHT[tuning.head] / rates.bandwidth
     turning = goes * 2 * table / (rates.bandwidth * rates.turning)
-    logit_bytes = LOGIT_BYTES if tuning.compiled else PLAIN_LOGIT_BYTES
+    logit_bytes = LOGIT_BYTES + (CODED_LOGIT_BYTES if tuning.head == "eight" else 0)
     return (
         max(places * 4.0 * table / product, reading)
         + places * shape.vocab_size * logit_bytes / rates.bandwidth

@@ -333,8 +333,7 @@ def _choose(
 
 
 def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
-    """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides; and a
-    head passes through 32 bits on its way into 8, for which a small card may have no room."""
+    """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides."""
     return ("eight", "whole") if eight and shape.vocab_size % 16 == 0 else ("whole",)
 
 

@@ -31,6 +31,7 @@ from graftwork.costmodel.plain_tape import (
 from graftwork.costmodel.stream import (
     QUANTISED_BLOCK,
     SCALES_BLOCK,
+    AttentionSizes,
     dequantised_sizes,
     flash_backward_sizes,
     tile_places,
@@ -276,11 +277,10 @@ def attend(
     def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
         width = grads[0].width
         made = [tape.new(count, width) for count in counts]
-        tape.stream.use_together(
-            flash_backward_sizes(
-                setup.rows, setup.tokens, setup.tokens, heads.queries, heads.keys, heads.size, width
-            )
+        sizes = AttentionSizes(
+            setup.rows, setup.tokens, setup.tokens, heads.queries, heads.keys, heads.size, width
         )
+        tape.stream.use_together(flash_backward_sizes(sizes, deterministic=setup.deterministic))
         return made
 
     result = tape.made(out, [q, k, v], back)

@@ -50,7 +50,8 @@ LOSS_BYTES = {"plain": 38, "fused": 6}
 """Traffic a logit: the plain loss brings them to float32 and writes their gradient twice."""
 OUTSIDE_KERNELS = 50
 """Embedding, positions, mask, last norm, loss."""
-PLAIN_NF4_BYTES = 2.5
+PLAIN_NF4_BYTES, PLAIN_DEQUANTISING = 2.5, 0.22
+"""Half a byte read, two written; and the share of the bandwidth that bitsandbytes reaches there."""
 CAST_BYTES = 6
 """Four read, two written."""
 HOST_OVER_LAUNCH = 4.0
@@ -101,7 +102,8 @@ def plain_step(
     if setup.method == "qlora":
         passes = layers + adapted + setup.checkpointed
         opened = PLAIN_NF4_BYTES * layer_parameters(shape) * passes
-        parts["opening NF4"] = opened / (rates.bandwidth * rates.dequantising)
+        share = rates.dequantising if setup.fused_nf4 else PLAIN_DEQUANTISING
+        parts["opening NF4"] = opened / (rates.bandwidth * share)
     parts = {name: rates.plain_factor * seconds for name, seconds in parts.items()}
     busy = sum(parts.values())
     host = launches(shape, setup, architecture=architecture) * rates.launch_seconds * HOST_OVER_LAUNCH

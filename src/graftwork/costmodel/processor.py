@@ -305,6 +305,17 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
     return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
 
 
+def lost_states_share(shape: ModelShape, work: Workload) -> float:
+    """Of the time of all steps, what computing the frozen blocks' output of all rows again takes: a process
+    that is started again has to, where it was kept in memory."""
+    own = work.processor
+    if own is None or not own.restarted or own.kept == "nowhere":
+        return 0.0
+    frozen = shape.layers - work.adapted_layers
+    again = (own.distinct_tokens + work.shared_tokens) * frozen * 2.0 * layer_parameters(shape)
+    return again / (training_flops(shape, work) + _pass_flops(shape, work, own))
+
+
 def _read_tokens(work: Workload) -> float:
     """Tokens of a run, the common beginning once a batch."""
     rows = len(work.lengths)
@@ -319,7 +330,7 @@ def _scores(shape: ModelShape, work: Workload) -> float:
 
 
 def seconds_a_token(
-    shape: ModelShape, work: Workload, *, gflops: float, cores: int = MEASURED_CORES
+    shape: ModelShape, work: Workload, *, gflops: float, cores: float = MEASURED_CORES
 ) -> dict[str, float]:
     """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
     flops = flops_by_part(shape, work)
@@ -329,13 +340,14 @@ def seconds_a_token(
     return {name: operations / rate for name, operations in flops.items()}
 
 
-def reached_share(work: Workload, cores: int) -> float:
-    """Of the measured matrix rate, what a step reaches."""
+def reached_share(work: Workload, cores: float) -> float:
+    """Of the measured matrix rate, what a step reaches. `cores` are those that it gets: where others take one
+    of two, hardly any thread waits for another one."""
     if work.processor is None:
         return EFFICIENCY / (1 + SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
-    if cores == 1:
-        return OWN_EFFICIENCY
-    return OWN_SHARED_EFFICIENCY / (1 + OWN_SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
+    shared = min(max(cores - 1, 0.0), 1.0)
+    reached = OWN_EFFICIENCY + shared * (OWN_SHARED_EFFICIENCY - OWN_EFFICIENCY)
+    return reached / (1 + OWN_SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
 
 
 def _pass_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> float:

@@ -31,13 +31,13 @@ H100, 0.5, 0.75, 1, 1.2, 1.3 of it at 512, 1k, 2k, 4k and 8k). Slower cards are 
 HALF_FULL_LENGTH = 920
 NARROW_HEADS = 0.85
 """Heads of 64 over heads of 128; the same source has 0.75 for its own kernels."""
-UNEVEN_SHARE = 0.38
+UNEVEN_SHARE = 0.48
 """Rows of different lengths go through another kernel than rows of one length (H200)."""
 OLD_ATTENTION_SHARE = 0.30
 """Before Ampere there is no flash attention 2: derived."""
 HOST_SHARE = 0.65
 """Of the connector's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
-TURNING, DEQUANTISING = 0.65, 0.22
+TURNING, DEQUANTISING = 0.65, 1.0
 """Of the bandwidth, what turning 8-bit weights over and opening NF4 reach within a step (H200)."""
 FIXED_SECONDS, FIXED_A_LAYER = 0.0006, 0.00003
 """A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping

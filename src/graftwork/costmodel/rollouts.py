@@ -5,11 +5,19 @@ The weights are those in training: nothing is there twice. The sizes of its tens
 generator itself asks for (`model/generate/sizes.py`).
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from graftwork.costmodel.batch_sampling import (
+    batch_rows,
+    card_batch_seconds,
+    count_batches,
+    remembered_bytes,
+)
 from graftwork.costmodel.processor import PASS_TOKENS, reached_share, seconds_a_token
 from graftwork.costmodel.rates import StepRates
+from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import PREFILL_TOKENS, DecoderSizes, allocated_columns, cut_prompts
 from graftwork.model.shape import layer_parameters, total_parameters
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
@@ -22,6 +30,12 @@ WEIGHTS_A_SECOND = 5.0e9
 TOKEN_SECONDS_A_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
 """Of a recorded pass for one token of each row, besides what it reads: its kernels follow each other. With
 weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
+HANDLING_SECONDS_A_TOKEN = 9e-6
+"""Of an answer, besides sampling and training: journal, rows, the pass by the start (H200, two runs of 128
+answers, 0.50 and 0.56 s a step)."""
+SAMPLING_SHARE = 0.3
+"""Of the memory, what answers that are sampled together may take. More rows hardly cost time, but what they
+hold stays while a step is computed."""
 USUAL_LENGTH = 0.65
 """Of the longest answer allowed, what answers have on average (guessed; the preflight measures it)."""
 SAMPLING_COPIES = 2
@@ -111,6 +125,8 @@ def sampling_memory(
     """Bytes that the generator holds while answers are written together, by what they are for."""
     if load.on_server:
         return {}
+    if shape.remembered:
+        return _batch_memory(shape, load, width=width, card=recorded)
     sizes = sampling_sizes(load, recorded=recorded)
     logits = 4.0 * shape.vocab_size * sizes.token_rows
     copies = SAMPLING_COPIES * logits
@@ -125,8 +141,44 @@ def sampling_memory(
     }
 
 
+def _batch_memory(shape: ModelShape, load: RolloutLoad, *, width: float, card: bool) -> dict[str, float]:
+    """The same in static batches."""
+    rows = batch_rows(load, card=card)
+    logits = 4.0 * shape.vocab_size * rows
+    copies = SAMPLING_COPIES * logits
+    product = shape.vocab_size * rows * width if width < 4 else 0.0
+    # One that all rows share is read once, but for its last token.
+    passes = (
+        [PromptPass(rows, load.longest, load.longest)]
+        if card
+        else [PromptPass(1, load.longest - 1, load.longest - 1), PromptPass(rows, 1, load.longest)]
+    )
+    reading = max(prompt_bytes(shape, read, width=width) for read in passes)
+    return {
+        "key-value cache": remembered_bytes(shape, load, rows=rows, width=width, card=card),
+        "sampled logits": logits + product + copies,
+        "reading prompts": max(reading - copies, 0.0),
+    }
+
+
 def sampling_bytes(shape: ModelShape, load: RolloutLoad, *, width: float, recorded: bool) -> float:
     return sum(sampling_memory(shape, load, width=width, recorded=recorded).values())
+
+
+def choose_prompts_at_once(
+    shape: ModelShape, load: RolloutLoad, *, memory_gib: float, width: float, recorded: bool
+) -> RolloutLoad:
+    """The load with as many prompts answered together as `SAMPLING_SHARE` of the memory has room for."""
+    room = SAMPLING_SHARE * memory_gib * GIB
+
+    def size_of(together: int) -> float:
+        tried = load.model_copy(update={"prompts_at_once": together})
+        return sampling_bytes(shape, tried, width=width, recorded=recorded)
+
+    # More prompts than the slots of the generator take no more memory.
+    most = min(load.prompts, -(-MOST_ROWS // load.answers))
+    together = 1 + bisect_right(range(2, most + 1), room, key=size_of)
+    return load.model_copy(update={"prompts_at_once": load.prompts if together == most else together})
 
 
 def sampling_gib(shape: ModelShape, work: Workload) -> float:
@@ -150,17 +202,19 @@ def sampling_rounds(load: RolloutLoad, sizes: DecoderSizes) -> int:
     return -(-load.rows // min(load.rows_at_once, sizes.most))
 
 
+def _rounds(shape: ModelShape, load: RolloutLoad) -> int:
+    """The same on a processor, in slots or in batches."""
+    return count_batches(load, card=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
+
+
 def processor_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
-    """Seconds of a batch of rollouts: every prompt is read once, then all rows write together."""
+    """Seconds of a batch of rollouts: every prompt is read once, then all rows write together. Those of a
+    server are not known here."""
+    if load.on_server:
+        return _rewards(load)
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
     reading = load.prompts * load.prompt_tokens * flops / (rate * READING_SHARE)
-    passes = (
-        sampling_rounds(load, DecoderSizes())
-        * load.max_tokens
-        * total_parameters(shape)
-        * 4.0
-        / WEIGHTS_A_SECOND
-    )
+    passes = _rounds(shape, load) * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
     writing = load.rows * load.answer_tokens * flops / (rate * WRITING_SHARE)
     return {"reading prompts": reading, "generation": passes + writing, **_rewards(load)}
 
@@ -169,6 +223,11 @@ def card_seconds(
     shape: ModelShape, load: RolloutLoad, *, rates: StepRates, weight_bytes: float
 ) -> dict[str, float]:
     """The same on a card, which replays recorded passes: each reads the weights and the cache."""
+    if load.on_server:
+        return _rewards(load)
+    if shape.remembered:
+        batches = card_batch_seconds(shape, load, rates=rates, weight_bytes=weight_bytes)
+        return batches | _rewards(load)
     weights = float(shape.layers * layer_parameters(shape))
     table = shape.vocab_size * shape.hidden_size * 2.0
     sizes = DecoderSizes(padded=True)
@@ -182,6 +241,7 @@ def card_seconds(
     return {
         "reading prompts": load.prompts * load.prompt_tokens * 2.0 * weights / rates.half,
         "generation": sampling_rounds(load, sizes) * load.max_tokens * passing,
+        "handling answers": HANDLING_SECONDS_A_TOKEN * load.rows * load.answer_tokens,
         **_rewards(load),
     }
 
@@ -215,7 +275,7 @@ def passes_of(work: Workload) -> list[Workload]:
     return [group, work.model_copy(update={"batch_rows": load.supervised_rows})]
 
 
-def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: int) -> dict[str, float]:
+def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: float) -> dict[str, float]:
     """Seconds of training on the answers of one step on a processor: a pass for each prompt, which its
     answers share, the supervised rows of a mix, and what the model of the start reads."""
     load = work.rollouts
@@ -228,7 +288,10 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: i
         for name, seconds in seconds_a_token(shape, answers, gflops=gflops, cores=cores).items()
     }
     rate = gflops * 1e9 * reached_share(work, cores)
-    found["reference"] = _reference_flops(shape, load) / rate
+    found["reference"] = _forward_flops(shape, load, rows=load.reference_rows) / rate
+    if load.on_server:
+        # Its probabilities are compared with those of the trainer.
+        found["comparing"] = _forward_flops(shape, load, rows=load.rows) / rate
     if load.supervised_rows:
         steps = len(work.lengths) / work.batch_rows
         whole = load.rows * (load.prompt_tokens + load.max_tokens)
@@ -252,11 +315,11 @@ def _answers_of_step(work: Workload, load: RolloutLoad) -> Workload:
     )
 
 
-def _reference_flops(shape: ModelShape, load: RolloutLoad) -> float:
+def _forward_flops(shape: ModelShape, load: RolloutLoad, *, rows: int) -> float:
     """Forward only; besides its tokens, a pass costs a quarter of one with its way back (measured)."""
     length = load.prompt_tokens + load.answer_tokens
     a_token = 2.0 * shape.layers * layer_parameters(shape)
     attention = 4.0 * length * shape.heads * shape.head_dim * shape.layers
     head = 2.0 * shape.vocab_size * shape.hidden_size * load.answer_tokens
-    passes = PASS_TOKENS / 2 * a_token if load.reference_rows else 0.0
-    return load.reference_rows * (length * (a_token + attention) + head) + passes
+    passes = PASS_TOKENS / 2 * a_token if rows else 0.0
+    return rows * (length * (a_token + attention) + head) + passes

@@ -1,4 +1,4 @@
-"""Seconds of a run before its first step: starting, loading, recording or compiling. Pure.
+"""Seconds of a worker before its first step or answer: starting, loading, recording or compiling. Pure.
 
 In: where it runs, how many parameters there are, how a card's step is tuned. Out: seconds.
 """
@@ -6,9 +6,20 @@ In: where it runs, how many parameters there are, how a card's step is tuned. Ou
 from graftwork.costmodel.packing import COMPILED_SHAPES
 from graftwork.records.plan import Tuning
 
-START_SECONDS = {"cpu": 10.0, "cuda": 11.5}
-"""Interpreter, libraries and a small base, and on a card its kernels (SmolLM2: 11 s on two cores, 12 s
-on an H200)."""
+IMPORT_SECONDS = {"cpu": 7.5, "cuda": 8.5}
+"""Interpreter and libraries, where the process is not forked from one that has them."""
+OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
+"""Of a process with its imports done: its job, and on a card the context and first kernels."""
+MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
+"""Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
+PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
+"""Rows, adapters, optimizer; on a processor weights laid out for its products, and the hash of the base."""
+START_SECONDS = {
+    kind: IMPORT_SECONDS[kind] + OPEN_SECONDS[kind] + MAKE_SECONDS[kind] + PREPARE_SECONDS[kind]
+    for kind in IMPORT_SECONDS
+}
+"""Of a training process with a small base that is a new interpreter (SmolLM2: 11 s on two cores, 12 s on an
+H200)."""
 VALIDATION_SECONDS = {"cpu": 0.0, "cuda": 2.5}
 """What the last look at the validation rows takes besides their tokens: nothing of it is recorded (H200)."""
 CHECKPOINT_SECONDS = {"cpu": 0.15, "cuda": 0.04}
@@ -39,8 +50,17 @@ def recording_seconds(tuning: Tuning, *, layers: int, steps: int) -> float:
     return 2 * min(RECORDED_SIZES, steps) * layers * PLAIN_PASS_A_LAYER
 
 
-def start_seconds(kind: str, *, parameters: int, tuning: Tuning | None = None) -> float:
-    """From the start of a run to its first step."""
-    loading = parameters * BYTES_A_PARAMETER / READ_BYTES_S[kind]
+def engine_start(kind: str, *, parameters: int, forked: bool) -> dict[str, float]:
+    """From the start of a process to its model in memory."""
+    return {
+        "imports": 0.0 if forked else IMPORT_SECONDS[kind],
+        "open": OPEN_SECONDS[kind],
+        "load": MAKE_SECONDS[kind] + parameters * BYTES_A_PARAMETER / READ_BYTES_S[kind],
+    }
+
+
+def start_seconds(kind: str, *, parameters: int, tuning: Tuning | None = None, forked: bool = False) -> float:
+    """From the start of a run to its first step. `forked`: from a process that has done the imports."""
+    started = sum(engine_start(kind, parameters=parameters, forked=forked).values())
     compiling = COMPILE_SECONDS * COMPILED_SHAPES if tuning is not None and tuning.compiled else 0.0
-    return START_SECONDS[kind] + loading + compiling
+    return started + PREPARE_SECONDS[kind] + compiling

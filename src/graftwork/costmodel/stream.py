@@ -4,6 +4,7 @@ Filled by plain_tape.py and by the tracer; plain_memory.py replays it through th
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from graftwork.costmodel.allocator import BLOCK
 from graftwork.records.base import Record
@@ -97,16 +98,35 @@ QUANTISED_BLOCK, SCALES_BLOCK = 64, 256
 """NF4: weights that share a scale, and scales that share one of their own."""
 
 
-def flash_backward_sizes(
-    rows: int, queries: int, keys: int, heads: int, kv_heads: int, head_dim: int, width: int
-) -> list[int]:
-    """The queries' gradients summed in float32, a row of sums; keys and values spread over the heads."""
+class AttentionSizes(NamedTuple):
+    """One attention; `width` is the bytes of a number."""
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+
+
+MULTIPROCESSORS = 132
+"""Of a Hopper. Smaller cards have fewer, and split less."""
+
+
+def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) -> list[int]:
+    """The queries' gradients summed in float32, a row of sums; keys and values spread over the heads.
+
+    Where the order of sums is fixed, each of the blocks that share a head has sums of its own.
+    """
+    rows, queries, keys, heads, kv_heads, head_dim, width = sizes
     padded = -(-queries // ROUND_QUERIES) * ROUND_QUERIES
     wide = -(-head_dim // 32) * 32 if head_dim <= 128 else -(-head_dim // 64) * 64
-    sizes = [rows * heads * padded * 4, rows * padded * heads * wide * 4]
+    splits = -(-MULTIPROCESSORS // (rows * heads)) if deterministic else 1
+    found = [rows * heads * padded * 4, splits * rows * padded * heads * wide * 4]
     if kv_heads != heads:
-        sizes += [rows * keys * heads * head_dim * width] * 2
-    return sizes
+        found += [rows * keys * heads * head_dim * width] * 2
+    return found
 
 
 def dequantised_sizes(weights: int, width: int) -> list[int]:

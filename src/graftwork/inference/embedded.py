@@ -8,9 +8,9 @@ has no room for a batch, fewer of its rows run at once.
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from graftwork.inference.engine import (
     DecodingSettings,
@@ -22,6 +22,7 @@ from graftwork.inference.engine import (
     Timing,
 )
 from graftwork.process.memory import peak_memory_gib
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
 from graftwork.records.units import GIB
 
@@ -31,10 +32,36 @@ if TYPE_CHECKING:
 
 EMBEDDED = "graftwork"
 """The name of this engine in jobs and reports."""
-REVISION = 4
+REVISION = 5
 """Raised whenever the same weights may answer differently: answers of another revision are not taken over."""
 SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[[], bool]) -> str:
+    """Where the model computes: on the GPU where there is one, unless `wanted` says otherwise."""
+    if wanted == "cpu" or (wanted == "auto" and not has_gpu()):
+        return "cpu"
+    if not has_gpu():
+        raise EnvironmentLacks(
+            "there is no GPU to serve on",
+            why="`serve.engine.device` is cuda, and torch finds none here",
+            fix="set it to auto or cpu, or install a torch that supports this GPU",
+            where="serve.engine.device",
+        )
+    return "cuda"
+
+
+def precision_on(device: str) -> str:
+    """float32 on a processor; on a card bfloat16 where it has hardware for it."""
+    if not device.startswith("cuda"):
+        return "float32"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "float32"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "bfloat16" if major >= 8 else "float16"
 
 
 class EmbeddedEngine:
@@ -92,6 +119,11 @@ class EmbeddedEngine:
     @property
     def max_positions(self) -> int:
         return int(self._model.config.max_position_embeddings)
+
+    @property
+    def recording_seconds(self) -> float:
+        """Spent on recording passes on a card, so far."""
+        return self._generator.decoder.recording_seconds
 
     @property
     def decoder(self) -> "Decoder":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine
+from graftwork.inference.embedded import EMBEDDED, REVISION, EmbeddedEngine, precision_on
 from graftwork.inference.engine import EngineSource, MeasuringEngine
 from graftwork.inference.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngine, engine_version
 from graftwork.inference.vllm_engine import (
@@ -148,14 +148,7 @@ def _open_extension(name: str, source: EngineSource) -> MeasuringEngine:
 
 
 def _precision(job: EvalJob) -> str:
-    """As the model is served: float32 on the processor; on a card bfloat16 where it has hardware for it."""
+    """As the model is served."""
     if job.engine.partition(" ")[0] == LLAMACPP:
         return DEFAULT_PRECISION
-    if not job.device.startswith("cuda"):
-        return "float32"
-    import torch
-
-    if not torch.cuda.is_available():
-        return "float32"
-    major, _ = torch.cuda.get_device_capability(job.device)
-    return "bfloat16" if major >= 8 else "float16"
+    return precision_on(job.device)

@@ -26,6 +26,7 @@ from graftwork.model.hub import (
     pin,
     resolve,
 )
+from graftwork.process.preload import import_without_unused
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import Busy, EnvironmentLacks, UserMistake, pip_install
@@ -253,12 +254,15 @@ def gguf_file() -> Path:
 
 
 def convert_embedded(folder: Path) -> None:
+    import_without_unused(["transformers.modeling_utils", "transformers.models.auto.modeling_auto"])
     import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    # transformers opens the file three times, and each time parses its whole vocabulary.
+    # transformers opens the file three times, each time parses its whole vocabulary, and makes the table of
+    # tensor names once for every module of the model.
     gguf.GGUFReader = functools.cache(gguf.GGUFReader)  # type: ignore[misc,assignment]
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     source = gguf_file()
     where = str(source.parent)
     # `dequantize` matters: without it the model stays flagged as quantised and cannot be saved.

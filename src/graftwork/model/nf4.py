@@ -8,6 +8,7 @@ scale_codes, with one offset a weight. Knows no adapters.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -79,9 +80,21 @@ def quantize(weight: Tensor) -> Nf4Weight:
 def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] again, as near as four bits come."""
     outputs, half = weight.codes.shape
+    if weight.codes.is_cuda:
+        whole = torch.empty(outputs, 2 * half, dtype=dtype, device=weight.codes.device)
+        dequantize_into(weight, _levels(weight.codes.device), whole)
+        return whole
     pairs = _pairs(weight.codes.device).index_select(0, weight.codes.reshape(-1).int())
     elements = pairs.view(torch.float32).reshape(outputs, -1, BLOCK)
     return elements.mul_(scales_of(weight)[..., None]).to(dtype).reshape(outputs, 2 * half)
+
+
+def dequantize_into(weight: Nf4Weight, levels: Tensor, out: Tensor) -> None:
+    """On a GPU: the same bits in one kernel."""
+    from graftwork.model import nf4_kernel
+
+    parts = (weight.codes, weight.scale_codes, weight.chunk_scales, weight.offset)
+    nf4_kernel.dequantize_into(parts, levels, out, block=BLOCK, chunk=CHUNK)
 
 
 def scales_of(weight: Nf4Weight) -> Tensor:
@@ -157,6 +170,11 @@ def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tiny = torch.finfo(torch.float32).tiny
     codes = (chunks / step.clamp(min=tiny)[:, None]).round_().clamp_(-127, 127).to(torch.int8)
     return codes.reshape(-1)[: flat.numel()].reshape(scales.shape).contiguous(), step, offset
+
+
+@lru_cache
+def _levels(device: torch.device) -> Tensor:
+    return torch.tensor(LEVELS, device=device)
 
 
 def _pairs(device: torch.device) -> Tensor:

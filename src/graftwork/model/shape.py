@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from graftwork.model.families.family import BlockLayout
 from graftwork.model.families.registry import EXPERTS, complete_config, count_stated, find_family
 from graftwork.model.headers import count_tensors, read_sizes
+from graftwork.model.remembered import remembered_positions
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape, Workload
 
@@ -137,19 +138,24 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
     family = find_family(config.get("model_type"))
     try:
         heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
         return ModelShape(
             name=name,
             hidden_size=config["hidden_size"],
             layers=config["num_hidden_layers"],
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
             tied_embeddings=config.get("tie_word_embeddings", family.tied if family else "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
             **_experts_of(config),
             architecture=config["model_type"] if family and family.block not in LLAMA_LIKE else "",
+            remembered=remembered_positions(
+                config, layers=config["num_hidden_layers"], position_values=2 * kv_heads * head_dim
+            ),
         )
     except KeyError as missing:
         raise UserMistake(

@@ -5,6 +5,7 @@ asked. Releases are verified byte by byte. A subject's identity is the hash of i
 adapter and the release made of it share their answers.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +98,17 @@ def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
 
 def find_device() -> str:
     """The card where there is one that this process may use; found without loading anything heavy."""
-    from graftwork.process.devices import find_probe
+    from graftwork.process.devices import list_gpus
 
-    probe = find_probe()
-    return "cuda" if probe is not None and probe() else "cpu"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible not in _cards_found and list_gpus():
+        _cards_found.add(visible)
+    return "cuda" if visible in _cards_found else "cpu"
+
+
+_cards_found: set[str | None] = set()
+"""Settings of CUDA_VISIBLE_DEVICES under which there was a card: the driver's tool is asked once, since it
+takes up to seconds to answer."""
 
 
 def _endpoint_subject(work: OpenProject, subject: NamedSubject, asking: Asking) -> Subject:

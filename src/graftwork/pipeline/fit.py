@@ -73,6 +73,7 @@ class FitRequest(Record):
     prompt: int = 512
     completion: int = 512
     generations: int = 8
+    reward_seconds: float = 0.0
     catalog: Path | None = None
     project: Path | None = None
 
@@ -144,6 +145,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         prompt_tokens=asked.prompt,
         completion_tokens=asked.completion,
         generations=asked.generations,
+        reward_seconds=asked.reward_seconds,
     )
     return make_question(model, stated, machine=machine)
 

@@ -17,8 +17,9 @@ from graftwork.costmodel.distributed import PlainRun
 from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.rates import StepRates, rates_of
-from graftwork.costmodel.rollouts import sampling_gib
-from graftwork.costmodel.streamed import StreamedWork, choose_streamed, describe_streamed
+from graftwork.costmodel.rollouts import choose_prompts_at_once, sampling_gib
+from graftwork.costmodel.streamed import choose_streamed, describe_streamed
+from graftwork.costmodel.streamed_memory import StreamedWork
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.pipeline.fit_here import this_host
 from graftwork.pipeline.open_project import OpenProject
@@ -54,6 +55,23 @@ def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Ste
     with suppress(UserMistake):
         return rates_of(find_gpu(device.name))
     return None
+
+
+def plan_rollouts(
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, dtype: str
+) -> Workload:
+    """The work with as many prompts answered together as memory has room for, unless the settings say."""
+    if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
+        return load
+    card = device.kind == "cuda"
+    chosen = choose_prompts_at_once(
+        shape,
+        load.rollouts,
+        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (CARD_SHARE if card else 1),
+        width=ELEMENT_BYTES[dtype],
+        recorded=card,
+    )
+    return load.model_copy(update={"rollouts": chosen})
 
 
 def plan_passes(
@@ -92,13 +110,22 @@ def plan_passes(
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
-            fix="set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
-            "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is",
+            fix=_FEWER_ANSWERS if sampled else _LESS_AT_A_TIME,
         )
     if not sampled:
         return found
     parts = {**found.parts_gib, "rollouts": sampled}
     return found.model_copy(update={"peak_gib": found.peak_gib + sampled, "parts_gib": parts})
+
+
+_LESS_AT_A_TIME = (
+    "set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
+    "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is"
+)
+_FEWER_ANSWERS = (
+    "lower `train.rollouts.answers` or `train.rollouts.max_tokens`, set `train.method: qlora`, or give it a "
+    "larger card; `plan.memory_limit_gib` states what there is"
+)
 
 
 def _describe_sampled(sampled: float) -> str:
@@ -205,7 +232,9 @@ def plan_tuning(
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
-            fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
+            fix=_FEWER_ANSWERS
+            if sampled
+            else "set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
         )
     tuning = _with_expected_peak(shape, tuning, load)
     return tuning.model_copy(update={"sampling_gib": sampled})

@@ -6,6 +6,7 @@ gold answer must be rewarded and no hack may be.
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from graftwork.evaluate.cases import read_case_file
@@ -14,7 +15,12 @@ from graftwork.grading.hacks import hacks_for
 from graftwork.grading.reward_runner import GradedParts, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.rewards import find_case_file, make_reward_spec, read_prompts
+from graftwork.pipeline.rewards import (
+    find_case_file,
+    keep_reward_seconds,
+    make_reward_spec,
+    read_prompts,
+)
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo, UserMistake
@@ -63,6 +69,8 @@ class RewardCheck(Record):
     failed: tuple[TriedAnswer, ...] = ()
     """Answers that a reward function could not grade."""
     seconds_per_answer: float = 0.0
+    usual_seconds: float = 0.0
+    """The median: some hacks take all the time that they get."""
     needs_gold: bool = True
     """False where an environment rewards: a reference of one reply need not solve an episode."""
 
@@ -100,10 +108,12 @@ def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
     prompts = project_prompts(work)
     spec = make_reward_spec(work, folder=work.project.root)
     named = settings.rollouts.environment
-    if named is None:
-        return try_catalogue(spec, spread(prompts, cases))
-    environment = Environment(named, folder=work.project.root, sandbox=work.settings.evaluate.sandbox)
-    return try_catalogue(spec, spread(prompts, cases), environment=environment)
+    environment = None
+    if named is not None:
+        environment = Environment(named, folder=work.project.root, sandbox=work.settings.evaluate.sandbox)
+    found = try_catalogue(spec, spread(prompts, cases), environment=environment)
+    keep_reward_seconds(work, found.usual_seconds)
+    return found
 
 
 def require_listed(work: OpenProject) -> None:
@@ -180,6 +190,7 @@ def judge(asked: Sequence[_Asked], graded: Sequence[GradedParts], *, cases: int)
         gold_failed=tuple(item for item in gold if item.reward is not None and item.reward < REWARDED),
         failed=tuple(item for item in tried if item.failed),
         seconds_per_answer=sum(found.seconds for found in graded) / max(len(graded), 1),
+        usual_seconds=median([found.seconds for found in graded]) if graded else 0.0,
     )
 
 

@@ -27,6 +27,8 @@ from graftwork.grading.taskset import (
     taskset_folder,
 )
 from graftwork.model.shape import read_shape
+from graftwork.process.pool import count_cores
+from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import RolloutLoad
@@ -40,6 +42,8 @@ from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
+
+REWARD_SECONDS = "reward_seconds.json"
 
 
 def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> RewardSpec:
@@ -90,6 +94,8 @@ def name_rewards(work: "OpenProject") -> dict[str, Any]:
         return {}
     path = find_case_file(work)
     named: dict[str, Any] = {} if path is None else {"prompts": file_digest(path)}
+    if (examined := find_examined_file(work)) is not None:
+        named["examined"] = file_digest(examined)
     environment = train.rollouts.environment
     if environment is not None:
         texts = [read_inner(work.project.root, name) for name in environment_files(environment)]
@@ -113,6 +119,39 @@ def find_case_file(work: "OpenProject") -> Path | None:
             where="train.rollouts.source",
         )
     return path
+
+
+def find_examined_file(work: "OpenProject") -> Path | None:
+    """The file of held-out cases whose answers are rewarded during training; None without one."""
+    train = work.settings.train
+    source = train.examine.source
+    if train.objective != "grpo" or train.examine.every is None or source is None:
+        return None
+    path = (work.project.root / source).expanduser()
+    if not path.is_file():
+        raise UserMistake(
+            f"there is no file of cases at {source}",
+            fix="name a JSONL file with one case per line that is not trained on",
+            where="train.examine.source",
+        )
+    return path
+
+
+def read_examined(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
+    """The held-out cases of a run; none of them may be one of its prompts."""
+    if job.examined_file is None:
+        return ()
+    cases = read_case_file(Path(job.examined_file))
+    asked = {case.messages for case in job_prompts(job, settings)}
+    known = [case.id for case in cases if case.messages in asked]
+    if known:
+        raise UserMistake(
+            f"the case {known[0]} is a prompt of this run",
+            why=f"{len(known)} of {len(cases)} held-out cases are trained on: they would measure memory",
+            fix="take them out of the file, or out of `train.rollouts.source`",
+            where="train.examine.source",
+        )
+    return cases
 
 
 def read_prompt_file(case_file: Path, rollouts: RolloutSettings) -> tuple[Case, ...]:
@@ -141,6 +180,30 @@ def job_prompts(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
         return ()
     path = Path(job.cases_file) if job.cases_file else None
     return read_prompts(path, dataset=Path(job.dataset_folder), rollouts=settings.rollouts)
+
+
+def keep_reward_seconds(work: "OpenProject", seconds: float) -> None:
+    """Keep what the rewards of one answer took, for the next plan."""
+    path = work.project.state / REWARD_SECONDS
+    known = _read_reward_seconds(path)
+    write_atomic(path, json.dumps({**known, _reward_key(work): seconds}))
+
+
+def find_reward_seconds(work: "OpenProject") -> float:
+    """Of one answer, as `graft reward check` or the last run measured it; 0 where neither did."""
+    return _read_reward_seconds(work.project.state / REWARD_SECONDS).get(_reward_key(work), 0.0)
+
+
+def _reward_key(work: "OpenProject") -> str:
+    return fingerprint(make_reward_spec(work).model_dump(mode="json"))[:16]
+
+
+def _read_reward_seconds(path: Path) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {str(key): float(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 class PlannedRollouts(NamedTuple):
@@ -173,13 +236,13 @@ def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
     supervised: Sequence[Row] = ()
     if settings.mix.sft:
         supervised = choose_training_rows(read_rows(dataset, "train"), settings=settings)
-    return lay_out_rows(longest, supervised, settings)
+    return lay_out_rows(longest, supervised, settings, reward_seconds=find_reward_seconds(work))
 
 
 def lay_out_rows(
-    longest: Sequence[Row], supervised: Sequence[Row], settings: TrainSettings
+    longest: Sequence[Row], supervised: Sequence[Row], settings: TrainSettings, *, reward_seconds: float = 0.0
 ) -> PlannedRollouts:
-    """The rows of all steps; batches hold a step of answers and supervised rows. Pure."""
+    """The rows of all steps; batches hold a step of answers and supervised rows."""
     rollouts = settings.rollouts
     size, steps = rollouts.prompts * rollouts.answers, rollouts.steps * rollouts.updates
     answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.answers)
@@ -198,6 +261,8 @@ def lay_out_rows(
         has_turns=rollouts.environment is not None,
         on_server=rollouts.endpoint is not None,
         batches=rollouts.steps,
+        # The audit grades each answer once more.
+        reward_seconds=reward_seconds / count_cores() * (2 if settings.reward_checks.audit_share else 1),
         supervised_rows=settings.batch_rows if settings.mix.sft and supervised else 0,
         reference_rows=_reference_rows(settings),
     )

@@ -6,26 +6,21 @@ up to date by the same rule as in the pipeline; what comes after a step that is 
 
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import orjson
 
 from graftwork.costmodel.processor import why_plain_here
-from graftwork.data.ingest.files import STANDARD_INPUT
-from graftwork.data.ingest.read import find_files
-from graftwork.model.probe import describe_device
+from graftwork.model.probe import describe_device, name_device
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.evaluation import Evaluated
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.plan_card import base_config
+from graftwork.pipeline.plan_card import base_config, card_rates, plan_tuning
+from graftwork.pipeline.stage_facts import REPLY_SHARE, LogSize, gather_facts, known_device, size_of_logs
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.plan.estimate import minutes_by_part, tokens_per_second
+from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
+from graftwork.plan.estimate import RunStart, minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
+from graftwork.process.preload import is_supported
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.plan import (
@@ -39,15 +34,9 @@ from graftwork.records.plan import (
     StageState,
     Workload,
 )
-from graftwork.records.units import MIB
 from graftwork.records.verdict import Verdict
 from graftwork.store.runs import STAGE
 
-SAMPLE_BYTES = 4 * MIB
-SAMPLE_ROWS = 200
-CHARACTERS_A_TOKEN = 3.5
-REPLY_SHARE = 0.2
-"""Of a logged row, where nothing is prepared yet."""
 ROUGH_SPREAD = 2.0
 """Further factor, either way, on what is estimated from the size of the logs."""
 MOST_LENGTHS = 2000
@@ -55,90 +44,10 @@ WITH_BASE = ("evaluate", "try")
 """Stages whose time depends on the base."""
 
 
-class LogSize(NamedTuple):
-    """Of all log files together; rows and their text are counted in a sample."""
-
-    bytes: int
-    rows: int
-    text_share: float = 1.0
-    """Of the bytes: sentences, without keys, ids and times."""
-
-    @property
-    def tokens_a_row(self) -> float:
-        return self.bytes * self.text_share / max(self.rows, 1) / CHARACTERS_A_TOKEN
-
-
-def size_of_logs(work: OpenProject) -> LogSize:
-    """From the files' sizes and the lines of their beginnings."""
-    total, seen, lines = 0, 0, 0
-    text, read = 0, 0
-    for name in find_files(work.settings.data.logs, root=work.project.root):
-        if name == STANDARD_INPUT:
-            continue
-        path = work.project.root / name
-        total += path.stat().st_size
-        with path.open("rb") as file:
-            beginning = file.read(max(SAMPLE_BYTES - seen, 0))
-        seen += len(beginning)
-        lines += beginning.count(b"\n") + (not beginning.endswith(b"\n") and bool(beginning))
-        for line in beginning.splitlines()[:SAMPLE_ROWS]:
-            with suppress(ValueError):
-                text += _text_bytes(orjson.loads(line))
-                read += len(line)
-    return LogSize(total, round(lines * total / seen) if seen else 0, text / read if text else 1.0)
-
-
-def _text_bytes(value: Any) -> int:
-    """Characters of all texts of more than one word."""
-    if isinstance(value, str):
-        return len(value) if " " in value else 0
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(_text_bytes(part) for part in parts)
-
-
-def known_device(work: OpenProject) -> DeviceFacts:
-    """As the last plan of this project measured it; else what can be known at once."""
-    entry = work.ledger.get("plan")
-    here = describe_device(threads=work.settings.train.threads)
-    if entry is None:
-        return here
-    planned = Plan.model_validate(entry.output).device
-    return planned if planned.threads == here.threads else here
-
-
-def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> StageFacts:
-    """From the prepared dataset where there is one, else from the size of the logs."""
-    settings = work.settings
-    prepared = made.outputs.get("prepare")
-    plan = made.outputs.get("plan")
-    test = prepared.dataset.splits.get("test") if isinstance(prepared, PreparedData) else None
-    if test is not None and test.rows:
-        cases, reply = test.rows, test.trained_tokens / test.rows
-        prompt = test.tokens / test.rows - reply
-    else:
-        a_row = size.tokens_a_row
-        cases, reply = round(size.rows * settings.data.test), a_row * REPLY_SHARE
-        prompt = a_row - reply
-    further = [name for name in settings.evaluate.subjects if name not in ("base", "adapter", "log")]
-    champion = bool(work.releases.aliases())
-    return StageFacts(
-        log_bytes=size.bytes,
-        shape=read_shape(Path(work.base.folder)),
-        device=plan.device if isinstance(plan, Plan) else known_device(work),
-        cases=min(cases, settings.evaluate.max_cases or cases),
-        subjects=2 + champion + len([name for name in further if name != "champion"]),
-        prompt_tokens=max(prompt, 1.0),
-        # A base that was never trained on the task goes on for longer.
-        answer_tokens=min(1.5 * max(reply, 1.0), float(settings.evaluate.max_new_tokens)),
-        timed_cases=settings.evaluate.latency_cases,
-        repeats=settings.evaluate.repeats if settings.evaluate.sampling.temperature > 0 else 1,
-    )
-
-
 def expect_stage(work: OpenProject, facts: StageFacts, stage: str) -> tuple[Figure, Figure, int]:
     """The estimate without past runs, the one with them, and how many these were."""
     prior = estimate_stage(stage, facts)
-    past = work.residuals.recent(device=describe_device().name, base=_kind(work, stage))
+    past = work.residuals.recent(device=_device_of(stage), base=_kind(work, stage))
     return prior, *pool_stage(stage, prior, past)
 
 
@@ -149,11 +58,16 @@ def record_stage(work: OpenProject, stage: str, prior: Figure, *, seconds: float
     found = Residual(name=residual_name(stage), planned=prior, actual=seconds)
     work.residuals.add(
         f"{STAGE}{stage}:{uuid.uuid4().hex}",
-        device=describe_device().name,
+        device=_device_of(stage),
         base=_kind(work, stage),
         found=[found],
         when=timestamp(),
     )
+
+
+def _device_of(stage: str) -> str:
+    """What the time of a stage depends on: a card where a model answers, else the processor."""
+    return name_device().name if stage in WITH_BASE else describe_device().name
 
 
 def time_spent(stage: str, output: Record, seconds: float) -> float:
@@ -185,10 +99,18 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         processor=_own_step(work, device, tokens=length * counted),
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
+    rates, repeated = card_rates(work, device, shape), repeated_steps(settings)
+    tuning = plan_tuning(work, device, shape, load, rates=rates)
     speed = tokens_per_second(
-        shape, load, device, learned=tuple(residual.actual for residual in recent if residual.name == SPEED)
+        shape,
+        load,
+        device,
+        learned=tuple(residual.actual for residual in recent if residual.name == SPEED),
+        tuning=tuning,
+        rates=rates,
     )
-    parts = minutes_by_part(shape, load, speed, kind=device.kind).values()
+    start = RunStart(device.kind, tuning=tuning, forked=is_supported(), repeated_steps=repeated)
+    parts = minutes_by_part(shape, load, speed, start).values()
     # `load` holds at most `MOST_LENGTHS` of the rows.
     scale = 60 * rows / counted
     return Figure(
@@ -207,7 +129,12 @@ def _own_step(work: OpenProject, device: DeviceFacts, *, tokens: int) -> Process
     )
     if device.kind != "cpu" or plain is not None:
         return None
-    return ProcessorStep(packed=True, kept="memory", distinct_tokens=tokens)
+    return ProcessorStep(
+        packed=True,
+        kept="memory",
+        distinct_tokens=tokens,
+        restarted=repeated_steps(settings) is not None,
+    )
 
 
 def _kind(work: OpenProject, stage: str) -> str:

@@ -18,6 +18,7 @@ from graftwork.pipeline.drift import measure_drift
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.shadow import summarize_shadow
+from graftwork.pipeline.stage_times import StageTime, read_time
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
@@ -52,6 +53,8 @@ class StepState(Record):
     because: tuple[str, ...] = ()
     finished_at: str | None = None
     seconds: float | None = None
+    time: StageTime | None = None
+    """The last time with its plan, part by part; None where it was done by an earlier version."""
     expected_seconds: float | None = None
     """What doing it will take: by the plan, or as it took the last time. None where neither is known."""
 
@@ -114,6 +117,7 @@ class _StepWalk:
             state="missing",
             finished_at=entry.finished_at if entry else None,
             seconds=entry.seconds if entry else None,
+            time=read_time(self._work, table.name_entry(self._work, step.name)) if entry else None,
             expected_seconds=self._expect(step, entry),
         )
         if step.name in table.ONLY_AFTER_DEPLOY and not self._may_deploy():

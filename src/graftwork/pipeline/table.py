@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING
 
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.run_identity import starts_from_main
-from graftwork.pipeline.run_plan import (
-    describe_remaining,
-    gather_facts,
-    plan_run,
-    record_stage,
-    size_of_logs,
-    time_spent,
-)
+from graftwork.pipeline.run_plan import describe_remaining, plan_run, record_stage, time_spent
+from graftwork.pipeline.stage_facts import gather_facts, size_of_logs
+from graftwork.pipeline.stage_times import PlannedStage, note_time, planned_training
 from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs
 from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
-from graftwork.plan.stages import MEASURED, estimate_stage
+from graftwork.plan.stages import estimate_stage, stage_parts
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock
-from graftwork.records.base import Figure, Record
+from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
-from graftwork.records.plan import RunPlan
+from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -49,6 +44,19 @@ STEPS: tuple[PipelineStep, ...] = (
 ONLY_AFTER_DEPLOY = ("release", "try")
 WORKER_STEPS = {"train", "evaluate"}
 """Steps that start workers: what these import is imported while the steps before them run."""
+WORKER_MODULES = (
+    "graftwork.train.multi_run",
+    "graftwork.train.loop",
+    "graftwork.pipeline.rewards",
+    "graftwork.evaluate.ask.runner",
+    "graftwork.model.adapters.peft",
+    "graftwork.model.generate.generator",
+    "graftwork.serve.constrained",
+    "graftwork.serve.http_server",
+    "graftwork.serve.replies",
+    "graftwork.serve.request_loop",
+)
+"""What workers import besides libraries. None starts a thread or is the program of a worker."""
 
 
 def run_pipeline(
@@ -188,14 +196,15 @@ def _update(
             where=work.model,
         )
     if needs_workers and isinstance(work.place, LocalWorkers):
-        work.place.warm_up()
+        work.place.warm_up(further=WORKER_MODULES)
     work.reporter.started(step.name, step.title)
     expected = _expected(step, work, made)
     begun = time.perf_counter()
     output = step.do(work, made)
     seconds = time.perf_counter() - begun
     if expected is not None:
-        record_stage(work, step.name, expected, seconds=time_spent(step.name, output, seconds))
+        record_stage(work, step.name, expected.seconds, seconds=time_spent(step.name, output, seconds))
+        note_time(work, entry, expected, output=output, seconds=seconds)
     work.ledger.put(
         entry,
         fingerprint=inputs.fingerprint,
@@ -208,12 +217,13 @@ def _update(
     return output
 
 
-def _expected(step: PipelineStep, work: OpenProject, made: StepOutputs) -> Figure | None:
+def _expected(step: PipelineStep, work: OpenProject, made: StepOutputs) -> PlannedStage | None:
     """What is computed for the stage before it is done; None where nothing can be."""
-    if step.name not in MEASURED:
-        return None
+    if step is train.STEP:
+        return planned_training(made.get("plan", Plan))
     try:
-        return estimate_stage(step.name, gather_facts(work, made, size=size_of_logs(work)))
+        facts = gather_facts(work, made, size=size_of_logs(work))
+        return PlannedStage(seconds=estimate_stage(step.name, facts), parts=stage_parts(step.name, facts))
     except (GraftError, OSError):
         # The step itself says what is wrong.
         return None

@@ -5,16 +5,19 @@ Training and evaluation do not import each other: here the metrics become traini
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.evaluate.cases import choose_cases
+from graftwork.evaluate.cases import choose_cases, draw_cases
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import LOWER_IS_BETTER, METRICS, TRUNCATED
-from graftwork.pipeline.rewards import job_prompts
+from graftwork.grading.reward_runner import RewardQuestion, RewardRunner
+from graftwork.grading.rewards import RewardSpec
+from graftwork.pipeline.rewards import job_prompts, read_examined
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
@@ -37,6 +40,8 @@ a row keeps can change the last bit of its logits, and so its answer."""
 class GradedAnswers:
     """An evaluator that asks as the evaluation does, greedily, and grades by the same functions."""
 
+    _together = TOGETHER
+
     def __init__(self, template: "ChatTemplate", *, fields: AnswerFields, max_new_tokens: int) -> None:
         self._template = template
         self._fields = fields
@@ -56,11 +61,11 @@ class GradedAnswers:
         from graftwork.model.load import eval_mode
 
         until = time.monotonic() + seconds
-        grades: list[float] = []
+        answered: list[tuple[Row, Generated]] = []
         with eval_mode(model):
             generator = Generator(model, stop_tokens=[self._template.eos])
-            for some in _cut(rows):
-                in_time = _Watch(progress, until=None if not grades else until)
+            for some in _cut(rows, together=self._together):
+                in_time = _Watch(progress, until=None if not answered else until)
                 replies = generator.generate(
                     [self._template.prompt(row.messages) for row in some],
                     Sampling(max_new_tokens=self._longest),
@@ -68,12 +73,13 @@ class GradedAnswers:
                 )
                 if in_time.over:
                     break
-                grades += [
-                    self._grade_reply(metric, row, one) for row, one in zip(some, replies, strict=True)
-                ]
+                answered += zip(some, replies, strict=True)
                 if time.monotonic() >= until:
                     break
-        return tuple(grades)
+        return tuple(self._grade_replies(metric, answered))
+
+    def _grade_replies(self, metric: str, answered: "Sequence[tuple[Row, Generated]]") -> list[float]:
+        return [self._grade_reply(metric, row, reply) for row, reply in answered]
 
     def _grade_reply(self, metric: str, row: Row, reply: "Generated") -> float:
         text = self._template.decode(reply.tokens)
@@ -84,6 +90,52 @@ class GradedAnswers:
         if metric == TRUNCATED:
             return float(finish_reason == "length")
         return METRICS[metric](_case(row), text, self._fields)
+
+
+class RewardedAnswers(GradedAnswers):
+    """An evaluator whose grades are the rewards of the run, on cases that it does not train on."""
+
+    _together = 16
+
+    def __init__(
+        self, template: "ChatTemplate", *, cases: Sequence[Case], spec: RewardSpec, max_new_tokens: int
+    ) -> None:
+        super().__init__(template, fields=AnswerFields(), max_new_tokens=max_new_tokens)
+        self._cases = {case.id: case for case in cases}
+        self._spec = spec
+
+    def choose(self, rows: Sequence[Row], *, metric: str, most: int) -> list[Row]:
+        return [self._row(case) for case in draw_cases(tuple(self._cases.values()), most=most)]
+
+    def smaller_is_better(self, metric: str) -> bool:
+        return False
+
+    def _row(self, case: Case) -> Row:
+        prompt = self._template.prompt(case.messages)
+        return Row.model_construct(
+            id=case.id,
+            origin=case.origin,
+            messages=case.messages,
+            reply=case.reference,
+            tokens=tuple(prompt),
+            trained_from=len(prompt),
+        )
+
+    def _grade_replies(self, metric: str, answered: "Sequence[tuple[Row, Generated]]") -> list[float]:
+        questions = [
+            RewardQuestion(
+                row.id,
+                self._cases[row.id],
+                self._template.decode(reply.tokens),
+                truncated=reply.finish_reason == "length",
+            )
+            for row, reply in answered
+        ]
+        with RewardRunner(self._spec) as runner:
+            # A reward that fails says nothing about the model: such an evaluation is not compared.
+            return [
+                math.nan if graded.reward is None else graded.reward for graded in runner.grade_all(questions)
+            ]
 
 
 class _Watch:
@@ -101,11 +153,11 @@ class _Watch:
         return not self.over
 
 
-def _cut(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
     """The first row alone, so that even a short evaluation has an answer; then some at a time."""
     yield rows[:1]
-    for start in range(1, len(rows), TOGETHER):
-        yield rows[start : start + TOGETHER]
+    for start in range(1, len(rows), together):
+        yield rows[start : start + together]
 
 
 def _case(row: Row) -> Case:
@@ -115,10 +167,19 @@ def _case(row: Row) -> Case:
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
     """None where the run is judged by its loss alone: then nothing of this is needed."""
     examination = job.plan.train.get("examination")
-    if examination is None:
+    if examination is None and job.examined_file is None:
         return None
     from graftwork.model.chat.template import ChatTemplate
 
+    if job.examined_file is not None:
+        settings, rendering = job_settings(job), job.plan.train.get("rendering", {})
+        return RewardedAnswers(
+            ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True))),
+            cases=read_examined(job, settings),
+            spec=RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder}),
+            max_new_tokens=settings.rollouts.max_tokens,
+        )
+    assert examination is not None
     return GradedAnswers(
         ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
         fields=AnswerFields.model_validate(examination["fields"]),

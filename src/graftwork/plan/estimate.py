@@ -7,11 +7,17 @@ how training is done, only what it costs.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.costmodel.card_time import RowStatistics, TrainedPart, card_step_parts
-from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
+from graftwork.costmodel.processor import (
+    lost_states_share,
+    seconds_a_token,
+    training_memory,
+    validation_share,
+    with_rows,
+)
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import (
     card_seconds,
@@ -50,6 +56,8 @@ from graftwork.records.units import ELEMENT_BYTES, GIB
 
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are estimated for where no rates are known."""
+FORWARD_SHARE = 1 / 3
+"""Of a pass forward and backward."""
 CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
 """Factor, either way, on a card whose rates are known: a run has checkpoints and evaluations besides."""
 
@@ -69,6 +77,9 @@ def tokens_per_second(
     `rates` are those of this very card: of a probe, or of the catalog.
     """
     prior = _computed_rate(shape, work, device, tuning=tuning, plain=plain, rates=rates)
+    if lost := lost_states_share(shape, work) * min(work.epochs / 2, 1.0):
+        ends = {name: value / (1 + lost) for name, value in prior.model_dump(exclude={"unit"}).items()}
+        prior = Figure(**ends, unit=prior.unit)
     if work.rollouts is not None:
         prior = _with_rollouts(prior, shape, work, device, tuning=tuning, rates=rates)
     return pool_runs(prior, learned)
@@ -88,8 +99,11 @@ def _with_rollouts(
     tokens = sum(work.lengths) * work.epochs
     # Packed passes on a card share nothing.
     training = tokens / rate.value
+    if work.rollouts is not None and work.rollouts.on_server:
+        # The server's probabilities are compared with those of the trainer.
+        training *= 1 + FORWARD_SHARE
     if device.kind == "cpu":
-        a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.threads)
+        a_step = update_seconds(shape, work, gflops=_matrix_rate(device), cores=device.cores)
         training = sum(a_step.values()) * len(work.lengths) / work.batch_rows
     value, low, high = (
         tokens / (training * rate.value / speed + sampling) for speed in (rate.value, rate.low, rate.high)
@@ -136,7 +150,7 @@ def _computed_rate(
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
-    a_token = seconds_a_token(shape, work, gflops=_matrix_rate(device), cores=device.threads)
+    a_token = seconds_a_token(shape, work, gflops=_matrix_rate(device), cores=device.cores)
     rate = 1 / sum(a_token.values())
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)
     return Figure.about(rate, down=down, up=up, unit="tokens/s")
@@ -191,6 +205,10 @@ class PlanInputs:
     """How layers are streamed from host memory; `plain` then has its figures."""
     rates: StepRates | None = None
     """Of this very card: of a probe, or of the catalog."""
+    forked: bool = False
+    """Whether the process is forked from one that has done its imports."""
+    repeated_steps: int | None = None
+    """Steps that a rehearsed crash makes the run repeat; None without one."""
 
     @property
     def memory_limit_gib(self) -> float:
@@ -207,7 +225,13 @@ def make_plan(inputs: PlanInputs) -> Plan:
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
     speed = tokens_per_second(
-        shape, work, device, learned=inputs.learned, tuning=tuning, plain=plain, rates=inputs.rates
+        shape,
+        work,
+        device,
+        learned=inputs.learned,
+        tuning=tuning,
+        plain=plain,
+        rates=inputs.rates,
     )
     parts = _memory_parts(inputs, trainable)
     computed = _computed(parts, work, device=device, plain=plain)
@@ -219,7 +243,12 @@ def make_plan(inputs: PlanInputs) -> Plan:
             gib + tuning.sampling_gib for gib in (tuning.peak_gib, tuning.peak_gib * 0.9, tuning.limit_gib)
         )
         memory = Figure(value=value, low=low, high=high, unit="GiB")
-    spent = minutes_by_part(shape, work, speed, kind=device.kind, tuning=tuning)
+    spent = minutes_by_part(
+        shape,
+        work,
+        speed,
+        RunStart(device.kind, tuning=tuning, forked=inputs.forked, repeated_steps=inputs.repeated_steps),
+    )
     sampling = rollout_seconds(shape, work, device, tuning=tuning, rates=inputs.rates)
     spent = _split_compute(spent, sum(sampling.values()) / 60)
     minutes = _add_up(spent.values(), unit="min")
@@ -247,10 +276,18 @@ def make_plan(inputs: PlanInputs) -> Plan:
         tuning=tuning,
         plain=plain,
         streamed=inputs.streamed,
+        prompts_at_once=_prompts_at_once(work),
         train=inputs.train,
         parts=_parts(parts, spent, computed, tuning=tuning),
         notes=_notes(inputs, parts, memory, minutes),
     )
+
+
+def _prompts_at_once(work: Workload) -> int | None:
+    load = work.rollouts
+    if load is None or load.prompts_at_once is None or load.prompts_at_once >= load.prompts:
+        return None
+    return load.prompts_at_once
 
 
 def _is_beyond(memory: Figure, limit: float) -> bool:
@@ -292,13 +329,24 @@ def _computed(
     return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
-def minutes_by_part(
-    shape: ModelShape, work: Workload, speed: Figure, *, kind: str, tuning: Tuning | None = None
-) -> dict[str, Figure]:
-    """Training, and what surrounds it: loading with the loss before, checkpoints, the loss after."""
-    tokens = sum(work.lengths) * work.epochs
+class RunStart(NamedTuple):
+    """How a run begins, and whether it begins twice."""
+
+    kind: str
+    tuning: Tuning | None = None
+    forked: bool = False
+    repeated_steps: int | None = None
+    """Steps that a rehearsed crash makes the run repeat; None without one."""
+
+
+def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, start: RunStart) -> dict[str, Figure]:
+    """Training, and what surrounds it: loading with the loss before, checkpoints, a rehearsed crash, the loss
+    after."""
+    tokens, kind = sum(work.lengths) * work.epochs, start.kind
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
-    starting = start_seconds(kind, parameters=total_parameters(shape), tuning=tuning)
+    starting = start_seconds(
+        kind, parameters=total_parameters(shape), tuning=start.tuning, forked=start.forked
+    )
     loading = Figure.about(starting / 60, down=0.7, up=2.0, unit="min")
     return {
         "load": _add_up((loading, validation), unit="min"),
@@ -307,8 +355,25 @@ def minutes_by_part(
         "checkpoints": Figure.about(
             CHECKPOINT_SECONDS[kind] * work.checkpoints / 60, down=0.3, up=3.0, unit="min"
         ),
+        **_restart(shape, work, speed, start, loading),
         "validation": _add_up((validation, _about_minutes(VALIDATION_SECONDS[kind])), unit="min"),
     }
+
+
+def _restart(
+    shape: ModelShape, work: Workload, speed: Figure, start: RunStart, loading: Figure
+) -> dict[str, Figure]:
+    """A rehearsed crash: starting and recording again, and the steps since the last checkpoint."""
+    if start.repeated_steps is None:
+        return {}
+    steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
+    tokens = sum(work.lengths) * work.epochs
+    recording = 0.0
+    if start.tuning is not None:
+        recording = recording_seconds(start.tuning, layers=shape.layers, steps=steps)
+    repeated = _minutes(tokens * start.repeated_steps / steps, speed)
+    again = (loading, repeated, _about_minutes(recording))
+    return {"restarts": _add_up(again, unit="min")}
 
 
 def _reference(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
@@ -401,6 +466,11 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
         inputs.shape, adapted=inputs.work.experts, four_bits=inputs.work.method == "qlora"
     )
     notes += [] if experts is None else [experts]
+    if (together := _prompts_at_once(inputs.work)) is not None and inputs.work.rollouts is not None:
+        prompts = inputs.work.rollouts.prompts
+        notes.append(f"{together} of {prompts} prompts are answered at a time: all take too much memory")
+    if inputs.work.rollouts is not None and inputs.work.rollouts.on_server:
+        notes.append("the time in which the server writes its answers is not known here and comes on top")
     device = inputs.device
     if not inputs.learned and device.core_share is not None and device.core_share < BUSY_SHARE:
         notes.append(

@@ -104,6 +104,7 @@ def _setups(
                 tokens=_tokens(work, strategy, rows=rows, checkpointed=bool(checkpointed)),
                 checkpointed=checkpointed,
                 kbit_upcast=False,
+                fused_nf4=True,
             )
             rows //= 2
 

@@ -1,14 +1,23 @@
 """How long each stage of a run takes, besides training, which has a plan of its own. Pure.
 
-In: the size of the logs, the cases and who answers them, the machine, how far earlier estimates of the same
-stage were off. Out: a figure for each stage. The constants were measured on two cores with the embedded base;
-ranges are wide until the stage has run here a few times.
+In: the size of the logs, the prompts and answers of those who are evaluated, the machine, how far earlier
+estimates of the same stage were off. Out: seconds of each stage, by what they are spent on. Constants were
+measured on two cores and on an H200; ranges are wide until the stage has run here a few times.
 """
 
 from collections.abc import Mapping, Sequence
 
+from graftwork.costmodel.answers import (
+    AnswerLoad,
+    alone,
+    card_answers,
+    processor_answers,
+    recording_answers,
+)
+from graftwork.costmodel.rates import StepRates
+from graftwork.costmodel.run_time import engine_start
 from graftwork.model.shape import total_parameters
-from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates
 from graftwork.plan.residuals import pool_runs
 from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
@@ -16,27 +25,26 @@ from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 MEASURED = ("audit", "prepare", "plan", "evaluate", "gate", "release", "try", "report")
 """Stages whose time is recorded here. Training has its own residuals."""
 FIXED_SECONDS = {
-    "audit": 2.0,
-    "prepare": 2.0,
-    "plan": 4.0,
-    "evaluate": 2.0,
-    "gate": 0.5,
-    "release": 1.0,
-    "try": 8.0,
-    "report": 0.7,
+    "audit": 1.8,
+    "prepare": 0.5,
+    "plan": 2.5,
+    "evaluate": 0.5,
+    "gate": 0.1,
+    "release": 0.2,
+    "try": 1.0,
+    "report": 0.3,
 }
+"""Whatever the size. `plan` waits for the imports of the process that measures the machine; `try` verifies
+the release, and stops the endpoint."""
 BYTES_A_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 """Of logs, on two cores."""
-ANSWER_START_SECONDS = 8.0
-"""Interpreter, libraries and a small base, for every process that answers."""
-READING_SHARE, WRITING_SHARE = 0.9, 0.35
-"""Of the measured matrix rate, on two quiet cores: prompts are read in large products and share their
-beginnings, answers are written in thin ones."""
-ALONE_SHARE = 0.03
-"""Single requests are bound by memory, not by products."""
-TRIED_ANSWERS = 6
-SPREAD = {"audit": 4.0, "prepare": 4.0, "evaluate": 3.0, "try": 2.5}
-USUAL_SPREAD = 2.5
+GRADE_SECONDS = 2e-3
+"""Of one answer, without code to run and without a judge."""
+RECORDED_SIZES, TRIED_SIZES = 4, 3
+"""Passes that a card records for each subject: tokens of a batch, tokens and prompts of single requests. And
+those of the serving check."""
+SPREAD = {"audit": 4.0, "prepare": 4.0, "evaluate": 1.6, "try": 2.0}
+USUAL_SPREAD, GUESSED_SPREAD = 2.5, 3.0
 
 
 class StageFacts(Record):
@@ -45,26 +53,40 @@ class StageFacts(Record):
     log_bytes: int
     shape: ModelShape | None = None
     device: DeviceFacts
-    cases: int = 0
-    subjects: int = 2
-    """Models that answer: base and adapter, the champion, further ones."""
-    prompt_tokens: float = 0.0
-    answer_tokens: float = 0.0
+    rates: StepRates | None = None
+    """Of a card, where they are known."""
+    forked: bool = True
+    """Whether workers are forked from a process that has done their imports."""
+    answers: tuple[AnswerLoad, ...] = ()
+    """What each subject of the evaluation answers: base and adapter, the champion, further ones."""
+    tried: AnswerLoad | None = None
+    """What the serving check asks."""
     timed_cases: int = 0
     repeats: int = 1
 
 
+def stage_parts(stage: str, facts: StageFacts) -> dict[str, float]:
+    """Seconds by what they are spent on."""
+    parts = {"fixed": FIXED_SECONDS[stage]}
+    if stage in BYTES_A_SECOND:
+        parts["logs"] = facts.log_bytes / BYTES_A_SECOND[stage]
+    if facts.shape is None:
+        return parts
+    if stage == "evaluate" and facts.answers:
+        parts |= _evaluate(facts, facts.shape)
+    if stage == "try" and facts.tried is not None:
+        parts |= _engine_start(facts, facts.shape)
+        parts |= _answer(facts, facts.shape, facts.tried)
+        parts |= _recording(facts, facts.shape, sizes=TRIED_SIZES)
+    return parts
+
+
 def estimate_stage(stage: str, facts: StageFacts) -> Figure:
     """Before any run of this stage was seen here."""
-    seconds = FIXED_SECONDS[stage]
-    if stage in BYTES_A_SECOND:
-        seconds += facts.log_bytes / BYTES_A_SECOND[stage]
-    if stage == "evaluate":
-        seconds += _evaluate(facts)
-    if stage == "try":
-        seconds += ANSWER_START_SECONDS + TRIED_ANSWERS * _alone(facts)
     spread = SPREAD.get(stage, USUAL_SPREAD)
-    return Figure.about(seconds, down=1 / spread, up=spread, unit="s")
+    if stage in ("evaluate", "try") and facts.device.gflops is None:
+        spread = GUESSED_SPREAD
+    return Figure.about(sum(stage_parts(stage, facts).values()), down=1 / spread, up=spread, unit="s")
 
 
 def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Figure, int]:
@@ -77,8 +99,12 @@ def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Fig
     return pool_runs(prior, [prior.value * ratio for ratio in ratios]), len(ratios)
 
 
+MODEL = 2
+"""Raised when estimates change: how far earlier ones were off says nothing about these."""
+
+
 def residual_name(stage: str) -> str:
-    return f"stage.{stage}"
+    return f"stage.{stage}.{MODEL}"
 
 
 def add_up(seconds: Mapping[str, Figure]) -> Figure:
@@ -92,30 +118,39 @@ def add_up(seconds: Mapping[str, Figure]) -> Figure:
     )
 
 
-def _evaluate(facts: StageFacts) -> float:
-    """Every subject loads and answers all cases in batches; then one more process times single requests."""
-    rate, flops = _rate(facts), _flops_a_token(facts)
-    a_case = facts.prompt_tokens * flops / (rate * READING_SHARE)
-    a_case += facts.answer_tokens * facts.repeats * flops / (rate * WRITING_SHARE)
-    timed = (
-        ANSWER_START_SECONDS + facts.timed_cases * facts.subjects * _alone(facts)
-        if facts.timed_cases
-        else 0.0
-    )
-    return facts.subjects * (ANSWER_START_SECONDS + facts.cases * a_case) + timed
+def _evaluate(facts: StageFacts, shape: ModelShape) -> dict[str, float]:
+    """On a processor each subject has a process of its own, and one more times single requests in turn; on a
+    card one process does all of it."""
+    subjects = len(facts.answers)
+    on_card = facts.device.kind == "cuda"
+    processes = 1 if on_card else subjects + bool(facts.timed_cases)
+    # The first request of each subject is not timed.
+    requests = facts.timed_cases + 1 if facts.timed_cases else 0
+    requests += on_card
+    answered = [_answer(facts, shape, load) for load in facts.answers]
+    asked_alone = [_answer(facts, shape, alone(load)) for load in facts.answers]
+    return {
+        **{name: processes * seconds for name, seconds in _engine_start(facts, shape).items()},
+        **_recording(facts, shape, sizes=RECORDED_SIZES * subjects),
+        "reading": facts.repeats * sum(parts["reading"] for parts in answered),
+        "writing": facts.repeats * sum(parts["writing"] for parts in answered),
+        "single requests": requests * sum(sum(parts.values()) for parts in asked_alone),
+        # The log is graded too.
+        "grading": GRADE_SECONDS * facts.answers[0].cases * facts.repeats * (subjects + 1),
+    }
 
 
-def _alone(facts: StageFacts) -> float:
-    """Seconds of one request."""
-    rate, flops = _rate(facts), _flops_a_token(facts)
-    reading = facts.prompt_tokens * flops / (rate * READING_SHARE)
-    return reading + facts.answer_tokens * flops / (rate * ALONE_SHARE)
+def _engine_start(facts: StageFacts, shape: ModelShape) -> dict[str, float]:
+    return engine_start(facts.device.kind, parameters=total_parameters(shape), forked=facts.forked)
 
 
-def _rate(facts: StageFacts) -> float:
+def _recording(facts: StageFacts, shape: ModelShape, *, sizes: int) -> dict[str, float]:
+    return {"recording": recording_answers(shape, sizes=sizes)} if facts.device.kind == "cuda" else {}
+
+
+def _answer(facts: StageFacts, shape: ModelShape, load: AnswerLoad) -> dict[str, float]:
     device = facts.device
-    return (device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads) * 1e9
-
-
-def _flops_a_token(facts: StageFacts) -> float:
-    return 2.0 * total_parameters(facts.shape) if facts.shape is not None else 0.0
+    if device.kind == "cuda":
+        return card_answers(shape, load, rates=facts.rates or default_rates())
+    gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+    return processor_answers(shape, load, gflops=gflops, weights_s=device.weights_s)

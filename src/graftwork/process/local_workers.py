@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.files.disk import append_to, make_folder
@@ -26,9 +27,12 @@ class LocalWorkers:
     def __init__(self) -> None:
         self._children: dict[str, tuple[JobHandle, ChildProcess, int]] = {}
 
-    def warm_up(self) -> None:
-        """Import what workers need while they are not needed yet; returns at once."""
-        SHARED.warm_up(worker_environment())
+    def warm_up(self, *, further: Sequence[str] = ()) -> None:
+        """Import what workers need while they are not needed yet; returns at once.
+
+        `further` are modules besides the libraries, none of which a worker runs as its program.
+        """
+        SHARED.warm_up(worker_environment(), further=further)
 
     def submit(self, job: Job) -> JobHandle:
         kills = kernel_kills()

@@ -169,6 +169,14 @@ def measure() -> dict[str, float]:
     return figures
 
 
+def peak_allocated_gib() -> float | None:
+    """What the tensors of this process used at most of its device; None without one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return float(torch.cuda.max_memory_allocated()) / GIB
+
+
 def killed_for_memory(code: int, *, kills: int, vitals: Vitals | None) -> OutOfMemory | None:
     """Whether a worker that ended with `code` was killed because the machine had no memory left.
 

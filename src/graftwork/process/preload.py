@@ -5,7 +5,7 @@ would, forked from a process that has done the imports, which take longer than m
 no card, runs no thread and no job, so that each worker starts from the same state and may be killed like any
 other. Where it cannot be used, nothing is started here. GRAFT_PRELOAD=0 switches it off.
 
-`python -m graftwork.process.preload DESCRIPTOR` is the process with the imports.
+`python -m graftwork.process.preload DESCRIPTOR MODULES` is the process with the imports.
 """
 
 import contextlib
@@ -76,6 +76,10 @@ class PreloadedWorker:
         self._exits = exits
         self._code: int | None = None
 
+    def fileno(self) -> int:
+        """Readable once the process has ended; closed once `poll` or `wait` has said so."""
+        return self._exits
+
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0.0)
@@ -109,8 +113,8 @@ class PreloadedWorkers:
         self._connection: socket.socket | None = None
         self._environment: dict[str, str] = {}
 
-    def warm_up(self, environment: Mapping[str, str]) -> None:
-        """Begin with the imports; returns at once."""
+    def warm_up(self, environment: Mapping[str, str], *, further: Sequence[str] = ()) -> None:
+        """Begin with the imports; returns at once. The `further` modules are imported while nobody asks."""
         with self._lock:
             if self._process is not None or not is_supported():
                 return
@@ -119,7 +123,13 @@ class PreloadedWorkers:
             self._environment = dict(environment)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(theirs.fileno()), *self._modules],
+                    [
+                        sys.executable,
+                        "-m",
+                        __name__,
+                        str(theirs.fileno()),
+                        json.dumps([list(self._modules), list(further)]),
+                    ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -130,9 +140,15 @@ class PreloadedWorkers:
             self._connection = ours
 
     def start(
-        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: IO[bytes]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        stdin: int | None = None,
     ) -> PreloadedWorker | None:
-        """None where it has to be started in the usual way."""
+        """None where it has to be started in the usual way. Without `stdin`, its standard input is empty."""
         if self._connection is None or not module.startswith(self._package):
             return None
         if _part_read_at_start(environment) != _part_read_at_start(self._environment):
@@ -145,7 +161,8 @@ class PreloadedWorkers:
         }
         exits, report = os.pipe()
         try:
-            pid = self._ask(json.dumps(request).encode(), [log.fileno(), report])
+            given = [] if stdin is None else [stdin]
+            pid = self._ask(json.dumps(request).encode(), [log.fileno(), report, *given])
         finally:
             os.close(report)
         if pid is None:
@@ -218,15 +235,16 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 # The process with the imports
 
 
-def serve(connection: socket.socket, modules: Sequence[str]) -> None:
+def serve(connection: socket.socket, modules: Sequence[str], further: Sequence[str]) -> None:
     """Fork a worker for each request, and report the exit code of each, until the other side is gone."""
-    import_without_unused(modules)
-    # Workers share these objects until one writes to them.
-    gc.collect()
-    gc.freeze()
+    _import(modules)
+    left = list(further)
     workers: dict[int, tuple[int, int]] = {}
     while True:
-        ready, _, _ = select.select([connection.fileno(), *workers], [], [])
+        ready, _, _ = select.select([connection.fileno(), *workers], [], [], 0.0 if left else None)
+        if not ready:
+            _import([left.pop(0)])
+            continue
         for ended in [descriptor for descriptor in ready if descriptor in workers]:
             pid, report = workers.pop(ended)
             _, status = os.waitpid(pid, 0)
@@ -236,6 +254,13 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> None:
             os.close(ended)
         if connection.fileno() in ready and not _answer(connection, workers):
             return
+
+
+def _import(modules: Sequence[str]) -> None:
+    import_without_unused(modules)
+    # Workers share these objects until one writes to them.
+    gc.collect()
+    gc.freeze()
 
 
 def import_without_unused(modules: Sequence[str]) -> None:
@@ -256,19 +281,20 @@ def import_without_unused(modules: Sequence[str]) -> None:
 
 def _answer(connection: socket.socket, workers: dict[int, tuple[int, int]]) -> bool:
     """Take one request; False at the end of them."""
-    length, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 2)
+    length, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
     if not length:
         return False
     request = json.loads(_receive(connection, _LENGTH.unpack(length)[0]))
-    log, report = files
+    log, report, *stdin = files
     pid = os.fork() if _can_fork() else 0
     if pid == 0 and os.getpid() != _SERVER:
-        _become(request, log)
+        _become(request, log, stdin)
     if pid:
         workers[os.pidfd_open(pid)] = pid, report
     else:
         os.close(report)
-    os.close(log)
+    for file in (log, *stdin):
+        os.close(file)
     connection.sendall(_LENGTH.pack(pid))
     return True
 
@@ -289,11 +315,11 @@ def _opens_card(link: Path) -> bool:
         return False
 
 
-def _become(request: dict[str, Any], log: int) -> NoReturn:
+def _become(request: dict[str, Any], log: int, stdin: Sequence[int]) -> NoReturn:
     """Run the module as a new interpreter would."""
     code = 70
     try:
-        _set_up(request, log)
+        _set_up(request, log, stdin)
         code = _run(request["module"])
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -302,9 +328,9 @@ def _become(request: dict[str, Any], log: int) -> NoReturn:
         os._exit(code)
 
 
-def _set_up(request: dict[str, Any], log: int) -> None:
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def _set_up(request: dict[str, Any], log: int, stdin: Sequence[int]) -> None:
+    for given, number in (*((file, 0) for file in stdin), (log, 1), (log, 2)):
+        os.dup2(given, number)
     for link in list(Path("/proc/self/fd").iterdir()):
         if int(link.name) > 2:
             with contextlib.suppress(OSError):
@@ -348,4 +374,4 @@ def _exit_code(ended: SystemExit) -> int:
 if __name__ == "__main__":
     tie_to_parent(int(os.environ.pop(PARENT_VARIABLE)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])), *json.loads(sys.argv[2]))

@@ -31,7 +31,7 @@ from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings
 from graftwork.serve.settings import ServeSettings
 from graftwork.train.objective_settings import OBJECTIVE_SETTINGS, USED_BY
-from graftwork.train.settings import LOSS, TrainSettings
+from graftwork.train.settings import LOSS, REWARD, TrainSettings
 from graftwork.train.unused_settings import given_settings, why_unused
 
 R = TypeVar("R", bound=Record)
@@ -291,7 +291,7 @@ def suggest(name: str, known: Iterable[str], *, kind: str) -> str:
 def require_examinable(train: TrainSettings, *, where: str) -> None:
     """Evaluations during training use the loss or a metric of evaluation."""
     try:
-        require_known(train.examine.metric, (LOSS, *OF_ANSWERS))
+        require_known(train.examine.metric, (LOSS, REWARD, *OF_ANSWERS))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

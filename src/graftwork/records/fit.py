@@ -35,10 +35,14 @@ class PlainSetup(Record):
     liger: bool = False
     """Norms, rotary positions and the gate are one kernel each: Liger's."""
     attention: Literal["flash", "math"] = "flash"
+    deterministic: bool = False
+    """Attention adds up in the same order every time, which takes more memory where heads are few."""
     experts: bool = False
     """Experts have adapters too."""
     kbit_upcast: bool = True
     """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
+    fused_nf4: bool = False
+    """Weights in four bits are opened by graft's kernel, not by bitsandbytes."""
 
 
 class MemoryPeak(Record):
@@ -81,6 +85,7 @@ class FitOptions(Record):
     prompt_tokens: int = 512
     completion_tokens: int = 512
     generations: int = 8
+    reward_seconds: float = 0.0
 
 
 class FitQuestion(Record):
@@ -114,6 +119,8 @@ class FitQuestion(Record):
     """GRPO: tokens of a prompt, of an answer, and answers to a prompt."""
     completion_tokens: int = 512
     generations: int = 8
+    reward_seconds: float = 0.0
+    """GRPO: of the rewards of one answer; 0 where it is not known."""
 
 
 class Strategy(Record):

@@ -33,6 +33,9 @@ class ModelShape(Record):
     expert_inner: int = 0
     architecture: str = ""
     """`model_type` of a family whose blocks graft's own steps compute otherwise than Llama's."""
+    remembered: tuple[int, ...] = ()
+    """Positions that each layer remembers while answers are written, 0 for all: windows and states. Empty if
+    every layer remembers all; only then answers have slots."""
 
 
 class DeviceFacts(Record):
@@ -43,11 +46,18 @@ class DeviceFacts(Record):
     memory_gib: float
     threads: int
     gflops: float | None = None
+    weights_s: float | None = None
+    """Bytes a second that a processor reads of weights which it multiplies with a single row."""
     core_share: float | None = None
     """The part of the cores that the measurement of a processor got; small on a busy machine."""
     capability: float | None = None
     """Compute capability of the oldest card: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"
+
+    @property
+    def cores(self) -> float:
+        """Of a processor, those that others leave."""
+        return self.threads * (1.0 if self.core_share is None else self.core_share)
 
 
 class Tuning(Record):
@@ -94,6 +104,8 @@ class ProcessorStep(Record):
     """Where the frozen blocks' output waits for the next epoch."""
     distinct_tokens: int
     """Of all rows, each counted once, behind their common beginning."""
+    restarted: bool = False
+    """The process is killed halfway to rehearse a crash."""
 
 
 class PlainStep(Record):
@@ -225,6 +237,8 @@ class Plan(Record):
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     streamed: StreamedStep | None = None
     """How the model is streamed from host memory; None where it is on the device."""
+    prompts_at_once: int | None = None
+    """Prompts of a step that are answered together, where memory has no room for all of them."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
     base_note: str = ""

@@ -135,6 +135,8 @@ class Generation(Record):
     timed_group: str = ""
     """Subjects with the same group were timed in turn, request by request: their times can be compared in
     pairs. Empty where a subject was timed by itself, as in records older than the field."""
+    times: dict[str, float] = {}
+    """Seconds besides answering: loading the model, recording passes on a card."""
 
 
 class Metric(Record):

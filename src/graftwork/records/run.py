@@ -34,6 +34,8 @@ class TrainJob(Record):
     """Where own reward functions are."""
     cases_file: str | None = None
     """The prompts of reinforcement learning; None: a split of the dataset."""
+    examined_file: str | None = None
+    """Held-out cases whose answers are rewarded during training; None: there are none."""
     start_adapter: str | None = None
     """A PEFT folder that training starts from."""
     deadline: float | None = None
@@ -129,6 +131,9 @@ class TrainOutcome(Record):
     load_seconds: float
     tokens_per_second: float
     peak_memory_gib: float
+    """On a card, what was reserved there."""
+    peak_allocated_gib: float | None = None
+    """Of that, what tensors used at most; None without a card."""
     trainable_parameters: int
     restarts: int
     replayed_steps: int

@@ -41,6 +41,8 @@ _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""
 _TURN_CHARACTERS = 16
 """About what a template writes around a message."""
+_RESERVED_TOKENS = 512
+"""Of each request that runs at once on a card. A cache that grows voids what was recorded."""
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
@@ -48,24 +50,29 @@ class EmbeddedBackend:
     """A Backend over a real model. The decoder runs in the loop's thread, the rest in the event loop."""
 
     def __init__(self, job: EngineJob) -> None:
-        from graftwork.inference.embedded import EmbeddedEngine
+        import torch
+
+        from graftwork.inference.embedded import EmbeddedEngine, choose_device, precision_on
         from graftwork.model.chat.template import ChatTemplate
 
         self._template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
         self._prompts: dict[str, PromptVariant] = {}
         folders = {name: Path(folder) for name, folder in job.adapters.items()}
+        device = choose_device(job.engine.device, has_gpu=torch.cuda.is_available)
         source = EngineSource(
             base_folder=Path(job.base_folder),
             adapters={
                 name: folder for name, folder in folders.items() if not self._take_prompt(name, folder)
             },
-            device=job.device,
-            precision=job.dtype,
+            device=device,
+            precision=precision_on(device),
             threads=job.threads,
             rows=job.batch_size,
         )
         self._engine = EmbeddedEngine(source, template=self._template)
+        if device != "cpu":
+            self._engine.decoder.reserve(job.batch_size, _RESERVED_TOKENS)
         self._grammars = GrammarCompiler(self._template)
         self._models = [BASE, *job.adapters]
         self._max_positions = self._engine.max_positions
@@ -80,6 +87,8 @@ class EmbeddedBackend:
             "waiting": self.loop.waiting,
             "answered": self.loop.answered,
             "template_fingerprint": self._template.template_fingerprint,
+            "device": self._engine.facts.details["device"],
+            "precision": self._engine.facts.precision,
         }
 
     async def load_adapter(self, request: LoadAdapter) -> None:

@@ -128,7 +128,7 @@ class EngineJob(Record):
     queue_limit: int = 128
     threads: int | None = None
     dtype: str = "float32"
-    device: str = "cpu"
+    """vllm, sglang: the type of the weights."""
     probe_seconds: float = 2.0
     """How often the server behind the engine is asked whether it answers."""
     restart_seconds: float = 20.0

@@ -160,6 +160,12 @@ class EngineSettings(Record):
         "OpenAI-compatible API; it serves `base` only.",
     )
 
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description="embedded: where the model computes. `auto`: on the first GPU where there is one, in 16 "
+        "bits, as evaluation does; else on the processor. `cpu` leaves the GPU to others.",
+    )
+
     precision: GgufPrecision = Field(
         default="q8_0",
         description="llamacpp: the type of the base's matrices. Each one is an engine of its own for "
@@ -228,6 +234,8 @@ class EngineSettings(Record):
                 )
             if listed and self.autoscale.max > len(self.replicas):  # type: ignore[arg-type]
                 raise ValueError(f"autoscale.max is {self.autoscale.max}, and `replicas` lists fewer servers")
+        if self.device != "auto" and self.kind != "embedded":
+            raise ValueError("`device` is a setting of the embedded engine")
         if self.kind == "endpoint" and ((self.url is None and not listed) or self.model is None):
             raise ValueError("an endpoint needs `url` and `model`")
         return self

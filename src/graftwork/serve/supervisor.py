@@ -8,8 +8,6 @@ restarted if it stays frozen. It ends with this process, because it ends when it
 import asyncio
 import json
 import logging
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -17,11 +15,12 @@ from typing import NamedTuple
 
 import orjson
 
-from graftwork.files.disk import append_to, write_atomic
-from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
+from graftwork.files.disk import write_atomic
+from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.api.call import ChatCall, PieceData
 from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, read_failure
+from graftwork.serve.engine_start import EngineProcess, start_engine
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.routing import RETRY
@@ -117,7 +116,7 @@ class EngineSupervisor:
         socket = job.socket or str(Path(self._socket_folder.name) / "engine.sock")
         self.job = job.model_copy(update={"socket": socket})
         self.client: EngineClient | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.state: EngineState = "starting"
@@ -206,18 +205,7 @@ class EngineSupervisor:
         job_file = self._folder / JOB_FILE
         await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
         Path(str(self.job.socket)).unlink(missing_ok=True)
-        with append_to(self._folder / LOG_FILE) as output:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                str(job_file),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**WORKER_ENVIRONMENT, **os.environ},
-                start_new_session=True,  # Ctrl-C goes to us: we drain first, then end the engine
-            )
+        self._process = await start_engine(self._module, job_file, log=self._folder / LOG_FILE)
 
     async def _await_ready(self) -> None:
         """Poll until it answers; raise as soon as the process has ended."""
@@ -260,7 +248,7 @@ class EngineSupervisor:
                 # It failed again, or no process could be started; the loop goes on.
                 log.warning("%s: %s", self._name, error)
 
-    async def _kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
+    async def _kill_if_frozen(self, process: EngineProcess) -> None:
         """Poll the engine; kill it if it stays silent."""
         clock = asyncio.get_running_loop().time
         probe = Client(path=self.job.socket, keep=0)
@@ -315,7 +303,7 @@ class EngineSupervisor:
             return WorkerFailed(what, why=last, fix="see its log", where=str(log_file))
 
 
-async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
+async def _end(process: EngineProcess, seconds: float) -> None:
     if process.returncode is None:
         process.terminate()
     try:

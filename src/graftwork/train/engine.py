@@ -174,6 +174,9 @@ class StepOptions:
 class TrainingEngine:
     state_is_live = False
     """`state` gives the tensors that training changes, not copies: no update until they are written."""
+    computes_apart = False
+    """A step is computed by a GPU while the host is free: `meanwhile` is called then."""
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -269,6 +272,9 @@ class TrainingEngine:
             overflowed=self._overflowed,
             measures=measures,
         )
+
+    def prefetch(self, rows: Sequence[Row]) -> None:
+        """Prepare the batch of the next step, where that can be done while this one is computed."""
 
     def _micro_batches(self, rows: Sequence[Row]) -> Sequence[MicroBatch]:
         """Rows that are compared with each other stay together, and share the beginning of their prompt."""

@@ -94,6 +94,7 @@ class TrainingLoop:
         self._versions = dict(context.versions)
         self._losses: deque[float] = deque(maxlen=LAST_LOSSES)
         self._safe = 0
+        self._number = 0
         self._digest_is_cheap = True
         self.finished = ""
         """Why the run stopped early, if it did."""
@@ -107,6 +108,7 @@ class TrainingLoop:
     def run(self) -> Replay | None:
         """Train from the last good checkpoint to the last step; report repeated steps over all attempts."""
         done = self._resume()
+        self._engine.meanwhile = self._work_meanwhile
         for callback in self._callbacks:
             callback.on_train_begin(self._engine, done=done, steps=self.steps)
         try:
@@ -116,6 +118,7 @@ class TrainingLoop:
                 self._stop_if_asked(number)
                 self._finish_step(self._step(number))
         finally:
+            self._flush_log()
             try:
                 for callback in self._callbacks:
                     callback.on_train_stopping()
@@ -140,6 +143,7 @@ class TrainingLoop:
 
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
+        self._number = number
         try:
             rows = self._source.batch(number)
         except StepInterrupted:
@@ -202,9 +206,9 @@ class TrainingLoop:
 
     def _finish_step(self, step: TrainStep) -> None:
         """Write the journal, then call the callbacks, then save the checkpoint with their state."""
-        problem = self._log.append(step) if self._strategy.rank == 0 else None
-        if problem:
-            self._report(problem)
+        self._log.add(step)
+        if not self._engine.computes_apart:
+            self._flush_log()
         self._losses.append(step.loss)
         for callback in self._callbacks:
             try:
@@ -221,6 +225,17 @@ class TrainingLoop:
             self._report(self.finished)
         self._report_saved()
 
+    def _flush_log(self) -> None:
+        problem = self._log.flush() if self._strategy.rank == 0 else None
+        if problem:
+            self._report(problem)
+
+    def _work_meanwhile(self) -> None:
+        """While a GPU computes a step: write the line of the one before, and prepare the one after."""
+        self._flush_log()
+        if self._number < self.steps and (rows := self._source.peek(self._number + 1)):
+            self._engine.prefetch(rows)
+
     def _is_due(self, number: int) -> bool:
         return number == self.steps or number % self._settings.checkpoint_every == 0
 
@@ -232,6 +247,7 @@ class TrainingLoop:
 
     def _save(self, step: int, score: float | None = None) -> None:
         """Hand the state to the store, which writes it while training continues."""
+        self._flush_log()
         for callback in self._callbacks:
             callback.on_save_begin(step)
         state: dict[str, Any] = {

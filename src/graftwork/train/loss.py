@@ -84,12 +84,6 @@ def loss_and_gradient(logits: Tensor, targets: Tensor, weights: Tensor | None) -
     return (losses * weight).sum(), d
 
 
-def loss_without_gradient(logits: Tensor, targets: Tensor) -> Tensor:
-    """The summed loss of the counted targets, each of weight 1."""
-    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return ((torch.logsumexp(logits, dim=1) - taken) * (targets >= 0)).sum()
-
-
 def summed_loss(model: Any, batch: TokenBatch) -> Tensor:
     return weighted_loss(eager_logits(model, batch), batch.targets, None)
 

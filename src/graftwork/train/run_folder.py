@@ -43,18 +43,23 @@ class StepLog:
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder / STEPS)
         self._waiting: list[TrainStep] = []
+        self._full = False
 
-    def append(self, step: TrainStep) -> str | None:
-        """A word where the line could not be written."""
+    def add(self, step: TrainStep) -> None:
+        """Take a line, which `flush` writes."""
         self._waiting.append(step)
+
+    def flush(self) -> str | None:
+        """Write what waits; a message where that could not be done."""
         try:
             while self._waiting:
                 self._journal.append(self._waiting[0].model_dump())
                 self._waiting.pop(0)
         except EnvironmentLacks as error:
-            # One word for each time that it begins, not one a step.
-            first = len(self._waiting) == 1
+            # One message for each time that it begins, not one a step.
+            first, self._full = not self._full, True
             return f"the journal takes no lines: {error.what}; they are written later" if first else None
+        self._full = False
         return None
 
     def copy(self) -> bytes:

@@ -14,6 +14,7 @@ from graftwork.grading.score_audit import ScoredReply, audit_scores, require_usa
 from graftwork.model.shape import read_shape
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
+from graftwork.records.plan import Plan
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.train.callbacks import TrainingCallback
@@ -147,6 +148,7 @@ def _gather_prompts(
     job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
 ) -> RunMaterial:
     template = _open_template(job)
+    settings = with_prompts_at_once(settings, job.plan)
     limit = settings.rollouts.longest_answer
     checks = settings.reward_checks
     spec = RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder})
@@ -209,6 +211,14 @@ def _gather_prompts(
         base=job.plan.base,
         notes=notes,
     )
+
+
+def with_prompts_at_once(settings: TrainSettings, plan: Plan) -> TrainSettings:
+    """The settings with what the plan found room for, unless they state it themselves."""
+    if settings.rollouts.prompts_at_once is not None or plan.prompts_at_once is None:
+        return settings
+    rollouts = settings.rollouts.model_copy(update={"prompts_at_once": plan.prompts_at_once})
+    return settings.model_copy(update={"rollouts": rollouts})
 
 
 def _open_rollouts(

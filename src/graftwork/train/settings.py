@@ -2,7 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from graftwork.process.extensions import extension_names
 from graftwork.records.base import NotSecret, Record, SecretAddress, SecretLink, SecretText
@@ -24,14 +31,23 @@ ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 Method = Literal["lora", "qlora", "dora", "full"]
 Strategy = Literal["single", "ddp", "fsdp", "zero2", "zero3"]
-Switch = Literal["auto", "on", "off"]
+
+
+def _word_of_switch(given: Any) -> Any:
+    """YAML reads a plain `on` as true."""
+    return {True: "on", False: "off"}[given] if isinstance(given, bool) else given
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_word_of_switch)]
 BUILT_IN_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 DISTRIBUTION = ("strategy", "processes", "offload")
-KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
+KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing", "deterministic")
 ENDPOINT_ACCESS = ("url", "key_variable", "concurrency", "seconds")
 """Of `rollouts.endpoint`, what does not change the result."""
 LOSS = "loss"
+REWARD = "reward"
+"""What an evaluation during training measures: the mean reward of answers to held-out cases."""
 """The metric of an evaluation that needs no answers."""
 
 
@@ -48,8 +64,13 @@ class ExamineSettings(Record):
     every: int | None = Field(
         None, ge=1, description="Steps between two evaluations during training; unset means none."
     )
-    metric: str = Field(LOSS, description="`loss` on validation rows, or a metric of generated answers.")
-    cases: int = Field(8, ge=1, description="Number of validation rows to evaluate.")
+    metric: str = Field(
+        LOSS,
+        description="`loss` on validation rows, a metric of generated answers, or `reward`: the rewards of "
+        "grpo, on the cases of `source`.",
+    )
+    source: str | None = Field(None, description="JSONL file of held-out cases for `metric: reward`.")
+    cases: int = Field(8, ge=1, description="Number of validation rows, or of these cases, to evaluate.")
     seconds: float = Field(60, gt=0, description="Time limit for the answers of one evaluation.")
     patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without an improvement."
@@ -57,6 +78,20 @@ class ExamineSettings(Record):
     keep_best: bool = Field(
         True, description="Keep the adapter of the best evaluation instead of the last step."
     )
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs without a file of cases keep the names that they had before there was one."""
+        found: dict[str, Any] = handler(self)
+        if self.source is None:
+            found.pop("source", None)
+        return found
+
+    @model_validator(mode="after")
+    def _reward_needs_cases(self) -> Self:
+        if (self.metric == REWARD) != (self.source is not None):
+            raise ValueError("`metric: reward` and `source`, a file of held-out cases, belong together")
+        return self
 
     @model_validator(mode="after")
     def _patience_needs_looks(self) -> Self:
@@ -160,6 +195,11 @@ class TrainSettings(Record):
         "auto",
         description="Gradient checkpointing on the plain step; auto: as planned.",
     )
+    deterministic: Switch = Field(
+        "auto",
+        description="Add up in the same order every time on a GPU, so that a killed run resumes to the same "
+        "bytes; auto: where layers are streamed. On a CPU it is always so.",
+    )
     epochs: int = Field(2, ge=1, description="Number of epochs.")
     batch_rows: int = Field(8, ge=1, description="Rows per optimizer step.")
     learning_rate: float = Field(
@@ -256,6 +296,19 @@ class TrainSettings(Record):
         if self.objective == "grpo" and self.rollouts.temperature != 1:
             raise ValueError(
                 "the loss is that of answers sampled at temperature 1: set `rollouts.temperature: 1`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_is_examinable(self) -> Self:
+        if self.examine.metric != REWARD:
+            return self
+        if self.objective != "grpo":
+            raise ValueError("examine by reward needs `objective: grpo`, whose rewards it asks")
+        if self.rollouts.environment is not None or self.rollouts.taskset is not None:
+            raise ValueError(
+                "examine by reward asks for single replies to cases of a file: remove `rollouts.environment` "
+                f"or `rollouts.taskset`, or examine by {LOSS}"
             )
         return self
 

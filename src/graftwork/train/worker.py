@@ -18,6 +18,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
+from graftwork.process.memory import peak_allocated_gib
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
@@ -28,6 +29,11 @@ from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
 from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.determinism import (
+    explain_missing_kernels,
+    is_deterministic,
+    use_deterministic_kernels,
+)
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, leave, threads_per_process
 from graftwork.train.engine_choice import starts_on_host
 from graftwork.train.objectives.epochs import choose_training_rows
@@ -172,6 +178,7 @@ def _train(
     from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
+    _choose_kernels(job, settings)
     strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
     run = _Setting(job, settings, strategy, heart, report, load, cases)
     reporting = reporting_callbacks(
@@ -184,13 +191,13 @@ def _train(
         stop_requested=stop_asked.is_set,
     )
     heart.beat("loading the base model", 0, 1)
-    _make_deterministic(job, settings)
-    prepared = _prepare(run, shares_steps=shared_strategy is not None)
-    loop = _make_loop(run, prepared, reporting)
-    load_seconds = time.perf_counter() - begun
-    replay = loop.run()
-    heart.beat("loss after training", loop.steps, loop.steps)
-    return _finish(run, prepared, replay, load_seconds=load_seconds)
+    with explain_missing_kernels():
+        prepared = _prepare(run, shares_steps=shared_strategy is not None)
+        loop = _make_loop(run, prepared, reporting)
+        load_seconds = time.perf_counter() - begun
+        replay = loop.run()
+        heart.beat("loss after training", loop.steps, loop.steps)
+        return _finish(run, prepared, replay, load_seconds=load_seconds)
 
 
 def _prepare(run: _Setting, *, shares_steps: bool) -> _Prepared:
@@ -308,6 +315,7 @@ def _finish(
         load_seconds=load_seconds,
         tokens_per_second=sum(step.tokens for step in steps) / busy,
         peak_memory_gib=engine.peak_memory_gib(),
+        peak_allocated_gib=peak_allocated_gib(),
         trainable_parameters=engine.trainable,
         restarts=0,
         replayed_steps=replay.steps if replay else 0,
@@ -365,20 +373,12 @@ def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, sha
     return fresh
 
 
-def _make_deterministic(job: TrainJob, settings: TrainSettings) -> None:
-    """Sum in the same order every time; on a GPU as far as its fast kernels allow it."""
-    import torch
-
+def _choose_kernels(job: TrainJob, settings: TrainSettings) -> None:
+    """The order of sums, on a device and over threads. Comes before the device is first used."""
     from graftwork.model.threads import guard_spinning, use_threads
 
     on_card = job.plan.device.kind != "cpu"
-    streamed = job.plan.streamed is not None
-    if on_card and streamed:
-        # Streaming leaves the card time for the slower, reproducible kernels.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(not on_card or streamed, warn_only=on_card)
-    # Nothing here reads memory that it did not write, so filling it first is wasted work.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    use_deterministic_kernels(is_deterministic(job.plan, settings), on_card=on_card)
     guard_spinning(use_threads(settings.threads or threads_per_process()))
 
 

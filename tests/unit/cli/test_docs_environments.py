@@ -27,12 +27,12 @@ def test_the_figures_of_the_places_that_the_text_compares_are_those_of_today():
     text = re.sub(r"^```[\s\S]*?^```$", "", PAGE.read_text(), flags=re.MULTILINE)
     found = {(row["place"], row["instance"]): row for row in rows if row["billing"] == "on-demand"}
     for place, instance, cost, runs, ratio in (
-        ("runpod", "1x_A100-80GB_SECURE", "$2.71 (2.19–3.36)", "184 (A100 80GB PCIe)", "294 times the cost"),
-        ("runpod", "1x_RTX4090_SECURE", "$2.66", "188 at $0.74", ""),
-        ("huggingface-spaces", "a10g-small", "$8.98", "55 (small)", "88 on HF's"),
-        ("huggingface-spaces", "a10g-large", "$13.47", "37 (large)", ""),
-        ("sagemaker", "ml.g5.xlarge", "$12.69", "39; managed", ""),
-        ("azure-ml", "Standard_NC24ads_A100_v4", "$7.67", "65", ""),
+        ("runpod", "1x_A100-80GB_SECURE", "$2.87 (2.32–3.56)", "174 (A100 80GB PCIe)", "278 times the cost"),
+        ("runpod", "1x_RTX4090_SECURE", "$2.50", "200 at $0.74", ""),
+        ("huggingface-spaces", "a10g-small", "$9.60", "52 (small)", "82 on HF's"),
+        ("huggingface-spaces", "a10g-large", "$14.40", "34 (large)", ""),
+        ("sagemaker", "ml.g5.xlarge", "$13.56", "36; managed", ""),
+        ("azure-ml", "Standard_NC24ads_A100_v4", "$8.10", "61", ""),
     ):
         row = found[place, instance]
         assert all(output in text for output in (cost, runs, ratio))

@@ -1,4 +1,4 @@
-"""The lean pass of one token computes what the model itself does."""
+"""The lean pass, over prompts and over one token, computes what the model itself does."""
 
 import pytest
 import torch
@@ -36,6 +36,69 @@ def test_the_lean_pass_gives_the_tokens_and_logits_of_the_model(family):
     lean, logits = decode(model, lean=True)
     assert lean == plain
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", LEAN)
+def test_prompts_read_side_by_side_give_the_keys_and_logits_of_the_model(family):
+    model = make(family)
+    shared = list(range(70, 110))
+    prompts = [*PROMPTS, [*shared, 4], [*shared, 5, 6, 7]]
+    read = {}
+    for lean in (True, False):
+        decoder = open_decoder(model, stop_tokens=[], slots=8)
+        decoder._lean = decoder._lean if lean else None
+        decoder.reserve(8, 64)
+        rows = [(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
+        with torch.inference_mode():
+            decoder._pass_prompts(rows)
+            behind = [(slot, [slot + 1, 9], len(prompt)) for slot, prompt in enumerate(prompts)]
+            logits = decoder._pass_prompts(behind)
+        held = [
+            [tensor.clone() for layer in range(2) for tensor in decoder._cache.held(layer, slot, len(prompt))]
+            for slot, prompt in enumerate(prompts)
+        ]
+        read[lean] = logits, held
+    torch.testing.assert_close(read[True], read[False], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", LEAN)
+def test_in_sixteen_bits_the_lean_pass_is_as_near_to_the_exact_logits_as_the_model(family):
+    exact = make(family)
+    model = make(family).to(torch.bfloat16)
+    logits = {}
+    for name, lean, which in (
+        ("exact", None, exact),
+        ("model", None, model),
+        ("lean", LeanPass(model), model),
+    ):
+        decoder = open_decoder(which, stop_tokens=[], slots=8)
+        decoder._lean = None
+        for prompt in PROMPTS:
+            decoder.submit(GenerationRequest(prompt, Sampling(9)))
+        decoder.step()
+        decoder._lean = lean
+        decoder._tokens[: len(PROMPTS)] = torch.arange(len(PROMPTS)) + 40
+        with torch.inference_mode():
+            logits[name] = decoder._advance(len(PROMPTS), decoder._columns, False).float()
+    off = {name: (logits[name] - logits["exact"]).abs().mean() for name in ("model", "lean")}
+    assert off["lean"] < 1.2 * off["model"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", LEAN)
+def test_on_a_card_the_lean_pass_gives_the_tokens_and_logits_of_the_model(family):
+    model = make(family).cuda()
+    found = {}
+    for lean in (False, True):
+        decoder = open_decoder(model, stop_tokens=[], slots=8, recorded=True)
+        assert decoder._lean is not None
+        decoder._lean = decoder._lean if lean else None
+        requests = [GenerationRequest(prompt, Sampling(9)) for prompt in PROMPTS]
+        for request in requests:
+            decoder.submit(request)
+        decoder.finish()
+        found[lean] = [request.result.tokens for request in requests]
+    assert found[True] == found[False]
 
 
 @pytest.mark.parametrize("family", ALL)

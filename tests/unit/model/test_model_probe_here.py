@@ -1,6 +1,6 @@
 """What the driver writes about itself is read as it is written."""
 
-from graftwork.model.probe import name_device, read_driver, read_model
+from graftwork.model.probe import name_device, read_driver, read_facts, read_model
 from graftwork.model.shape import joined_sizes
 from graftwork.records.plan import ModelShape
 
@@ -17,6 +17,12 @@ def test_the_cards_name_and_driver_are_read():
     assert read_model(INFORMATION) == "NVIDIA H200"
     assert read_driver(VERSION) == "580.95.05"
     assert read_model("") == read_driver("") == ""
+
+
+def test_measured_facts_are_read_among_warnings():
+    printed = 'UserWarning: old driver\n{"kind": "cuda", "gflops": 7.0}\n3\nleaked semaphore objects: {1}\n'
+    assert read_facts(printed) == {"kind": "cuda", "gflops": 7.0}
+    assert read_facts("nothing\n") is None
 
 
 def test_a_hidden_card_leaves_the_processor(monkeypatch):

@@ -195,7 +195,7 @@ def test_where_nothing_listens_the_endpoint_is_off_and_the_reason_says_how_to_st
 def test_a_step_after_training_does_not_import_what_workers_need(project, monkeypatch):
     warmed = []
     monkeypatch.setattr(
-        "graftwork.process.local_workers.LocalWorkers.warm_up", lambda _workers: warmed.append(1)
+        "graftwork.process.local_workers.LocalWorkers.warm_up", lambda _workers, **_: warmed.append(1)
     )
     project.run(upto="train")
     assert warmed

@@ -114,6 +114,42 @@ def test_the_plain_step_on_a_card_leaves_room_for_sampled_answers(tmp_path):
         )
 
 
+def test_answers_that_do_not_fit_together_are_sampled_in_rounds(tmp_path):
+    answers = RolloutLoad(prompts=8, answers=8, prompt_tokens=512, max_tokens=512, answer_tokens=300)
+    load = LOAD.model_copy(update={"rollouts": answers})
+    together = {
+        limit: step.plan_rollouts(
+            opened_project(tmp_path, limit=limit), CARD, SHAPE, load, "bfloat16"
+        ).rollouts.prompts_at_once
+        for limit in (3.0, 8.0, 100.0)
+    }
+    assert together[3.0] == 1 < together[8.0] < together[100.0] == 8
+    stated = load.model_copy(update={"rollouts": answers.model_copy(update={"prompts_at_once": 3})})
+    assert step.plan_rollouts(opened_project(tmp_path, limit=3.0), CARD, SHAPE, stated, "bfloat16") == stated
+    assert step.plan_rollouts(opened_project(tmp_path, limit=3.0), CARD, SHAPE, LOAD, "bfloat16") == LOAD
+
+
+def test_a_plan_says_how_many_prompts_are_answered_at_a_time():
+    answers = RolloutLoad(
+        prompts=8, answers=8, prompt_tokens=512, max_tokens=512, answer_tokens=300, prompts_at_once=2
+    )
+    found = make_plan(
+        PlanInputs(
+            base="b",
+            base_fingerprint="f",
+            dataset_hash="d",
+            shape=SHAPE,
+            work=LOAD.model_copy(update={"rollouts": answers, "method": "lora"}),
+            device=CARD.model_copy(update={"memory_gib": 200.0}),
+            settings=PlanSettings(),
+            train={},
+            plain=PlainStep(micro_rows=8, peak_gib=9.0),
+        )
+    )
+    assert found.prompts_at_once == 2
+    assert any("2 of 8 prompts are answered at a time" in note for note in found.notes)
+
+
 def test_the_plan_of_a_run_and_the_answer_of_fit_stream_the_same_step(tmp_path, monkeypatch):
     host = fit_here.this_host().model_copy(update={"ram_gib": 64.0})
     monkeypatch.setattr(step, "this_host", lambda: host)

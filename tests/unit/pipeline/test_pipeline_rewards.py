@@ -1,7 +1,10 @@
 """Reinforcement learning between the stages: the rows that a plan counts."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from graftwork.pipeline import rewards
 from graftwork.pipeline.rewards import lay_out_rows
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -58,3 +61,23 @@ def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
     assert sum(found.id in ("s", "t") for found in rows) == 3 * updates * 5
     assert stepped.batch_rows == 8 + 5
     assert load.supervised_rows == 5
+
+
+def test_a_plan_counts_rewards_once_they_were_measured(monkeypatch):
+    monkeypatch.setattr(rewards, "count_cores", lambda: 2)
+    *_, load = lay_out_rows([row("a", 9)], [], settings(), reward_seconds=0.5)
+    assert load.reward_seconds == 0.25
+    audited = settings(reward_checks={"audit_share": 0.5})
+    *_, load = lay_out_rows([row("a", 9)], [], audited, reward_seconds=0.5)
+    assert load.reward_seconds == 0.5
+
+
+def test_measured_seconds_belong_to_their_rewards(tmp_path, monkeypatch):
+    monkeypatch.setattr(rewards, "_reward_key", lambda work: work.key)
+    work = SimpleNamespace(project=SimpleNamespace(state=tmp_path), key="one")
+    assert rewards.find_reward_seconds(work) == 0
+    rewards.keep_reward_seconds(work, 0.5)
+    rewards.keep_reward_seconds(SimpleNamespace(**{**vars(work), "key": "other"}), 2.0)
+    assert rewards.find_reward_seconds(work) == 0.5
+    (tmp_path / rewards.REWARD_SECONDS).write_text("torn")
+    assert rewards.find_reward_seconds(work) == 0

@@ -1,6 +1,7 @@
 """The evaluator asks as the evaluation does, within its time, and leaves the model as it was."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -10,13 +11,15 @@ import torch
 
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import METRICS, OF_ANSWERS
+from graftwork.grading.rewards import RewardPart, RewardSpec
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
-from graftwork.pipeline.training_worker import GradedAnswers, make_evaluator
+from graftwork.pipeline.training_worker import GradedAnswers, RewardedAnswers, make_evaluator
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import EvaluationCallback, read_evaluations
 from graftwork.train.engine import TrainingEngine
@@ -160,6 +163,8 @@ def test_a_look_that_fails_leaves_the_model_as_it_was_too(tiny_base, template, e
 
 def test_a_run_judged_by_its_loss_needs_no_examiner():
     class Job:
+        examined_file = None
+
         class plan:  # noqa: N801
             train = {}
 
@@ -174,3 +179,61 @@ def test_the_process_starts_without_what_a_worker_lacks():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     heavy = {"sqlalchemy", "typer", "rich", "jinja2", "torch", "transformers", "pyarrow"}
     assert not heavy & set(done.stdout.split())
+
+
+def rewarded(template, tmp_path, *, source="def some(case, text):\n    return 0.25\n", cases=5):
+    (tmp_path / "own.py").write_text(source)
+    held = [
+        Case(
+            id=f"c{number}",
+            origin=Origin(file="held.jsonl", line=number + 1),
+            messages=(Message(role="user", content=f"Question {number}?"),),
+            reference="yes",
+        )
+        for number in range(cases)
+    ]
+    spec = RewardSpec(parts=(RewardPart(metric="own.py:some"),), folder=str(tmp_path), fail_truncated=False)
+    return RewardedAnswers(template, cases=held, spec=spec, max_new_tokens=4)
+
+
+def test_held_out_cases_are_graded_by_the_rewards_of_the_run(tiny_base, template, tmp_path):
+    evaluator = rewarded(template, tmp_path)
+    chosen = evaluator.choose((), metric="reward", most=3)
+    assert len(chosen) == 3
+    grades = evaluator.examine(
+        load_base(tiny_base), chosen, metric="reward", seconds=60, progress=lambda: None
+    )
+    assert grades == (0.25, 0.25, 0.25)
+    assert not evaluator.smaller_is_better("reward")
+
+
+def test_a_reward_that_fails_makes_an_evaluation_that_is_not_compared(tiny_base, template, tmp_path):
+    evaluator = rewarded(template, tmp_path, source="def some(case, text):\n    raise OSError('down')\n")
+    chosen = evaluator.choose((), metric="reward", most=2)
+    grades = evaluator.examine(
+        load_base(tiny_base), chosen, metric="reward", seconds=60, progress=lambda: None
+    )
+    assert all(math.isnan(grade) for grade in grades)
+
+
+@pytest.mark.parametrize(
+    ("examine", "more", "problem"),
+    [
+        ({"metric": "reward"}, {}, "belong together"),
+        ({"source": "held.jsonl"}, {}, "belong together"),
+        ({"metric": "reward", "source": "held.jsonl"}, {"objective": "sft"}, "needs `objective: grpo`"),
+        (
+            {"metric": "reward", "source": "held.jsonl"},
+            {"rollouts": {"environment": {"python": "e.py:E"}}},
+            "single replies",
+        ),
+    ],
+)
+def test_rewards_on_held_out_cases_need_both_and_grpo(examine, more, problem):
+    settings = {"objective": "grpo", "rewards": [{"metric": "task_success"}], **more}
+    with pytest.raises(ValueError, match=problem):
+        TrainSettings.model_validate({**settings, "examine": {"every": 2, **examine}})
+
+
+def test_runs_without_a_file_of_cases_keep_their_names():
+    assert "source" not in TrainSettings().what_is_learned()["examine"]

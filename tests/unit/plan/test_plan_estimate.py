@@ -170,3 +170,15 @@ def test_the_peak_of_a_tuned_card_includes_sampled_answers_and_fits_the_limit_it
     assert made.peak_memory_gib.value == pytest.approx(12.1)
     assert made.peak_memory_gib.high == pytest.approx(limit)
     assert made.fits
+
+
+def test_answers_of_a_server_are_not_in_the_minutes_and_the_plan_says_so():
+    answers = RolloutLoad(prompts=5, answers=8, prompt_tokens=80, max_tokens=40, answer_tokens=26)
+    here, there = (
+        plan(workload(rollouts=answers.model_copy(update={"on_server": is_there}), batch_rows=40, epochs=1))
+        for is_there in (False, True)
+    )
+    assert here.parts["minutes.rollouts"].value > 0
+    assert "minutes.rollouts" not in there.parts
+    assert there.minutes.value < here.minutes.value
+    assert any("the server writes its answers" in note for note in there.notes)

@@ -1,6 +1,8 @@
 """Sampling answers during training: the plan counts the tensors that the generator really makes."""
 
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,20 +12,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from family_samples import make as make_family
+
+from graftwork.costmodel.batch_sampling import batch_rows
 from graftwork.costmodel.rollouts import (
     PromptPass,
     cache_bytes,
     card_seconds,
+    processor_seconds,
     prompt_bytes,
     sampling_bytes,
     sampling_memory,
     sampling_sizes,
 )
-from graftwork.model.generate import cache, decoder
+from graftwork.model.generate import cache, decoder, static
 from graftwork.model.generate.generator import open_decoder
 from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.generate.sizes import DecoderSizes
+from graftwork.model.shape import shape_of
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape, RolloutLoad
 from graftwork.train.objective_settings import RolloutSettings
@@ -93,6 +101,14 @@ class Allocations:
             self.logit_rows = max(self.logit_rows, logits.shape[0])
             return choose(logits, *rest)
 
+        read = LeanPass.read
+
+        def see_prompts(lean, parts, slots, **choice):
+            ends = [part.start + len(part.tokens) for part in parts]
+            self.passes.add(PromptPass(len(parts), max(len(part.tokens) for part in parts), max(ends)))
+            return read(lean, parts, slots, **choice)
+
+        monkeypatch.setattr(LeanPass, "read", see_prompts)
         monkeypatch.setattr(cache.SlotCache, "_allocate", see_cache)
         monkeypatch.setattr(LeanPass, "run", see_tokens)
         monkeypatch.setattr(decoder, "choose_tokens", see_logits)
@@ -277,3 +293,67 @@ def test_later_turns_of_an_episode_are_read_together():
         for load in (once, turns)
     ]
     assert read == [PromptPass(2, 99, 128), PromptPass(4, 500, 512)]
+
+
+def test_answers_of_a_server_take_no_time_here():
+    here, there = (
+        load_of(5, 8, 300, 300, on_server=is_there, reward_seconds=0.1) for is_there in (False, True)
+    )
+    rates = default_rates()
+    for seconds in (
+        lambda load: card_seconds(SHAPE, load, rates=rates, weight_bytes=2.0),
+        lambda load: processor_seconds(SHAPE, load, gflops=50.0),
+    ):
+        assert seconds(there) == {"rewards": pytest.approx(4.0)}
+        assert {"reading prompts", "generation", "rewards"} <= set(seconds(here))
+
+
+WINDOWED = ["mistral", "gemma2", "gemma3_text", "cohere2", "phi3"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_models_with_windows_take_what_static_batches_take(family, recorded, monkeypatch):
+    model = make_family(family)
+    shape = shape_of(model.config.to_dict(), name=family)
+    assert shape.remembered
+    load = load_of(3, 4, 6, 20)
+    held, rows = 0, set()
+    forward = static.StaticDecoder._forward
+
+    def see_cache(decoder, tokens, mask, cache):
+        nonlocal held
+        logits = forward(decoder, tokens, mask, cache)
+        rows.add(len(tokens))
+        tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        held = max(held, sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+        return logits
+
+    monkeypatch.setattr(static.StaticDecoder, "_forward", see_cache)
+    sample(load, model, recorded=recorded)
+    planned = sampling_memory(shape, load, width=WIDTH, recorded=recorded)["key-value cache"]
+    assert max(rows) == batch_rows(load, card=recorded)
+    # The keys of one layer are there twice for a moment.
+    assert held <= planned <= 1.3 * held
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_window_bounds_the_memory_of_long_answers(recorded):
+    windowed = SHAPE.model_copy(update={"remembered": (16, 16)})
+    sizes = [
+        sampling_memory(windowed, load_of(2, 4, 8, most), width=WIDTH, recorded=recorded)["key-value cache"]
+        for most in (64, 4096)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_models_with_windows_are_slower_than_those_with_slots():
+    windowed, load = SHAPE.model_copy(update={"remembered": (16, 0)}), load_of(8, 8, 100, 50)
+    rates = default_rates()
+    card = [card_seconds(shape, load, rates=rates, weight_bytes=2.0) for shape in (SHAPE, windowed)]
+    here = [processor_seconds(shape, load, gflops=50.0) for shape in (SHAPE, windowed)]
+    # On a processor prompts are answered one by one, and each pass reads the weights.
+    assert here[1]["generation"] > here[0]["generation"]
+    assert here[1]["reading prompts"] == here[0]["reading prompts"]
+    assert card[1]["generation"] > 10 * card[0]["generation"]
+    assert card[1]["reading prompts"] == pytest.approx(8 * card[0]["reading prompts"])

@@ -3,9 +3,28 @@
 import pytest
 from test_plan_estimate import DEVICE, SMOL
 
-from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
+from graftwork.costmodel.answers import AnswerLoad, alone, card_answers, processor_answers
+from graftwork.plan.catalog.hardware import default_rates
+from graftwork.plan.stages import (
+    MEASURED,
+    StageFacts,
+    add_up,
+    estimate_stage,
+    pool_stage,
+    residual_name,
+    stage_parts,
+)
 from graftwork.records.base import Figure
 from graftwork.records.plan import Residual
+
+LOAD = AnswerLoad(
+    cases=90, rows=32, prompt_tokens=200.0, shared_tokens=50.0, answer_tokens=40.0, longest_answer=60.0
+)
+CARD = DEVICE.model_copy(update={"kind": "cuda", "gflops": 700_000.0})
+
+
+def changed(**changes):
+    return LOAD.model_copy(update=changes)
 
 
 def facts(**changes):
@@ -13,35 +32,103 @@ def facts(**changes):
         "log_bytes": 1_000_000,
         "shape": SMOL,
         "device": DEVICE,
-        "cases": 90,
-        "prompt_tokens": 200.0,
-        "answer_tokens": 40.0,
+        "answers": (LOAD, LOAD),
+        "tried": changed(cases=6, rows=8),
         "timed_cases": 8,
     }
     return StageFacts(**{**values, **changes})
 
 
+@pytest.mark.parametrize("device", [DEVICE, CARD])
 @pytest.mark.parametrize("stage", MEASURED)
-def test_a_stage_has_a_range_around_its_value(stage):
-    figure = estimate_stage(stage, facts())
+def test_a_stage_has_a_range_around_the_sum_of_its_parts(stage, device):
+    figure = estimate_stage(stage, facts(device=device))
     assert 0 < figure.low < figure.value < figure.high
     assert figure.unit == "s"
+    assert figure.value == pytest.approx(sum(stage_parts(stage, facts(device=device)).values()))
 
 
+@pytest.mark.parametrize("device", [DEVICE, CARD])
 @pytest.mark.parametrize(
     ("stage", "more"),
     [
         ("audit", {"log_bytes": 9_000_000}),
         ("prepare", {"log_bytes": 9_000_000}),
-        ("evaluate", {"cases": 180}),
-        ("evaluate", {"subjects": 3}),
-        ("evaluate", {"answer_tokens": 80.0}),
+        ("evaluate", {"answers": (changed(cases=180), LOAD)}),
+        ("evaluate", {"answers": (LOAD, LOAD, LOAD)}),
+        ("evaluate", {"answers": (LOAD, changed(longest_answer=80.0))}),
+        ("evaluate", {"answers": (LOAD, changed(shared_tokens=0.0))}),
         ("evaluate", {"timed_cases": 40}),
-        ("try", {"answer_tokens": 80.0}),
+        ("evaluate", {"forked": False}),
+        ("try", {"tried": changed(cases=6, rows=8, longest_answer=80.0)}),
+        ("try", {"forked": False}),
     ],
 )
-def test_more_work_takes_longer(stage, more):
-    assert estimate_stage(stage, facts(**more)).value > estimate_stage(stage, facts()).value
+def test_more_work_takes_longer(stage, more, device):
+    little, much = facts(device=device), facts(device=device, **more)
+    assert estimate_stage(stage, much).value > estimate_stage(stage, little).value
+
+
+def test_only_a_card_records_passes_and_answers_in_one_process():
+    here, there = stage_parts("evaluate", facts()), stage_parts("evaluate", facts(device=CARD))
+    assert "recording" not in here
+    assert there["recording"] > 0
+    assert here["open"] == pytest.approx(3 * stage_parts("try", facts())["open"])
+    assert there["open"] == pytest.approx(stage_parts("try", facts(device=CARD))["open"])
+
+
+def test_a_machine_that_was_not_measured_has_a_wider_range():
+    unknown = facts(device=DEVICE.model_copy(update={"gflops": None}))
+    wide, narrow = (estimate_stage("evaluate", found) for found in (unknown, facts()))
+    assert wide.high / wide.value > narrow.high / narrow.value
+
+
+MEASURED_ON_ONE_CORE = [
+    # example `cited_answers`, 126 cases in batches of 72, one thread; processor seconds (2026-11-18)
+    (
+        "base",
+        AnswerLoad(
+            cases=126,
+            rows=72,
+            prompt_tokens=208.9,
+            shared_tokens=149.0,
+            answer_tokens=29.2,
+            longest_answer=56.0,
+        ),
+        {"reading": 21.0, "writing": 24.0},
+    ),
+    (
+        "adapter",
+        AnswerLoad(
+            cases=126,
+            rows=72,
+            prompt_tokens=109.9,
+            shared_tokens=50.0,
+            answer_tokens=24.5,
+            longest_answer=45.0,
+        ),
+        {"reading": 21.2, "writing": 19.3},
+    ),
+    (
+        "base alone",
+        alone(AnswerLoad(cases=1, rows=1, prompt_tokens=211.0, answer_tokens=28.0, longest_answer=28.0)),
+        {"reading": 0.58, "writing": 1.47},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "load", "seconds"), MEASURED_ON_ONE_CORE)
+def test_answers_on_a_core_take_what_was_measured(name, load, seconds):
+    found = processor_answers(SMOL, load, gflops=93.0, weights_s=11.4e9)
+    for part, measured in seconds.items():
+        assert found[part] == pytest.approx(measured, rel=0.12), (name, part)
+
+
+def test_a_request_alone_on_a_card_waits_for_its_kernels_and_not_for_its_weights():
+    lone = card_answers(SMOL, alone(LOAD), rates=default_rates())["writing"] / LOAD.answer_tokens
+    many = card_answers(SMOL, changed(cases=32), rates=default_rates())["writing"] / LOAD.longest_answer
+    assert 0.002 < lone < 0.006
+    assert many < 1.5 * lone
 
 
 def off_by(stage, *ratios):

@@ -135,6 +135,6 @@ def test_the_chosen_settings_can_be_loaded(method, limit):
         assert load_peak(SEVEN, tuning) <= limit * GIB
 
 
-def test_a_head_that_cannot_pass_through_32_bits_stays_in_16():
-    assert choose(10, method="lora").head == "whole"
+def test_a_head_goes_into_8_bits_where_it_could_not_pass_through_32_as_a_whole():
+    assert choose(9.5, method="lora").head == "eight"
     assert choose(24, method="lora").head == "eight"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_a_preloaded_worker_gets_arguments_environment_and_log_and_returns_its_e
         assert lines == [f"imported True ['end', '{code}'] yes", "True  __main__"]
 
 
+def test_a_preloaded_worker_reads_the_standard_input_it_is_given_to_its_end(workers, tmp_path):
+    read, write = os.pipe()
+    with (tmp_path / "log").open("ab") as log:
+        variables = {**os.environ, "GIVEN": "yes"}
+        started = workers.start("some_worker", ["end", "0"], environment=variables, log=log, stdin=read)
+    os.close(read)
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(0.05)
+    os.write(write, b"words")
+    os.close(write)
+    assert started.wait(300) == 0
+    assert (tmp_path / "log").read_text().splitlines()[1] == "True words __main__"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_worker_ends_with_its_signal_and_the_next_one_starts(workers, tmp_path, number):
     waiting = start(workers, tmp_path, "wait", "0")
@@ -93,3 +108,15 @@ def test_packages_that_are_not_used_are_left_out_of_the_imports_and_can_be_impor
     import a_large_extra
 
     assert a_large_extra.loaded
+
+
+def test_further_modules_are_imported_while_nobody_asks(workers, tmp_path):
+    workers.stop()
+    (tmp_path / "some_part.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'x').close()")
+    workers.warm_up(dict(os.environ), further=["no_such_part", "some_part"])
+    while not (tmp_path / "imported").exists():
+        time.sleep(0.01)
+    # A second import would fail: the file is there.
+    (tmp_path / "some_worker.py").write_text("import some_part\nprint('done', flush=True)")
+    assert start(workers, tmp_path).wait(300) == 0
+    assert (tmp_path / "log").read_text() == "done\n"

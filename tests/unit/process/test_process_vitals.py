@@ -185,3 +185,7 @@ def test_a_kill_is_put_down_to_memory_only_with_evidence():
     found = killed_for_memory(-9, kills=0, vitals=starved)
     assert found.figures == {"peak_memory_gib": 7.5, "memory_limit_gib": 8.0}
     assert "0.10 GiB" in found.why
+
+
+def test_tensors_of_a_process_without_a_device_use_nothing_there():
+    assert memory.peak_allocated_gib() is None

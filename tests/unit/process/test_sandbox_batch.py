@@ -1,6 +1,7 @@
 """Many programs in one sandbox: each in order, with its own limits, apart from all others."""
 
 import json
+import os
 
 import pytest
 from sandbox_kinds import require_way
@@ -31,6 +32,18 @@ def test_results_come_in_order_with_the_files_and_the_prelude_of_each(kind):
     results = run(kind, *(show.format(place) for place in range(5)))
     assert [json.loads(result.stdout) for result in results] == [[place, str(place)] for place in range(5)]
     assert all(result.ok for result in results)
+
+
+@pytest.mark.parametrize("kind", WAYS, ids=str)
+def test_a_private_umask_outside_changes_nothing_inside(kind):
+    before = os.umask(0o077)
+    try:
+        results = run(
+            kind, "import decimal\nprint(open('own.txt').read())", "import harness\nharness.show(1)"
+        )
+    finally:
+        os.umask(before)
+    assert [result.stdout for result in results] == ["0\n", "1\n"]
 
 
 @pytest.mark.parametrize("kind", [SandboxKind.BUBBLEWRAP, SandboxKind.NAMESPACES], ids=str)

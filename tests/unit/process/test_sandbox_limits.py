@@ -1,5 +1,6 @@
 """Code that takes more than its share: it is ended, soon, and we go on."""
 
+import os
 import secrets
 import textwrap
 
@@ -253,3 +254,18 @@ def sandbox():
     if kind is None:
         pytest.skip("no way to shut code in works here")
     return Sandbox(require_way(kind), PATIENT)
+
+
+@pytest.fixture
+def private_umask():
+    """As a worker has it whose folder is private."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@each_way
+def test_a_private_umask_outside_leaves_the_interpreter_readable_inside(kind, private_umask):
+    files = {"answer.py": "import json, decimal\nword = 'read'"}
+    result = run_in(kind, "import answer\nprint(answer.word)", files=files)
+    assert (result.ok, result.stdout) == (True, "read\n"), result.stderr

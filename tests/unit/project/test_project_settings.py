@@ -81,6 +81,13 @@ def test_the_schema_shows_models_and_what_they_take():
     assert set(schema["$defs"]["OneModel"]["properties"]) == set(OneModel.model_fields)
 
 
+def test_a_switch_may_be_written_without_quotes(load):
+    """YAML reads a plain `on` as true and a plain `off` as false."""
+    settings = load("train: {fp8: off, compile: on, packing: auto, deterministic: true}\n").train
+    assert (settings.fp8, settings.compile, settings.packing) == ("off", "on", "auto")
+    assert settings.deterministic == "on"
+
+
 def test_a_single_text_is_read_as_a_list_of_one(tmp_path):
     (tmp_path / "graft.yaml").write_text(
         "project: p\n"

@@ -102,6 +102,7 @@ def main(base, folder):
             "digest": engine.digest(),
             "base_stays": base_digest(engine.model, whole=engine.strategy.gather) == base_before,
             "reported": output,
+            "sends_buffers": getattr(engine.strategy._run, "broadcast_buffers", False),
             "any": [
                 engine.strategy.any_process(engine.strategy.rank == 1),
                 engine.strategy.any_process(False),

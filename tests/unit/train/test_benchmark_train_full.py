@@ -8,7 +8,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import train_full
-from train_full import SHAPES, Case, model_shape, plan
+import two_cards
+from train_full import Case, plan
+from train_full_model import SHAPES, make_rows, model_shape
 
 from graftwork.model.shape import total_parameters
 
@@ -25,6 +27,8 @@ def test_a_streamed_case_reports_what_was_planned_and_what_came():
     assert found["tokens_per_second"] > 0
     assert found["planned_gib"] > found["counted_gib"] > 0
     assert found["planned_host_gib"] > 0
+    assert found["planned_step_seconds"] > 0
+    assert found["same_gradients"]
 
 
 def test_a_run_resumes_from_the_checkpoint_to_the_same_bytes(tmp_path):
@@ -36,7 +40,19 @@ def test_a_run_resumes_from_the_checkpoint_to_the_same_bytes(tmp_path):
     resumed = train_full.run_attempt(
         Case("tiny", "attempt", "tiny", 1, 60, {"folder": str(tmp_path / "other")})
     )
-    assert resumed["digest"] == whole["digest"]
+    assert resumed["state"] == whole["state"]
+
+
+def test_the_answer_for_two_cards_can_be_trained():
+    from graftwork.train.distributed.strategies import SingleProcess
+    from graftwork.train.settings import TrainSettings
+
+    answer = two_cards.ask_planner(two_cards.QUESTIONS["qlora"])
+    strategy = answer["strategy"]
+    settings = TrainSettings.model_validate(strategy["train"])
+    assert (settings.strategy, settings.processes) == ("ddp", two_cards.PROCESSES)
+    engine = two_cards.make_engine({"shape": "tiny", "strategy": strategy}, settings, SingleProcess())
+    assert engine.backward(make_rows("tiny", 4, length=16)).loss > 0
 
 
 def test_the_shapes_have_the_sizes_of_their_names():

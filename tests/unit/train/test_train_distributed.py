@@ -115,6 +115,11 @@ def test_a_gradient_over_all_parts_is_shortened(together, alone, strategy):
     assert max(norm for _, norm in together[strategy]["figures"]) > 0.5
 
 
+def test_frozen_weights_are_not_sent_in_every_pass(together, strategy):
+    """Weights in four bits are buffers of their layers, which DDP would broadcast before each pass."""
+    assert not together[strategy]["sends_buffers"]
+
+
 def test_frozen_weights_stay_what_they_are(together, strategy):
     assert together[strategy]["base_stays"]
 

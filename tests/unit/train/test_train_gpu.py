@@ -215,7 +215,7 @@ def test_the_model_itself_still_answers_with_the_same_weights_and_they_stay(form
 def test_eight_bits_give_both_products_from_the_same_codes():
     weight, x, y = (torch.randn(48, 64), torch.randn(20, 64), torch.randn(20, 48))
     for turned in (False, True):
-        eight = quantize_eight(weight, None, turned=turned)
+        eight = quantize_eight([weight], None, turned=turned, device="cpu")
         numbers = eight.codes.float() * eight.scale
         assert (product(eight, x) - x @ numbers.t()).norm() / (x @ weight.t()).norm() < 0.04
         assert (transposed_product(eight, y) - y @ numbers).norm() / (y @ weight).norm() < 0.04
@@ -428,10 +428,50 @@ def test_log_probabilities_of_written_tokens_are_those_that_training_computes_in
 
 def test_a_model_that_only_reads_multiplies_in_eight_bits_as_training_does():
     weight, x = torch.randn(48, 64), torch.randn(2, 5, 64)
-    shared = quantize_eight(weight, torch.randn(48), turned=False)
+    shared = quantize_eight([weight], torch.randn(48), turned=False, device="cpu")
     layer = EightBitLinear(shared, begin=16, rows=32, dtype=torch.float32)
     expected = product(shared, x.flatten(0, 1)).view(2, 5, 48)[..., 16:]
     torch.testing.assert_close(layer(x), expected)
     learned = layer(x.clone().requires_grad_(True))
     assert learned.requires_grad
     assert float((learned.detach() - expected).norm() / expected.norm()) > 0.005
+
+
+def test_eight_bit_weights_with_the_embedding_on_the_host_keep_the_type_of_the_model():
+    """No parameter of such a model is left in its own type but norms: adapters come first."""
+    model = make_model(MistralConfig).to(torch.bfloat16)
+    engine = card_engine(model, make_tuning(form="eight", host_embedding=True))
+    assert engine.backward(make_rows([20, 12])).loss > 0
+
+
+def test_a_step_becomes_smaller_by_what_costs_least_until_nothing_is_left_to_give_up():
+    from graftwork.train.gpu.engine import _one_less
+
+    tuning = make_tuning(keep=1, lean=1, head_tokens=512, chunk_tokens=2048, micro_tokens=96, longest=40)
+    taken = []
+    while (tuning := _one_less(tuning)) is not None:
+        taken.append((tuning.keep, tuning.lean, tuning.head_tokens, tuning.chunk_tokens, tuning.micro_tokens))
+    assert taken == [
+        (0, 2, 512, 2048, 96),
+        (0, 1, 512, 2048, 96),
+        (0, 0, 512, 2048, 96),
+        (0, 0, 256, 2048, 96),
+        (0, 0, 256, 1024, 96),
+        (0, 0, 256, 1024, 48),
+        (0, 0, 128, 1024, 48),
+        (0, 0, 128, 512, 48),
+    ]
+
+
+def test_a_prefetched_batch_is_used_for_its_own_rows_alone(monkeypatch):
+    engine = card_engine(make_model(), make_tuning())
+    monkeypatch.setattr(engine, "_on_card", True)
+    rows, others = make_rows([20, 12]), make_rows([9, 30], seed=2)
+    expected = [engine.backward(some).loss for some in (rows, others)]
+    engine.prefetch(rows)
+    packed = engine._prefetched[1]
+    assert engine.backward(others).loss == expected[1]
+    engine.prefetch(rows)
+    monkeypatch.setattr(engine, "_pack", lambda *_: pytest.fail("it is packed already"))
+    assert engine.backward(rows).loss == expected[0]
+    assert packed

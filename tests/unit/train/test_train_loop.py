@@ -469,11 +469,15 @@ def test_lines_that_the_disk_refused_are_written_later(tmp_path, monkeypatch):
     log = StepLog(tmp_path)
     figures = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "trained_tokens": 1}
     steps = [TrainStep(step=number, seconds=1.0, **figures) for number in (1, 2, 3)]
-    log.append(steps[0])
+    log.add(steps[0])
+    log.flush()
+    log.add(steps[1])
     with monkeypatch.context() as full:
         full.setattr(Journal, "append", refuse)
-        assert "the journal takes no lines" in log.append(steps[1])
-    assert log.append(steps[2]) is None
+        assert "the journal takes no lines" in log.flush()
+        assert log.flush() is None, "one message for each time that it begins"
+    log.add(steps[2])
+    assert log.flush() is None
     assert [step.step for step in read_journal(tmp_path)] == [1, 2, 3]
 
 

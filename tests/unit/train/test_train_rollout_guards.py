@@ -174,9 +174,44 @@ def test_a_resumed_source_chooses_the_same_prompts(tmp_path):
 )
 def test_preflight_stops_where_there_is_nothing_to_learn(tmp_path, reward, advice):
     source, _ = make_source(tmp_path, reward)
+    # Two of the five prompts at a time: of fewer than all, each may be without a signal by chance.
+    for step in (1, 2):
+        assert not source.accept_gradient(step, None, source.batch(step))
     with pytest.raises(AnswerIsNo, match="nothing to learn") as stopped:
-        source.batch(1)
+        source.batch(3)
     assert any(word in stopped.value.fix for word in advice.split("|"))
+
+
+def test_preflight_stops_at_the_last_batch_at_the_latest(tmp_path):
+    rollouts = {"steps": 2, "prompts": 2, "answers": 4, "max_tokens": 4}
+    source, _ = make_source(tmp_path, lambda _q: 0.0, rollouts=rollouts)
+    source.batch(1)
+    with pytest.raises(AnswerIsNo, match="nothing to learn"):
+        source.batch(2)
+
+
+def test_a_signal_ends_the_preflight_and_a_resumed_run_goes_on_with_it(tmp_path):
+    words = []
+    source, _ = make_source(
+        tmp_path, lambda q: float(q.text == "1" and first_of(q) in later), report=words.append
+    )
+    later = set()
+    source.batch(1)
+    assert any("hardly any of 2 prompts" in word for word in words)
+    resumed, _ = make_source(tmp_path, lambda _q: 0.0)
+    resumed.restore(source.state())
+    resumed.batch(2)
+    with pytest.raises(AnswerIsNo, match="nothing to learn"):
+        resumed.batch(3)
+    later = {f"case{number}" for number in range(5)}
+    source.batch(4)
+    for step in (5, 6):
+        source.batch(step)
+    assert source.state()["looked"][2]
+
+
+def first_of(question):
+    return question.key.rpartition("/")[0]
 
 
 def test_dead_groups_are_skipped_and_an_empty_batch_changes_nothing(tmp_path):

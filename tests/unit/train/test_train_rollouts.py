@@ -1,6 +1,7 @@
 """Reinforcement learning through the real worker: it learns, and kills anywhere change nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from graftwork.grading.rewards import grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
+from graftwork.train.objective_settings import RolloutSettings
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.groups import (
     PromptRecord,
@@ -23,6 +25,8 @@ from graftwork.train.rollouts.groups import (
 )
 from graftwork.train.rollouts.measures import measure_groups
 from graftwork.train.run_folder import read_steps
+from graftwork.train.run_source import with_prompts_at_once
+from graftwork.train.settings import TrainSettings
 
 REWARD = """
 import json
@@ -324,7 +328,7 @@ class AlwaysRecorded:
     def __init__(self, **_):
         pass
 
-    def run(self, _key, compute):
+    def run(self, _key, compute, *, after=0):
         return compute()
 
     def forget(self):
@@ -411,3 +415,12 @@ def test_memory_that_runs_out_for_recorded_passes_costs_the_recordings_and_no_an
     run_out_of_memory_at(3, monkeypatch)
     assert [answer.tokens for answer in sampler.sample(0, prompts)] == expected
     assert sampler._decoder is None
+
+
+def test_the_settings_go_before_what_the_plan_found_room_for():
+    settings = TrainSettings(objective="grpo", rewards=[{"metric": "task_success"}])
+    rounds = SimpleNamespace(prompts_at_once=1)
+    assert with_prompts_at_once(settings, rounds).rollouts.prompts_at_once == 1
+    assert with_prompts_at_once(settings, SimpleNamespace(prompts_at_once=None)) == settings
+    stated = settings.model_copy(update={"rollouts": RolloutSettings(prompts_at_once=4)})
+    assert with_prompts_at_once(stated, rounds) == stated

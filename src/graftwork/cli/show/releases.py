@@ -149,6 +149,7 @@ def _shorten(text: str) -> str:
 
 
 def show_try_out(console: Console, try_out: Any) -> None:
+    together = 2 * len(try_out.tried)
     for tried in try_out.tried:
         rows = table("prompt", quote(tried.question))
         rows.add_row("base", quote(tried.base_answer))
@@ -156,7 +157,8 @@ def show_try_out(console: Console, try_out: Any) -> None:
         rows.add_row("log", quote(tried.reference))
         rows.add_row(
             "[dim]answered by[/]",
-            f"[dim]{tried.answered_by[:12]}, in {tried.seconds:.1f} s, captured as {tried.capture_id}[/]",
+            f"[dim]{tried.answered_by[:12]}, in {tried.seconds:.1f} s ({together} requests at once), "
+            f"captured as {tried.capture_id}[/]",
         )
         console.print(rows)
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from graftwork.costmodel.stream import (
     CUBLAS_WORKSPACE,
     AllocationStream,
+    AttentionSizes,
     MemoryTrace,
     Weight,
     dequantised_sizes,
@@ -80,7 +81,7 @@ def hidden_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
         query, key = args[1], args[2]
         rows, heads, queries, width = query.shape
         return flash_backward_sizes(
-            rows, queries, key.shape[2], heads, key.shape[1], width, query.element_size()
+            AttentionSizes(rows, queries, key.shape[2], heads, key.shape[1], width, query.element_size())
         )
     if name.startswith("embedding_dense_backward"):
         # The positions sorted by token, and where they came from.

@@ -18,6 +18,7 @@ from graftwork.evaluate.ask.cluster_shards import ask_on_cluster, find_runner
 from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import asked_messages, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
+from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import MeasuringEngine
 from graftwork.inference.selection import ADAPTER, answered_by, is_vllm, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
@@ -266,7 +267,10 @@ def evaluate_with(
         cases = read_cases(Path(job.cases_file))
         if not _all_is_there(job, cases):
             heart.beat("loading the model", 0, len(cases), subject=job.subject)
-            generation = _ask_engine(job, cases, heart, open_engine_for(job), adapter=adapter)
+            begun = time.perf_counter()
+            engine = open_engine_for(job)
+            loading = time.perf_counter() - begun
+            generation = _ask_engine(job, cases, heart, engine, adapter=adapter, loading=loading)
             write_atomic(folder / GENERATION_FILE, generation.to_json())
 
 
@@ -320,9 +324,11 @@ def _unset_prompts(job: EvalJob) -> set[str]:
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     shards = _share_cases(job, cases, heart) if job.shards > 1 else 1
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
+    begun = time.perf_counter()
     with stop_at_once(stopped(job, "its model was being loaded")):
         engine = open_engine(job.engine, source_of(job))
-    generation = _ask_engine(job, cases, heart, engine, adapter=ADAPTER, processes=shards)
+    loading = time.perf_counter() - begun
+    generation = _ask_engine(job, cases, heart, engine, adapter=ADAPTER, processes=shards, loading=loading)
     engine.close()
     return generation
 
@@ -334,8 +340,10 @@ def _ask_engine(
     engine: MeasuringEngine,
     *,
     adapter: str,
+    loading: float,
     processes: int = 1,
 ) -> Generation:
+    recorded = recording_seconds(engine)
     runner = CaseRunner(
         job,
         engine=engine,
@@ -347,10 +355,18 @@ def _ask_engine(
     runner.ask_all(cases)
     timings = runner.time_requests(cases)
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    return runner.summarise(
+    generation = runner.summarise(
         single_latency_seconds=tuple(timing.total for timing in timings),
         first_token_seconds=tuple(firsts) if len(firsts) == len(timings) else (),
     )
+    recording = recording_seconds(engine) - recorded
+    times = {"load": loading, **({"recording": recording} if recording else {})}
+    return generation.model_copy(update={"times": times})
+
+
+def recording_seconds(engine: MeasuringEngine) -> float:
+    """Spent by the embedded engine on recording passes on a card; nothing by others."""
+    return engine.recording_seconds if isinstance(engine, EmbeddedEngine) else 0.0
 
 
 def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:

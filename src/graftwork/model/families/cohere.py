@@ -6,5 +6,11 @@ COHERE = BlockLayout(before_mlp="input_layernorm", norm="layer", parallel=True, 
 
 FAMILIES = (
     ModelFamily("cohere", norms=1, tied=True, block=COHERE),
-    ModelFamily("cohere2", norms=1, tied=True, block=COHERE),
+    ModelFamily(
+        "cohere2",
+        norms=1,
+        tied=True,
+        block=COHERE,
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
 )

@@ -22,7 +22,7 @@ FAMILIES = (
         norms=4,
         capped_attention=True,
         tied=True,
-        defaults={"head_dim": 256},
+        defaults={"head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 2},
         block=LATER._replace(capped=True, capped_logits=True),
     ),
     ModelFamily(
@@ -40,6 +40,9 @@ FAMILIES = (
             "num_key_value_heads": 4,
             "head_dim": 256,
             "max_position_embeddings": 131072,
+            # That of all sizes but 1B, which states its own.
+            "sliding_window": 1024,
+            "sliding_window_pattern": 6,
         },
     ),
 )

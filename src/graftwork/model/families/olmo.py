@@ -19,5 +19,11 @@ FAMILIES = (
         plain_logits=True,
     ),
     ModelFamily("olmoe", head_norms="width"),
-    ModelFamily("olmo3", head_norms="width", block=AFTER, plain_logits=True),
+    ModelFamily(
+        "olmo3",
+        head_norms="width",
+        block=AFTER,
+        plain_logits=True,
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
 )

@@ -2,9 +2,19 @@
 
 from graftwork.model.families.family import QKV, BlockLayout, ModelFamily, PlainRecipe
 
+WINDOWS = {"use_sliding_window": False, "max_window_layers": 28}
+"""Configs name a window that is not used unless they say so."""
+DENSE = ModelFamily(
+    "",
+    recipe=PlainRecipe(),
+    block=BlockLayout(),
+    plain_logits=True,
+    defaults={"sliding_window": 4096, **WINDOWS},
+)
+
 FAMILIES = (
-    ModelFamily("qwen2", biased=QKV, recipe=PlainRecipe(), block=BlockLayout(), plain_logits=True),
-    ModelFamily("qwen2_moe", biased=QKV),
-    ModelFamily("qwen3", head_norms="head", recipe=PlainRecipe(), block=BlockLayout(), plain_logits=True),
-    ModelFamily("qwen3_moe", head_norms="head"),
+    DENSE._replace(name="qwen2", biased=QKV),
+    ModelFamily("qwen2_moe", biased=QKV, defaults=WINDOWS),
+    DENSE._replace(name="qwen3", head_norms="head"),
+    ModelFamily("qwen3_moe", head_norms="head", defaults=WINDOWS),
 )

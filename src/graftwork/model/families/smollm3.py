@@ -2,4 +2,12 @@
 
 from graftwork.model.families.family import BlockLayout, ModelFamily
 
-FAMILIES = (ModelFamily("smollm3", tied=True, block=BlockLayout(), plain_logits=True),)
+FAMILIES = (
+    ModelFamily(
+        "smollm3",
+        tied=True,
+        block=BlockLayout(),
+        plain_logits=True,
+        defaults={"use_sliding_window": False},
+    ),
+)

@@ -151,6 +151,18 @@ class SlotCache:
         )
         return room[0, :, :, :columns], room[1, :, :, :columns]
 
+    def write_prompts(
+        self, layer: int, keys: Tensor, values: Tensor, slots: Tensor, positions: Tensor
+    ) -> None:
+        """Store [tokens, groups, width], each token in its slot at its position."""
+        room = self._room[layer].permute(1, 3, 0, 2, 4)
+        room.index_put_((slots, positions), torch.stack((keys, values), dim=1))
+
+    def held(self, layer: int, slot: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one slot: [groups, columns, width] each."""
+        keys, values = self._room[layer, :, slot, :, :columns]
+        return keys, values
+
     def _allocate(self, slots: int, columns: int) -> Tensor:
         layers, groups, width, dtype = self._shape
         self._numbers = torch.arange(slots, device=self._device)

@@ -24,7 +24,7 @@ from graftwork.model.generate.constraint import (
     note_top_logprobs,
 )
 from graftwork.model.generate.interrupt import Unwanted, interrupted_when
-from graftwork.model.generate.lean import LeanPass
+from graftwork.model.generate.lean import LeanPass, PromptPart
 from graftwork.model.generate.prefix import SlotContents, common_length
 from graftwork.model.generate.recorded import GraphRecorder
 from graftwork.model.generate.requests import GenerationRequest
@@ -95,7 +95,9 @@ class SlotDecoder:
         self._flights: deque[_Flight] = deque()
         self._rows, self._columns = 0, 0
         self._token_pass = token_pass
-        self._lean = LeanPass.of(model) if token_pass is None else None
+        # Where passes are not recorded on a card, the model may be sharded: its own modules gather it.
+        lean = token_pass is None and (recorded or not self._on_card)
+        self._lean = LeanPass.of(model) if lean else None
         self._adapters: AdapterRows | None = None
         self._acting: tuple[str | None, bool] | None = None
         self._make_state(slots)
@@ -124,6 +126,11 @@ class SlotDecoder:
     @property
     def held_bytes(self) -> int:
         return self._cache.held_bytes
+
+    @property
+    def recording_seconds(self) -> float:
+        """Spent on recording passes, so far."""
+        return self._recorder.seconds
 
     def submit(self, request: GenerationRequest) -> None:
         if request.most < 1:
@@ -337,6 +344,8 @@ class SlotDecoder:
         width = max(len(tokens) for _, tokens, _ in rows)
         needed = max(start + len(tokens) for _, tokens, start in rows)
         recorded = self._sizes.recorded_width(len(rows), width)
+        if not self._padded and self._lean is not None:
+            return self._read_side_by_side(self._lean, [PromptPart(*row) for row in rows])
         width = recorded or width
         inputs = torch.full((2, len(rows), width), self._cache.padding, dtype=torch.long)
         inputs[0] = 0
@@ -354,10 +363,22 @@ class SlotDecoder:
         self._prefill_slot.fill_(slots[0])
         adapted = self._adapted
         key = ("prompt", width, columns, adapted, self._scheduler.group)
+        # Most lengths of a handful of requests come once.
         return self._recorder.run(
             key,
             lambda: self._pass(held[0], held[1], self._prefill_slot, columns, leading=False, adapted=adapted),
+            after=1,
         )
+
+    def _read_side_by_side(self, lean: LeanPass, parts: list[PromptPart]) -> Tensor:
+        """The same without padding."""
+        adapted = self._adapted
+
+        def choose(slots: Tensor) -> None:
+            if adapted:
+                self._rows_of_adapters().choose(self._choice[slots])
+
+        return lean.read(parts, self._cache, choose=choose)
 
     # Tokens
 

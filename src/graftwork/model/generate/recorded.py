@@ -6,6 +6,8 @@ first use and replayed from then on. A recording holds as long as no tensor that
 """
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -30,15 +32,24 @@ class GraphRecorder:
         self.enabled = enabled
         self._state = state
         self._recordings: dict[Hashable, _Recording] = {}
+        self._uses: Counter[Hashable] = Counter()
+        self.seconds = 0.0
+        """Spent on recording."""
         self._pool: Any = None
 
-    def run(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """The result; a recorded one is written over by the next pass of its key."""
-        if not self.enabled:
+    def run(self, key: Hashable, compute: Callable[[], Tensor], *, after: int = 0) -> Tensor:
+        """The result; a recorded one is written over by the next pass of its key.
+
+        The first `after` passes of a key are not recorded: a recording takes as long as three passes.
+        """
+        self._uses[key] += 1
+        if not self.enabled or self._uses[key] <= after:
             return compute()
         if key not in self._recordings:
+            begun = time.perf_counter()
             try:
                 self._recordings[key] = self._record(compute)
+                self.seconds += time.perf_counter() - begun
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:  # some models decide in Python how they go on

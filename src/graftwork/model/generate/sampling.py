@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from graftwork.model.determinism import any_order
+
 FEW_TOKENS = 512
 """A processor looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
 
@@ -109,7 +111,8 @@ def _columns(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence
 
 def _draw(kept: Tensor, numbers: Tensor) -> Tensor:
     """The first place whose cumulative probability exceeds the random number; never one of probability 0."""
-    reached = kept.cumsum(dim=-1)
+    with any_order(kept):
+        reached = kept.cumsum(dim=-1)
     place = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
     return place.clamp(max=kept.shape[1] - 1).squeeze(1)
 
@@ -127,7 +130,8 @@ def _likeliest(probabilities: Tensor, columns: _Columns) -> tuple[Tensor, Tensor
         enough |= (columns.top_k <= few) | ~columns.is_restricted[:, None]
         if few < probabilities.shape[1] and not bool(enough.all()):
             ordered, tokens = probabilities.sort(dim=-1, descending=True)
-    outside = ordered.cumsum(dim=-1) - ordered >= columns.top_p
+    with any_order(ordered):
+        outside = ordered.cumsum(dim=-1) - ordered >= columns.top_p
     if columns.has_top_k:
         outside |= torch.arange(ordered.shape[1], device=ordered.device) >= columns.top_k
     outside[:, 0] = False

@@ -37,6 +37,7 @@ class StaticDecoder:
         self._waiting: deque[GenerationRequest] = deque()
         self.slots = slots
         self.held_bytes = 0
+        self.recording_seconds = 0.0
         self.running = 0
 
     @property

@@ -19,6 +19,7 @@ from graftwork.pipeline.plan_card import (
     base_config,
     card_rates,
     plan_passes,
+    plan_rollouts,
     plan_streamed,
     plan_tuning,
 )
@@ -29,25 +30,36 @@ from graftwork.pipeline.steps.data import PreparedData
 from graftwork.plan.estimate import PlanInputs, make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
+from graftwork.process.preload import is_supported
 from graftwork.records.base import Figure, fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
+from graftwork.train.callbacks.guards import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
-from graftwork.train.settings import LOSS, TrainSettings
+from graftwork.train.settings import LOSS, REWARD, TrainSettings
 
 
 def _do(work: OpenProject, made: StepOutputs) -> Plan:
-    return plan_for(work, made, probe_device(threads=work.settings.train.threads))
+    device = probe_device(threads=work.settings.train.threads)
+    return plan_for(work, made, device, forked=is_supported())
 
 
 def plan_for(
-    work: OpenProject, made: StepOutputs, device: DeviceFacts, *, ahead: "WorkAhead | None" = None
+    work: OpenProject,
+    made: StepOutputs,
+    device: DeviceFacts,
+    *,
+    ahead: "WorkAhead | None" = None,
+    forked: bool = False,
 ) -> Plan:
-    """The plan of the run on this device, which may be another machine's. Raises where it does not fit."""
+    """The plan of the run on this device, which may be another machine's. Raises where it does not fit.
+
+    `forked`: its process comes from one that has done the imports.
+    """
     prepared = made.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
@@ -55,6 +67,7 @@ def plan_for(
         settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
     )
     work_ahead = ahead or measure_work(work, prepared, shape)
+    work_ahead = work_ahead._replace(load=plan_rollouts(work, device, shape, work_ahead.load, dtype))
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     rates = card_rates(work, device, shape)
@@ -92,6 +105,8 @@ def plan_for(
             plain=plain,
             streamed=streamed,
             rates=rates,
+            forked=forked,
+            repeated_steps=repeated_steps(settings),
         )
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not estimated.
@@ -104,6 +119,13 @@ def plan_for(
             fix="change the settings that the reason names",
         )
     return plan
+
+
+def repeated_steps(settings: TrainSettings) -> int | None:
+    """Of a rehearsed crash; None where none is rehearsed."""
+    if not settings.run.rehearse_crash:
+        return None
+    return min(STEPS_BEFORE_CRASH, settings.checkpoint_every - 1)
 
 
 class WorkAhead(NamedTuple):
@@ -144,6 +166,7 @@ def _as_on_processor(
             threads=device.threads,
         ),
         distinct_tokens=ahead.trunk.distinct,
+        restarted=repeated_steps(settings) is not None,
     )
     return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
@@ -261,7 +284,7 @@ def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
 def _examination(work: OpenProject) -> dict[str, Any]:
     """How answers are asked for and read during training: it decides when a run ends, and with what."""
     examine, evaluate = work.settings.train.examine, work.settings.evaluate
-    if examine.every is None or examine.metric == LOSS:
+    if examine.every is None or examine.metric in (LOSS, REWARD):
         return {}
     read = evaluate.model_dump(mode="json", include={"max_new_tokens", "fields"})
     return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}

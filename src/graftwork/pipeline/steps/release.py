@@ -1,9 +1,11 @@
 """Step: publish what passed the gate, and point the alias of the model at it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.evaluation import Evaluated
@@ -136,10 +138,13 @@ class Tried(Record):
     capture_id: str
     captured_reply: str
     seconds: float
+    """Until the whole answer was there, with all other questions asked at the same time."""
 
 
 class TryOut(Record):
     tried: tuple[Tried, ...]
+    seconds: dict[str, float] = {}
+    """Until the endpoint answered, of all answers, and until it had stopped."""
 
 
 def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
@@ -151,9 +156,17 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     settings = work.settings.serve.model_copy(update={**local, **alone})
     from graftwork.pipeline.serving import serve_in_background
 
-    with serve_in_background(work, settings) as url:
-        client = _client(url)
-        asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
+    moments = [time.perf_counter()]
+    with ThreadPoolExecutor(2 * QUESTIONS) as threads:
+        # Imported while the engine starts.
+        client_class = threads.submit(_import_client)
+        with serve_in_background(work, settings) as url:
+            client = client_class.result()(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            work.reporter.progress("asking", 0, len(cases), seconds_left=None, detail={})
+            moments.append(time.perf_counter())
+            asked = _ask_all(work, client, cases, threads)
+            moments.append(time.perf_counter())
+    moments.append(time.perf_counter())
     # The endpoint is down: all captures are in the store now.
     tried = tuple(_find_again(work, attempt) for attempt in asked)
     if any(attempt.answered_by != release.id for attempt in tried):
@@ -162,7 +175,8 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
             why=f"expected {release.id[:12]}",
             fix="look at `graft release list`: another process may have moved the alias",
         )
-    return TryOut(tried=tried)
+    spent = [later - earlier for earlier, later in pairwise(moments)]
+    return TryOut(tried=tried, seconds=dict(zip(("start", "answers", "stop"), spent, strict=True)))
 
 
 def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
@@ -198,41 +212,52 @@ def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
     return tuple(chosen)
 
 
-def _client(url: str) -> Any:
+def _import_client() -> Any:
     with needs_extra("serve", why="the release is tried out through the client that its users will use"):
         from openai import OpenAI
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    return OpenAI
 
 
-def _ask_both(work: OpenProject, client: Any, case: Case, place: int, total: int) -> Tried:
-    messages = [{"role": m.role, "content": m.content} for m in case.messages]
-    limit = work.settings.evaluate.max_new_tokens
-    work.reporter.progress("asking", place, total, seconds_left=None, detail={})
-    # Held-out questions: what is captured of this session never becomes data.
-    session = {"x-session-id": TRY_OUT_SESSION}
-    base = client.chat.completions.create(
-        model="base", messages=messages, max_tokens=limit, temperature=0, extra_headers=session
-    )
-    begun = time.perf_counter()
-    raw = client.chat.completions.with_raw_response.create(
-        model=full_alias(work, work.publish_to),
-        messages=messages,
-        max_tokens=limit,
-        temperature=0,
-        extra_headers=session,
-    )
-    seconds = time.perf_counter() - begun
-    answer = raw.parse()
+class _TriedReply(NamedTuple):
+    text: str
+    headers: Mapping[str, str]
+    seconds: float
+
+
+def _ask_all(
+    work: OpenProject, client: Any, cases: Sequence[Case], threads: ThreadPoolExecutor
+) -> list[Tried]:
+    """Every question to the base and to the release, all at once: they share the batches of the engine."""
+    limit, alias = work.settings.evaluate.max_new_tokens, full_alias(work, work.publish_to)
+
+    def ask(case: Case, model: str) -> _TriedReply:
+        begun = time.perf_counter()
+        raw = client.chat.completions.with_raw_response.create(
+            model=model,
+            messages=[{"role": m.role, "content": m.content} for m in case.messages],
+            max_tokens=limit,
+            temperature=0,
+            # Held-out questions: what is captured of this session never becomes data.
+            extra_headers={"x-session-id": TRY_OUT_SESSION},
+        )
+        seconds = time.perf_counter() - begun
+        return _TriedReply(raw.parse().choices[0].message.content or "", raw.headers, seconds)
+
+    asked = [(case, threads.submit(ask, case, "base"), threads.submit(ask, case, alias)) for case in cases]
+    return [_note(case, base.result(), release.result()) for case, base, release in asked]
+
+
+def _note(case: Case, base: _TriedReply, release: _TriedReply) -> Tried:
     return Tried(
         case_id=case.id,
         question=next(m.content for m in reversed(case.messages) if m.role == "user"),
         reference=case.reference,
-        base_answer=base.choices[0].message.content or "",
-        release_answer=answer.choices[0].message.content or "",
-        answered_by=raw.headers["x-graft-release"],
-        capture_id=raw.headers["x-graft-capture"],
+        base_answer=base.text,
+        release_answer=release.text,
+        answered_by=release.headers["x-graft-release"],
+        capture_id=release.headers["x-graft-capture"],
         captured_reply="",
-        seconds=seconds,
+        seconds=release.seconds,
     )
 
 

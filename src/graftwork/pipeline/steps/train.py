@@ -12,7 +12,7 @@ from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.replan import as_replanned, replan
 from graftwork.pipeline.reward_check import require_rewards
-from graftwork.pipeline.rewards import find_case_file
+from graftwork.pipeline.rewards import find_case_file, find_examined_file, keep_reward_seconds
 from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.runs import read_parts, write_training_page
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -54,6 +54,8 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
     verify_base(work.weights)
     outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
     outcome = compare_with_plan(plan, outcome, folder, minutes=minutes)
+    if (seconds := outcome.measures_last.get("reward_seconds")) is not None:
+        keep_reward_seconds(work, seconds)
     work.residuals.add(
         run_id,
         device=plan.device.name,
@@ -94,6 +96,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         start_adapter=str(start.folder) if start else None,
         project_folder=str(work.project.root),
         cases_file=str(path) if (path := find_case_file(work)) is not None else None,
+        examined_file=str(held) if (held := find_examined_file(work)) is not None else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
         deadline=begun.at + minutes * 60 if minutes else None,
         deadline_from=begun if minutes else None,

@@ -13,7 +13,7 @@ from graftwork.costmodel.run_time import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.types import CardRun
-from graftwork.plan.fit.answer import as_done, choose, level_of
+from graftwork.plan.fit.answer import choose, level_of, ways_of
 from graftwork.plan.fit.candidate import (
     TIME_SPREAD,
     card_excess,
@@ -44,12 +44,14 @@ class Brief(NamedTuple):
 
 def fit_in_brief(question: FitQuestion) -> Brief:
     """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
-    question = as_done(question)
-    found = _known(question)
-    if question.engine == "hf" or found.fits:
-        return found
-    other = _known(question.model_copy(update={"engine": "hf"}))
-    return other if other.fits else found
+    ways = ways_of(question)
+    if len(ways) == 1 and question.engine == "graft":
+        # Of several ways one is with transformers already.
+        found = _known(ways[0])
+        ways = ways if found.fits else (*ways, question.model_copy(update={"engine": "hf"}))
+    best = min(map(_known, ways), key=lambda brief: (not brief.fits, brief.hours.value))
+    # All cards are paid for, whether or not they are used.
+    return best._replace(question=best.question.model_copy(update={"machine": question.machine}))
 
 
 def _known(question: FitQuestion) -> Brief:

@@ -56,10 +56,27 @@ def fit(
 
     Without `advise`, neither remedies nor other engines are tried: for callers with many questions.
     """
+    ways = ways_of(question)
+    if len(ways) == 1:
+        return _fit(ways[0], rates=rates, correction=correction, level=level, advise=advise)
+    answers = [_fit(way, rates=rates, correction=correction, level=level, advise=False) for way in ways]
+    best, other = sorted(answers, key=lambda answer: (not answer.fits, answer.run_minutes.value))
+    if advise and not best.fits:
+        best = _fit(best.question, rates=rates, correction=correction, level=level, advise=True)
+    return compare_engines(best, other, cards=question.machine.gpus)
+
+
+def _fit(
+    question: FitQuestion,
+    *,
+    rates: StepRates | None,
+    correction: float,
+    level: Level | None,
+    advise: bool,
+) -> FitAnswer:
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
     certainty = level or level_of(question, known)
-    question = as_done(question)
     searched = search(question, rates=known, level=certainty, correction=correction)
     chosen, exact = weigh(searched, question, level=certainty, rates=known, correction=correction)
     searched = _as_weighed(searched, exact, question, level=certainty)
@@ -79,10 +96,55 @@ def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
     return "probed" if rates is not None and rates.certainty == "probed" else "computed"
 
 
-def as_done(question: FitQuestion) -> FitQuestion:
-    """On several cards, preferences and reinforcement learning are TRL's, with transformers and PEFT."""
-    alone = question.algorithm == "sft" or question.machine.gpus <= 1
-    return question if alone else question.model_copy(update={"engine": "hf"})
+def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
+    """With preferences and reinforcement learning, `graft train` takes one card of several; TRL, with
+    transformers and PEFT, takes all of them."""
+    shared = question.model_copy(update={"engine": "hf"})
+    if question.algorithm == "sft" or question.machine.gpus <= 1:
+        return (question,)
+    if question.engine == "hf":
+        return (shared,)
+    machine = question.machine.model_copy(update={"gpus": 1})
+    return question.model_copy(update={"machine": machine}), shared
+
+
+def compare_engines(best: FitAnswer, other: FitAnswer, *, cards: int) -> FitAnswer:
+    """The answer of the better engine, with the other one among those that were considered."""
+    alone = best.question.engine == "graft"
+    names = ("graft train on one card", f"TRL on {cards} cards")
+    mine, others = names if alone else reversed(names)
+    reasons = []
+    if best.fits and other.fits:
+        times = other.run_minutes.value / best.run_minutes.value
+        reasons.append(f"{mine} is {times:.1f} × as fast as {others}")
+    elif best.fits:
+        reasons.append(f"{others} does not fit")
+    if alone:
+        rest = "the other card stays" if cards == 2 else f"the other {cards - 1} cards stay"
+        write = (
+            ", or let a server write the answers (`train.rollouts.endpoint`)"
+            if best.question.algorithm == "grpo"
+            else ""
+        )
+        reasons.append(f"{rest} idle: train something else there{write}")
+    else:
+        reasons.append("the seconds of TRL are derived, not measured")
+    considered = Considered(
+        name=others,
+        fits=other.fits,
+        peak_reserved_gib=other.peak_reserved_gib,
+        card_gib=other.card_gib,
+        host_gib=other.host_gib,
+        tokens_per_second=other.tokens_per_second,
+        strategy=other.strategy,
+    )
+    return best.model_copy(
+        update={
+            "reasons": (*reasons, *best.reasons),
+            "considered": (considered, *best.considered)[:SHOWN],
+            "others": ((other.strategy,) if other.fits else ()) + best.others,
+        }
+    )
 
 
 class Weighed(NamedTuple):

@@ -5,7 +5,7 @@ where that was too much; so what decides is whether the leanest tuning fits.
 """
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
 from graftwork.costmodel.card_step import step_recipe
@@ -108,20 +108,9 @@ def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:
     return lean.model_copy(update={"peak_gib": peak / GIB})
 
 
-class Loading(NamedTuple):
-    """GiB while weights come onto the card: as the tuning has them, and with the head in 8 bits."""
-
-    taken: float
-    in_eight: float | None
-    """None where the head is in 8 bits, or never would be."""
-
-
-def loading(question: FitQuestion, tuning: Tuning) -> Loading:
-    taken = load_peak(question.shape, tuning) / GIB
-    if tuning.head == "eight" or "eight" not in heads(question.shape, eight=uses_eight(question)):
-        return Loading(taken, None)
-    in_eight = load_peak(question.shape, tuning.model_copy(update={"head": "eight"})) / GIB
-    return Loading(taken, in_eight)
+def loading_gib(question: FitQuestion, tuning: Tuning) -> float:
+    """The most that is on the card while weights come onto it."""
+    return load_peak(question.shape, tuning) / GIB
 
 
 def uses_eight(question: FitQuestion) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
 from graftwork.costmodel.plain_memory import peak_of_each
-from graftwork.costmodel.plain_time import expected_longest
+from graftwork.costmodel.plain_time import PLAIN_DEQUANTISING, expected_longest
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import sampling_memory
 from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
-from graftwork.plan.fit.question import card_room, half_precision, plain_setup, rollout_load
+from graftwork.plan.fit.question import card_room, graders, half_precision, plain_setup, rollout_load
 from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
@@ -151,10 +151,12 @@ def generation_seconds(
     """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
     own = max(-(-question.batch_rows // cards), 1)
     read = own * question.prompt_tokens * 2.0 * _weights(question.shape)
+    graded = own * question.reward_seconds / graders(question)
     return {
         "generation": -(-own // rows) * decode_seconds(question, rows=min(rows, own), rates=rates),
         "reading prompts": read / rates.half,
         "reference": REFERENCE_SHARE * training,
+        **({"rewards": graded} if graded else {}),
     }
 
 
@@ -167,7 +169,7 @@ def decode_seconds(question: FitQuestion, *, rows: int, rates: StepRates) -> flo
     if question.method == "qlora":
         # Half a byte read, two written, two read again for the product.
         reading = (weights * 0.52 + table) / rates.bandwidth
-        reading += weights * 4.0 / (rates.bandwidth * rates.dequantising) * 0.5
+        reading += weights * 4.0 / (rates.bandwidth * PLAIN_DEQUANTISING) * 0.5
     middle = question.prompt_tokens + question.completion_tokens / 2
     cache = cache_bytes(shape, tokens=round(middle), sequences=rows) / rates.bandwidth
     launching = LAUNCH_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
-from graftwork.costmodel.rollouts import sampling_bytes
+from graftwork.costmodel.rollouts import choose_prompts_at_once
 from graftwork.model.families.registry import family_or_llama
-from graftwork.model.generate.memory import MOST_ROWS
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import Figure
@@ -22,11 +21,9 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitOptions, FitQuestion, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import RolloutLoad
-from graftwork.records.units import ELEMENT_BYTES, GIB
+from graftwork.records.units import ELEMENT_BYTES
 
 DEFAULT_ROWS = 1000
-SAMPLING_SHARE = 0.3
-"""Of a card, what answers that are sampled together may take."""
 
 
 def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -> FitQuestion:
@@ -127,6 +124,7 @@ def plain_setup(
         experts=question.experts,
         optimizer=question.optimizer,
         kbit_upcast=not graft and question.method == "qlora",
+        fused_nf4=graft,
     )
 
 
@@ -154,20 +152,22 @@ def rollout_load(question: FitQuestion) -> RolloutLoad | None:
         prompt_tokens=question.prompt_tokens,
         max_tokens=question.completion_tokens,
         answer_tokens=question.completion_tokens,
-        prompts_at_once=1,
+        reward_seconds=question.reward_seconds / graders(question),
         reference_rows=0 if question.method == "full" else prompts,
     )
-    room = SAMPLING_SHARE * card_room(question, cards=1).value * GIB
-    width, recorded = ELEMENT_BYTES[half_precision(question)], question.machine.gpu is not None
+    return choose_prompts_at_once(
+        question.shape,
+        load,
+        memory_gib=card_room(question, cards=1).value,
+        width=ELEMENT_BYTES[half_precision(question)],
+        recorded=question.machine.gpu is not None,
+    )
 
-    def size_of(together: int) -> float:
-        tried = load.model_copy(update={"prompts_at_once": together})
-        return sampling_bytes(question.shape, tried, width=width, recorded=recorded)
 
-    # More prompts than the slots of the generator take no more memory.
-    most = min(prompts, -(-MOST_ROWS // load.answers))
-    together = 1 + bisect_right(range(2, most + 1), room, key=size_of)
-    return load.model_copy(update={"prompts_at_once": prompts if together == most else together})
+def graders(question: FitQuestion) -> int:
+    """Processes that grade answers: one for each core with `graft train`, and with TRL the trainer itself."""
+    cpu = question.machine.cpu
+    return cpu.cores if question.engine == "graft" and cpu is not None else 1
 
 
 def card_room(question: FitQuestion, *, cards: int) -> Figure:

@@ -12,7 +12,7 @@ from graftwork.plan.fit.candidate import (
     name_of,
     reserved_figure,
 )
-from graftwork.plan.fit.own_step import loading, own_limit
+from graftwork.plan.fit.own_step import loading_gib, own_limit
 from graftwork.plan.fit.plain_step import padded_gb
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
 from graftwork.records.base import Figure
@@ -88,9 +88,11 @@ def give_reasons(
 def _prompts_a_night(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     a_prompt = chosen.seconds_a_step * question.generations / question.batch_rows
     writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
+    graded = chosen.step_parts.get("rewards", 0.0)
+    rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
     return [
         f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
-        f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, rewards not counted"
+        f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}"
     ]
 
 
@@ -117,11 +119,6 @@ def _compared_with_others(
 
 def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
-    if question.algorithm != "sft" and question.machine.gpus > 1:
-        reasons.append(
-            f"`graft train` does {question.algorithm.upper()} on one card, which may be faster: see it with "
-            "--gpus 1; these figures are for TRL with transformers and PEFT"
-        )
     if question.algorithm != "sft" and chosen.way.own_step:
         reasons.append(
             "writing answers was timed on one H200 only (135M and 7.6B); other cards are computed from it"
@@ -163,15 +160,10 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
 
 def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:
     """Where weights need more room on their way onto the card than the step does."""
-    room, found = own_limit(question), loading(question, tuning)
-    if found.taken > room:
-        return [f"loading alone takes {found.taken:.1f} GiB of the card, and there are {room:.1f}"]
-    if found.in_eight is not None and found.in_eight > room:
-        return [
-            f"the head stays in 16 bits: on its way into 8 it passes through 32, and loading would take "
-            f"{found.in_eight:.1f} GiB of the card, where there are {room:.1f}"
-        ]
-    return []
+    room, taken = own_limit(question), loading_gib(question, tuning)
+    if taken <= room:
+        return []
+    return [f"loading alone takes {taken:.1f} GiB of the card, and there are {room:.1f}"]
 
 
 def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:

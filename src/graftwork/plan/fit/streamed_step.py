@@ -6,7 +6,8 @@ under the same limits.
 
 from graftwork.costmodel.distributed import Distribution
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.streamed import StreamedWork, choose_streamed, streamed_peak, streamed_step_parts
+from graftwork.costmodel.streamed import choose_streamed, streamed_step_parts
+from graftwork.costmodel.streamed_memory import StreamedWork, streamed_peak
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.own_step import own_limit
 from graftwork.plan.fit.plain_step import PROCESS_GIB, plain_run

@@ -178,6 +178,10 @@ class DeadlineCallback(TrainingCallback):
         return max(known, default=UNKNOWN_SAVE_SECONDS)
 
 
+STEPS_BEFORE_CRASH = 3
+"""Behind a checkpoint, so that steps are repeated."""
+
+
 class CrashRehearsal(TrainingCallback):
     name = "rehearsal"
 
@@ -188,8 +192,8 @@ class CrashRehearsal(TrainingCallback):
     def on_step_begin(self, number: int, steps: int) -> None:
         if self._marker.exists():
             return
-        # A few steps after a checkpoint, so that steps are repeated.
-        halfway = max(steps // 2 // self._every, 1) * self._every + min(3, self._every - 1) + 1
+        behind = min(STEPS_BEFORE_CRASH, self._every - 1)
+        halfway = max(steps // 2 // self._every, 1) * self._every + behind + 1
         if number == min(halfway, steps):
             write_atomic(self._marker, f"killed before step {number}\n")
             os.kill(os.getpid(), signal.SIGKILL)

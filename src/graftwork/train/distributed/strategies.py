@@ -233,7 +233,8 @@ class DataParallel(SingleProcess):
             cpu=on_cpu,
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=SYNC_TIMEOUT, **by_gloo),
-                DistributedDataParallelKwargs(find_unused_parameters=False),
+                # All buffers are constants, and weights in four bits are buffers: gigabytes in every pass.
+                DistributedDataParallelKwargs(find_unused_parameters=False, broadcast_buffers=False),
             ],
             **self.plugins(),
         )

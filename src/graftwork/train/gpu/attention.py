@@ -1,14 +1,12 @@
-"""Attention of packed documents, forward and backward: fused kernels where they can, tiles where they cannot.
+"""Attention of packed documents, forward and backward: fused kernels on a GPU, plain operations elsewhere.
 
 In: queries, keys and values [tokens, heads, width] and where documents begin. Out: the mixed values, and for
 training a small graph of its own around them. A rule names the scale, the window and the cap of the scores.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from graftwork.costmodel.card_tensors import TILE
 from graftwork.model.blocks import AttentionRule
 
 
@@ -55,13 +52,11 @@ class Island:
 def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
     """[tokens, heads, width] of mixed values."""
     window = None if rule.window is None or rule.window >= documents.longest else rule.window
-    if rule.cap is not None:
+    if rule.cap is not None or (q.is_cuda and _wants_own_kernels(documents, window)):
         scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
-        reach = _Reach(scale, rule.cap, min(window or documents.longest, documents.longest), window)
-        mixed: Tensor = _CappedAttention.apply(q, k, v, documents.starts, reach)  # type: ignore[no-untyped-call]
+        reach = _Reach(scale, rule.cap or 0.0, min(window or documents.longest, documents.longest), window)
+        mixed: Tensor = _PackedAttention.apply(q, k, v, documents.starts, reach)  # type: ignore[no-untyped-call]
         return mixed
-    if q.device.type == "cuda" and (window is not None or not documents.even):
-        return _attend_packed(q, k, v, documents, rule._replace(window=window))
     if documents.even:
         return _attend_evenly(q, k, v, documents, rule._replace(window=window))
     split = [torch.split(x, list(documents.lengths)) for x in (q, k, v)]
@@ -70,6 +65,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: Attentio
         for a, b, c in zip(*split, strict=True)
     ]
     return torch.cat(parts)
+
+
+def _wants_own_kernels(documents: Documents, window: int | None) -> bool:
+    """For rows of one length cuDNN's are faster; they may add up in another order each time."""
+    return window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
 
 
 def attend_keeping(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Island:
@@ -98,24 +98,6 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: 
     return mixed.transpose(1, 2).reshape(q.shape)
 
 
-def _attend_packed(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    # Since 2.12 the caller must say that heads share keys; before, the argument is unknown.
-    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _words_of(varlen_attn) else {}
-    starts, longest = documents.starts, documents.longest
-    scaled = {} if rule.scale is None else {"scale": rule.scale}
-    # Tokens before the own one.
-    window = (-1 if rule.window is None else rule.window - 1, 0)
-    mixed: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=window, **scaled, **grouped)  # type: ignore[assignment, arg-type]  # noqa: E501  # fmt: skip
-    return mixed
-
-
-@lru_cache
-def _words_of(function: Callable[..., object]) -> frozenset[str]:
-    return frozenset(signature(function).parameters)
-
-
 def _kernels(q: Tensor) -> AbstractContextManager[None]:
     """cuDNN's attention is the fastest on recent cards; the others are fallbacks."""
     order = [
@@ -129,12 +111,31 @@ def _kernels(q: Tensor) -> AbstractContextManager[None]:
     return sdpa_kernel(order, set_priority=True)
 
 
+TILE = 256
+"""Queries of one tile, where attention with capped scores is computed by plain operations."""
+
+
 class _Reach(NamedTuple):
     scale: float
     cap: float
+    """0: scores are not capped; only the kernels of a GPU can do without."""
     back: int
     """Tokens that any token may see at most: a bound, so that shapes do not depend on the documents."""
     window: int | None
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "_Reach":
+        scale, cap, back, window = numbers
+        return cls(scale, cap, int(back), int(window) or None)
+
+    @property
+    def numbers(self) -> list[float]:
+        return [self.scale, self.cap, float(self.back), float(self.window or 0)]
+
+    @property
+    def flash(self) -> tuple[float, float, int]:
+        """Scale, cap and window as the kernels take them."""
+        return self.scale, self.cap, self.window or self.back
 
 
 class _Tile(NamedTuple):
@@ -173,9 +174,6 @@ def _by_token(grouped: Tensor, tokens: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """In the numbers' own type, added up in float32."""
-    if a.device.type == "cuda" and a.dtype != torch.float32:
-        return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a.float(), b.float())
 
 
@@ -188,43 +186,76 @@ def _capped_scores(q: Tensor, k: Tensor, tile: _Tile, reach: _Reach) -> Tensor:
     )
 
 
-class _CappedAttention(torch.autograd.Function):
-    """softmax(cap · tanh(q k / cap)) v, a tile of queries at a time, computed again on the way back."""
+class _PackedAttention(torch.autograd.Function):
+    """softmax(cap · tanh(q k / cap)) v, or without a cap; scores are computed again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, reach: _Reach) -> Tensor:
-        tokens, heads, _ = q.shape
-        mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
-        sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-        for tile in _tiles(tokens, starts, reach):
-            scores = _capped_scores(q, k, tile, reach).masked_fill_(~tile.seen, float("-inf"))
-            total = torch.logsumexp(scores, dim=-1)
-            weights = scores.sub_(total[..., None]).exp_().flatten(1, 2).to(v.dtype)
-            own = _product(weights, v[tile.keys].transpose(0, 1))
-            mixed[tile.queries] = _by_token(own, total.shape[2]).to(q.dtype)
-            sums[tile.queries] = total.permute(2, 0, 1).reshape(-1, heads)
+        mixed: Tensor
+        mixed, sums = _attend_packed(q, k, v, starts, reach.numbers)
         ctx.save_for_backward(q, k, v, starts, mixed, sums)
         ctx.reach = reach
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        q, k, v, starts, mixed, sums = ctx.saved_tensors
-        reach, d_mixed = ctx.reach, gradients[0]
-        groups = k.shape[1]
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-        for tile in _tiles(q.shape[0], starts, reach):
-            queries, keys = _by_group(q[tile.queries], groups), k[tile.keys].transpose(0, 1)
-            d_own = _by_group(d_mixed[tile.queries], groups)
-            along = (d_own.float() * _by_group(mixed[tile.queries], groups).float()).sum(-1)
-            total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
-            scores = _capped_scores(q, k, tile, reach)
-            slope = torch.square(scores).mul_(-reach.scale / reach.cap**2).add_(reach.scale).flatten(1, 2)
-            weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0).flatten(1, 2)
-            dv[tile.keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
-            d_weights = _product(d_own, v[tile.keys].permute(1, 2, 0)).sub_(along[..., None])
-            d_scores = d_weights.mul_(weights).mul_(slope).to(q.dtype)
-            dq[tile.queries] = _by_token(_product(d_scores, keys), total.shape[2]).to(q.dtype)
-            dk[tile.keys] += _product(d_scores.transpose(1, 2), queries).transpose(0, 1)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+        found = _attend_packed_backward(list(ctx.saved_tensors), gradients[0], ctx.reach.numbers)
+        return *found, None, None
+
+
+@torch.library.custom_op("graftwork::attend_packed", mutates_args=())
+def _attend_packed(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: list[float]
+) -> tuple[Tensor, Tensor]:
+    """Mixed values, and the logarithm of each row's sum: a tile of queries at a time."""
+    reach = _Reach.of(rule)
+    tokens, heads, _ = q.shape
+    mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+    sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+    for tile in _tiles(tokens, starts, reach):
+        scores = _capped_scores(q, k, tile, reach).masked_fill_(~tile.seen, float("-inf"))
+        total = torch.logsumexp(scores, dim=-1)
+        weights = scores.sub_(total[..., None]).exp_().flatten(1, 2).to(v.dtype)
+        own = _product(weights, v[tile.keys].transpose(0, 1))
+        mixed[tile.queries] = _by_token(own, total.shape[2]).to(q.dtype)
+        sums[tile.queries] = total.permute(2, 0, 1).reshape(-1, heads)
+    return mixed, sums
+
+
+@_attend_packed.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: list[float]) -> tuple[Tensor, Tensor]:
+    from graftwork.train.gpu import flash
+
+    return flash.attend(q, k, v, starts, _Reach.of(rule).flash)
+
+
+@torch.library.custom_op("graftwork::attend_packed_backward", mutates_args=())
+def _attend_packed_backward(
+    saved: list[Tensor], d_mixed: Tensor, rule: list[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, starts, mixed, sums = saved
+    reach = _Reach.of(rule)
+    groups = k.shape[1]
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+    for tile in _tiles(q.shape[0], starts, reach):
+        queries, keys = _by_group(q[tile.queries], groups), k[tile.keys].transpose(0, 1)
+        d_own = _by_group(d_mixed[tile.queries], groups)
+        along = (d_own.float() * _by_group(mixed[tile.queries], groups).float()).sum(-1)
+        total = sums[tile.queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
+        scores = _capped_scores(q, k, tile, reach)
+        slope = torch.square(scores).mul_(-reach.scale / reach.cap**2).add_(reach.scale).flatten(1, 2)
+        weights = scores.sub_(total[..., None]).exp_().masked_fill_(~tile.seen, 0.0).flatten(1, 2)
+        dv[tile.keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
+        d_weights = _product(d_own, v[tile.keys].permute(1, 2, 0)).sub_(along[..., None])
+        d_scores = d_weights.mul_(weights).mul_(slope).to(q.dtype)
+        dq[tile.queries] = _by_token(_product(d_scores, keys), total.shape[2]).to(q.dtype)
+        dk[tile.keys] += _product(d_scores.transpose(1, 2), queries).transpose(0, 1)
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+
+@_attend_packed_backward.register_kernel("cuda")
+def _(saved: list[Tensor], d_mixed: Tensor, rule: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    from graftwork.train.gpu import flash
+
+    return flash.attend_backward(saved, d_mixed, _Reach.of(rule).flash)

@@ -7,7 +7,7 @@ tensor, `again` nothing but its input. Does not know where weights came from or 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,48 +19,30 @@ from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu import fused
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
 from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations, SavedInput
+from graftwork.train.gpu.cross_entropy import replace_by_gradient, target_losses
 from graftwork.train.gpu.fused import NormWeights
 from graftwork.train.gpu.lora import LoraGradient, LoraGroup, LoraStacks
+from graftwork.train.gpu.packing import PackedLayout
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
-from graftwork.train.loss import loss_and_gradient, loss_without_gradient
 
 
 def chunk_loss(
     hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight, ending: LogitsEnding
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
-    logits = ending.apply_(product(head, hidden).float())
-    loss, d = loss_and_gradient(logits, targets, weights)
-    return loss, transposed_product(head, ending.backward_(d, logits).to(hidden.dtype))
+    logits = product(head, hidden)
+    losses = replace_by_gradient(logits, targets, weights, ending)
+    counted = targets >= 0
+    weight = counted if weights is None else weights * counted
+    return (losses * weight).sum(), transposed_product(head, logits)
 
 
 def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding) -> Tensor:
     """The summed loss of a chunk, for evaluation."""
-    return loss_without_gradient(ending.apply_(product(head, hidden).float()), targets)
-
-
-def chunk_log_probabilities(
-    hidden: Tensor, targets: Tensor, head: FrozenWeight, ending: LogitsEnding
-) -> Tensor:
-    """The log-probability of each target of a chunk."""
-    logits = ending.apply_(product(head, hidden).float())
-    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return taken - torch.logsumexp(logits, dim=1)
+    return (target_losses(product(head, hidden), targets, ending) * (targets >= 0)).sum()
 
 
 KeepLevel = Literal["keep", "lean", "again"]
-
-
-class PackedLayout(NamedTuple):
-    """Documents behind each other in one sequence, and where a token is predicted."""
-
-    positions: Tensor
-    documents: Documents
-    predicts: Tensor
-    """Places whose next token is trained on."""
-    targets: Tensor
-    weights: Tensor | None = None
-    """The objective's weight for each target; None: every target weighs 1."""
 
 
 class BlockMemory(NamedTuple):
@@ -129,7 +111,6 @@ class GpuDecoder:
         self._after = wrap(pieces.after_attention)
         self._after_again = wrap(pieces.recompute_activations)
         self._after_backward = wrap(pieces.after_attention_backward)
-        self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
         self._norm, self._norm_backward = wrap(fused.apply_norm), wrap(fused.apply_norm_backward)
 
     def _stack_adapters(self, dtype: torch.dtype) -> None:
@@ -200,8 +181,8 @@ class GpuDecoder:
         size = self.policy.head_tokens
         return torch.cat(
             [
-                chunk_log_probabilities(
-                    self._norm(x[places], weight, epsilon), targets, outside.head, outside.ending
+                -target_losses(
+                    product(outside.head, self._norm(x[places], weight, epsilon)), targets, outside.ending
                 )
                 for places, targets in zip(
                     torch.split(packed.predicts, size), torch.split(packed.targets, size), strict=True
@@ -330,10 +311,10 @@ class GpuDecoder:
             hidden = x[places]
             normed = self._norm(hidden, weight, epsilon)
             if scale is None:
-                total += self._chunk_loss_only(normed, targets, self.outside.head, ending)
+                total += chunk_loss_only(normed, targets, self.outside.head, ending)
                 continue
             weights = None if packed.weights is None else packed.weights[begin : begin + size]
-            loss, d = self._chunk_loss(normed, targets, weights, self.outside.head, ending)
+            loss, d = chunk_loss(normed, targets, weights, self.outside.head, ending)
             total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)
@@ -466,14 +447,7 @@ class CudaGraphDecoder:
 
     def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
         """Recording computes nothing: gradients stay what they are until the first replay."""
-        still = PackedLayout(
-            positions=packed.positions.clone(),
-            documents=replace(packed.documents, starts=packed.documents.starts.clone()),
-            predicts=packed.predicts.clone(),
-            targets=packed.targets.clone(),
-            weights=None if packed.weights is None else packed.weights.clone(),
-        )
-        x, scale = x.clone(), scale.clone()
+        still, x, scale = packed.clone(), x.clone(), scale.clone()
         if not self._recordings:
             # Plain passes leave gaps of their own behind: the first recording starts without them.
             self._pool = torch.cuda.MemPool()
@@ -507,9 +481,4 @@ def _shape_of(x: Tensor, packed: PackedLayout) -> Any:
 def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale: Tensor) -> None:
     recording.x.copy_(x)
     recording.scale.copy_(scale)
-    recording.packed.positions.copy_(packed.positions)
-    recording.packed.documents.starts.copy_(packed.documents.starts)
-    recording.packed.predicts.copy_(packed.predicts)
-    recording.packed.targets.copy_(packed.targets)
-    if recording.packed.weights is not None and packed.weights is not None:
-        recording.packed.weights.copy_(packed.weights)
+    recording.packed.copy_(packed)

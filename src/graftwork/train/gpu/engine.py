@@ -5,22 +5,13 @@ one measured step with nothing kept; what the card has left is then spent on kee
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from graftwork.costmodel.card_memory import keep_measured
-from graftwork.costmodel.packing import (
-    COMPILED_SHAPES,
-    RECORDED_SHAPES,
-    bin_rows,
-    round_places,
-    round_tokens,
-    token_step,
-)
+from graftwork.costmodel.packing import COMPILED_SHAPES, RECORDED_SHAPES, bin_rows
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
@@ -28,99 +19,18 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine
-from graftwork.train.gpu.attention import Documents
-from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
+from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
+from graftwork.train.gpu.packing import PackedPass, PackSizes, pack, pack_rows
 from graftwork.train.gpu.token_pass import CardTokenPass
 from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample
-from graftwork.train.objectives.sft import count_trained
+from graftwork.train.objectives.sft import SupervisedFineTuning, count_trained
 from graftwork.train.settings import TrainSettings
-
-FEWEST_DOCUMENTS = 16
-
-
-@dataclass(frozen=True)
-class PackedPass:
-    """One pass: its tokens, and what the decoder needs to know about them."""
-
-    tokens: Tensor
-    packed: PackedLayout
-    count: int
-
-
-class PackSizes(NamedTuple):
-    """The sizes that packs come in, which are the shapes that are compiled and recorded."""
-
-    room: int
-    """Tokens of a pass at most, but for a single longer row."""
-    head_tokens: int
-    longest: int = 0
-    """Tokens of the longest row of the run: given, all packs share a bound."""
-    shapes: int = COMPILED_SHAPES
-
-
-def pack(
-    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
-) -> list[PackedPass]:
-    """The passes of a step."""
-    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
-    return [
-        _pack(
-            [rows[at] for at in some],
-            sizes,
-            device,
-            None if weights is None else [weights[at] for at in some],
-        )
-        for some in bins
-    ]
-
-
-def _pack(rows: Sequence[Row], sizes: PackSizes, device: str, weights: Sequence[Tensor] | None) -> PackedPass:
-    count = sum(len(row.tokens) for row in rows)
-    step = token_step(sizes.room, sizes.shapes)
-    fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
-    lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
-    starts = [0, *np.cumsum(lengths).tolist()]
-    tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
-    for begin, row in zip(starts, rows, strict=False):
-        tokens[begin : begin + len(row.tokens)] = row.tokens
-    # The token before a trained one predicts it.
-    places = [
-        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
-        for begin, row in zip(starts, rows, strict=False)
-    ]
-    predicts = np.concatenate(places)
-    idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
-    packed = PackedLayout(
-        positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
-        documents=_documents(starts, lengths, max(sizes.longest, step), device),
-        predicts=_tensor(np.pad(predicts, (0, idle)), device),
-        targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
-        weights=None
-        if weights is None
-        else nn.functional.pad(torch.cat(list(weights)).to(device), (0, idle)),
-    )
-    return PackedPass(_tensor(tokens[:-1], device), packed, count)
-
-
-def _tensor(numbers: "np.ndarray[Any, Any]", device: str) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
-
-
-def _documents(starts: list[int], lengths: list[int], longest: int, device: str) -> Documents:
-    """Documents of no length at the end make their number a round one.
-
-    Their number and the bound on their length are shapes of a recording: few different ones may occur.
-    """
-    if min(lengths) == max(lengths):
-        return Documents(torch.tensor(starts, dtype=torch.int32).to(device), tuple(lengths))
-    number = max(1 << (len(lengths) - 1).bit_length(), FEWEST_DOCUMENTS)
-    padded = starts + [starts[-1]] * (number - len(lengths))
-    at_most = 1 << (max(longest, *lengths) - 1).bit_length()
-    return Documents(torch.tensor(padded, dtype=torch.int32).to(device), tuple(lengths), at_most)
 
 
 class GpuEngine(TrainingEngine):
+    strategy: "SingleGpu"
+
     def __init__(
         self,
         model: Any,
@@ -136,11 +46,12 @@ class GpuEngine(TrainingEngine):
         self.tuning = tuning
         self._frozen = frozen
         self._shape = shape
-        self._on_card = self._device.startswith("cuda")
+        self.computes_apart = self._on_card = self._device.startswith("cuda")
         self._compiled = tuning.compiled and self._on_card
         self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
         self._decoder: GpuDecoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
         self._runner: GpuDecoder | CudaGraphDecoder = self._decoder
+        self._prefetched: tuple[Sequence[Row], list[PackedPass]] = ((), [])
 
     def settle(self, rows: Sequence[Row]) -> Tuning:
         """Measure one step that keeps nothing, then keep what the limit allows; what was settled on.
@@ -153,38 +64,70 @@ class GpuEngine(TrainingEngine):
         _limit(self.tuning.limit_gib + self.tuning.sampling_gib)
         adapted = len(self._decoder.blocks) - self._decoder.first
         rows = _fullest(rows, room=self.tuning.micro_tokens)
-        least = self._measure(rows)
+        least = self._measure_within(rows)
         tuning = keep_measured(self.tuning, self._shape, measured_gib=least, adapted=adapted)
         while True:
             self._use(tuning)
-            try:
-                for _ in range(3):
-                    peak = self._measure(rows)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                peak = tuning.limit_gib + 0.25
-            if peak <= tuning.limit_gib or tuning.keep + tuning.lean == 0:
+            peak = self._try(rows, times=3)
+            smaller = _one_less(tuning)
+            if peak <= tuning.limit_gib or smaller is None:
                 break
-            tuning = _one_less(tuning)
+            tuning = smaller
         self.tuning = tuning.model_copy(update={"peak_gib": peak})
         return self.tuning
+
+    def _measure_within(self, rows: Sequence[Row]) -> float:
+        """GiB of a step that keeps nothing, in smaller chunks if it does not fit as planned."""
+        while (peak := self._try(rows)) > self.tuning.limit_gib:
+            smaller = _one_less(self.tuning.model_copy(update={"keep": 0, "lean": 0}))
+            if smaller is None:
+                break
+            self.tuning = smaller
+            del self._runner, self._decoder
+            self._runner = self._decoder = self._build(smaller)
+        return peak
+
+    def _try(self, rows: Sequence[Row], *, times: int = 1) -> float:
+        """GiB of a step; more than the limit where it ran out of memory."""
+        try:
+            return [self._measure(rows) for _ in range(times)][-1]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.forget()
+            return self.tuning.limit_gib + 0.25
 
     def backward(self, rows: Sequence[Row]) -> StepResult:
         normalizer = self._objective.normalizer(rows)
         self._progress("data")
-        portions = self._pack(rows, self._weigh(rows))
+        portions = self._take_prefetched(rows) or self._pack(rows, self._weigh(rows))
         total = torch.zeros((), device=self._device)
         scale = torch.tensor(1 / normalizer, device=self._device)
         for portion in portions:
             self._progress("forward")
             total += self._learn(portion, scale)
         pull = self._pull()
-        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
+        norm = self.strategy.launch_clipping(self._settings.max_gradient_norm)
+        # The card computes from here on until its results are asked for.
+        self.meanwhile()
+        loss_sum, gradient_norm = torch.stack((total, norm.to(total))).tolist()
         tokens = sum(len(row.tokens) for row in rows)
         measures = {**self._measures.means(), **pull}
-        loss = measures.pop(LOSS_MEASURE, float(total) / normalizer)
-        return StepResult(loss, norm, tokens, count_trained(rows), measures=measures)
+        loss = measures.pop(LOSS_MEASURE, loss_sum / normalizer)
+        return StepResult(loss, gradient_norm, tokens, count_trained(rows), measures=measures)
+
+    def prefetch(self, rows: Sequence[Row]) -> None:
+        """Pack a later batch, if its objective needs no pass of the model before."""
+        if self._on_card and isinstance(self._objective, SupervisedFineTuning):
+            self._prefetched = (rows, self._pack(rows))
+
+    def _take_prefetched(self, rows: Sequence[Row]) -> list[PackedPass] | None:
+        (known, portions), self._prefetched = self._prefetched, ((), [])
+        same = len(known) == len(rows) and all(a is b for a, b in zip(known, rows, strict=True))
+        if not (same and portions):
+            return None
+        self._measures = StepMeasures()
+        return portions
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
         """The weights of a step; an objective that compares costs one more forward pass."""
@@ -209,7 +152,7 @@ class GpuEngine(TrainingEngine):
         found: dict[int, Tensor] = {}
         sizes = self._sizes()
         for some in bin_rows([len(row.tokens) for row in rows], room=sizes.room):
-            portion = _pack([rows[at] for at in some], sizes, self._device, None)
+            portion = pack_rows([rows[at] for at in some], sizes, device=self._device)
             self._progress("forward")
             counts = [count_trained([rows[at]]) for at in some]
             found |= zip(some, torch.split(self._read(portion)[: sum(counts)], counts), strict=True)
@@ -284,6 +227,8 @@ class GpuEngine(TrainingEngine):
 
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning
+        # Their stacked adapters go before others are made.
+        del self._runner, self._decoder
         self._runner = self._decoder = self._build(tuning)
         if self._recorded:
             # A compiled piece is compiled at its first run and tuned at its second.
@@ -333,15 +278,19 @@ class SingleGpu(SingleProcess):
         return joined
 
     def clip_gradients(self, most: float) -> float:
+        return float(self.launch_clipping(most))
+
+    def launch_clipping(self, most: float) -> Tensor:
+        """Clip the gradients; their norm before, which may still be in the making."""
         if not self._has_fixed_gradients():
-            return super().clip_gradients(most)
+            return torch.tensor(super().clip_gradients(most))
         if self._clip is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, most)
             self._clip = _recorded(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
-            return float(norm)
+            return norm
         graph, norm = self._clip
         graph.replay()
-        return float(norm)
+        return norm
 
     def step(self, rate: float) -> None:
         if not self._has_fixed_gradients():
@@ -406,8 +355,31 @@ def _limit(limit_gib: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 
 
-def _one_less(tuning: Tuning) -> Tuning:
-    """A block that kept goes lean; where none keeps, a lean one starts from its input."""
+GOOD_HEAD_TOKENS, GOOD_CHUNK_TOKENS = 256, 1024
+"""From here on down, products are too small to fill a card."""
+FEWEST_HEAD_TOKENS, FEWEST_CHUNK_TOKENS = 128, 512
+
+
+def _one_less(tuning: Tuning) -> Tuning | None:
+    """The next smaller step, by what costs the least time first. None: it cannot be less.
+
+    A block that kept goes lean; where none keeps, a lean one starts from its input; where none does, logits
+    and the insides of blocks are computed for fewer tokens at a time; then whole passes; and only then logits
+    and insides for so few tokens that the card waits for its memory.
+    """
     if tuning.keep:
         return tuning.model_copy(update={"keep": tuning.keep - 1, "lean": tuning.lean + 1})
-    return tuning.model_copy(update={"lean": tuning.lean - 1})
+    if tuning.lean:
+        return tuning.model_copy(update={"lean": tuning.lean - 1})
+    halved = _halve_down_to(tuning, head_tokens=GOOD_HEAD_TOKENS, chunk_tokens=GOOD_CHUNK_TOKENS)
+    if halved is None and tuning.micro_tokens >= 2 * tuning.longest:
+        return tuning.model_copy(update={"micro_tokens": tuning.micro_tokens // 2})
+    return halved or _halve_down_to(tuning, head_tokens=FEWEST_HEAD_TOKENS, chunk_tokens=FEWEST_CHUNK_TOKENS)
+
+
+def _halve_down_to(tuning: Tuning, **fewest: int) -> Tuning | None:
+    """With the first of these numbers of tokens halved that is above its least; None where none is."""
+    for name, least in fewest.items():
+        if (tokens := getattr(tuning, name)) > least:
+            return tuning.model_copy(update={name: tokens // 2})
+    return None

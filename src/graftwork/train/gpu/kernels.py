@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graftwork.model.parts import LogitsEnding
+
 COLUMNS = 2048
 HEADS = 8
 
@@ -343,6 +345,82 @@ def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tens
         columns_scale is not None, min(COLUMNS, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
     return codes, row_scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cross_entropy(logits, targets, weights, losses, width, factor, cap, capped: tl.constexpr, weighted: tl.constexpr, gradient: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
+    """One row: -log p of its target, and where asked for, logits become their weighted gradient."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * width
+    target = tl.load(targets + row)
+    best = tl.full([columns], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([columns], dtype=tl.float32)
+    for start in range(0, width, columns):
+        at = start + tl.arange(0, columns)
+        value, _ = _ending(
+            tl.load(logits + at, mask=at < width, other=0.0).to(tl.float32), factor, cap, capped
+        )
+        value = tl.where(at < width, value, -1.0e30)
+        higher = tl.maximum(best, value)
+        total = total * tl.exp(best - higher) + tl.exp(value - higher)
+        best = higher
+    top = tl.max(best, axis=0)
+    level = top + tl.log(tl.sum(total * tl.exp(best - top), axis=0))
+    own, _ = _ending(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), factor, cap, capped)
+    weight = tl.where(target >= 0, 1.0, 0.0)
+    tl.store(losses + row, level - own)
+    if gradient:
+        if weighted:
+            weight *= tl.load(weights + row)
+        # Every thread must have read the target's logit before it is overwritten.
+        tl.debug_barrier()
+        for start in range(0, width, columns):
+            at = start + tl.arange(0, columns)
+            raw = tl.load(logits + at, mask=at < width, other=0.0).to(tl.float32)
+            value, slope = _ending(raw, factor, cap, capped)
+            d = (tl.exp(value - level) - tl.where(at == target, 1.0, 0.0)) * weight * slope
+            tl.store(logits + at, d.to(logits.dtype.element_ty), mask=at < width)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _ending(value, factor, cap, capped: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """What a family does to its logits, and its slope."""
+    if capped:
+        bent = 2 * tl.sigmoid(2 * value / cap) - 1
+        return cap * bent, 1 - bent * bent
+    return value * factor, factor + value * 0
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, weights: Tensor | None, ending: LogitsEnding, *, gradient: bool
+) -> Tensor:
+    """-log p of each target, not weighted. With `gradient`, logits are replaced by the weighted gradient."""
+    rows, width = logits.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    _cross_entropy[(rows,)](
+        logits, targets, losses if weights is None else weights, losses, width,
+        ending.multiplier / ending.divisor, ending.cap or 1.0, ending.cap is not None,
+        weights is not None, gradient, 2 * COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return losses
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather_rows(table, tokens, rows, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * columns + tl.arange(0, columns)
+    token = tl.load(tokens + row)
+    value = tl.load(table + token * width + at, mask=at < width)
+    tl.store(rows + row * width + at, value, mask=at < width)
+
+
+def gather_rows(table: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of a table that may lie in locked pages of the host."""
+    width = table.shape[1]
+    rows = torch.empty(*tokens.shape, width, dtype=table.dtype, device=tokens.device)
+    grid = (tokens.numel(), triton.cdiv(width, COLUMNS))
+    _gather_rows[grid](table, tokens.contiguous(), rows, width, COLUMNS, num_warps=8)
+    return rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]

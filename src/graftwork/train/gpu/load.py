@@ -39,6 +39,7 @@ from graftwork.train.gpu.quantized import (
     WholeWeight,
     quantize_eight,
 )
+from graftwork.train.pinned_memory import host_buffer
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     tied = model.lm_head.weight is embedding.weight
     head: FrozenWeight
     if tuning.head == "eight":
-        head = quantize_eight(model.lm_head.weight.detach().to(device), None, turned=tuning.turned)
+        head = quantize_eight([model.lm_head.weight], None, turned=tuning.turned, device=device)
         model.lm_head = EightBitLinear(head, begin=0, rows=head.codes.shape[0], dtype=model.dtype)
     if tuning.host_embedding:
         if tied and tuning.head == "whole":
@@ -85,12 +86,13 @@ def frozen_weights_of(model: Any) -> FrozenWeights:
 
 
 class HostEmbedding(nn.Module):
-    """The table stays in host memory; the rows of a batch travel."""
+    """The table stays in host memory; the rows of a batch travel. A GPU reads them there by itself."""
 
     def __init__(self, table: Tensor, *, device: str, scale: float = 1.0) -> None:
         super().__init__()
         # Kept out of parameters and buffers: moving the model must not move it.
-        self._table = [table]
+        self._table = [_pinned_copy(table) if device.startswith("cuda") else table]
+        self._pinned = device.startswith("cuda") and self.weight.is_pinned()
         self._scale = torch.tensor(scale, dtype=table.dtype)
         self._device = device
 
@@ -99,20 +101,32 @@ class HostEmbedding(nn.Module):
         return self._table[0]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        rows = nn.functional.embedding(tokens.to(self.weight.device), self.weight)
+        if self._pinned and tokens.is_cuda:
+            from graftwork.train.gpu.kernels import gather_rows
+
+            rows = gather_rows(self.weight, tokens)
+        else:
+            rows = nn.functional.embedding(tokens.to(self.weight.device), self.weight)
         rows = rows if self._scale == 1 else rows * self._scale
         return rows.to(self._device, non_blocking=True)
+
+
+def _pinned_copy(table: Tensor) -> Tensor:
+    buffer = host_buffer(table.numel(), table.dtype, pinned=True)
+    return buffer.view(table.shape).copy_(table)
 
 
 def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> FrozenWeight:
     linears = [layer.get_submodule(path) for path in paths]
     if tuning.form == "four" and all(can_be_four(linear) for linear in linears):
         return _four(layer, paths, linears, device)
-    weight = torch.cat([linear.weight.detach().to(device) for linear in linears])
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
+    weights = [linear.weight.detach() for linear in linears]
     if tuning.form == "eight":
-        return _eight(layer, paths, linears, quantize_eight(weight, bias, turned=tuning.turned))
+        shared = quantize_eight(weights, bias, turned=tuning.turned, device=device)
+        return _eight(layer, paths, linears, shared)
+    weight = torch.cat([own.to(device) for own in weights])
     begin = 0
     for linear in linears:
         rows = slice(begin, begin + linear.out_features)
@@ -155,13 +169,16 @@ def _replace(layer: Any, path: str, module: nn.Module) -> None:
 
 def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> GpuDecoder:
     inner, layout = model.model, layout_of(model)
+    final_norm = _required(_norm_weights(inner.norm, layout))
     positions = RotaryPositions(inner, interleaved=layout.interleaved)
     outside = EmbeddingAndHead(
         embed=_embedding(inner),
         rotary=positions.of,
-        final_norm=_required(_norm_weights(inner.norm, layout)),
+        final_norm=final_norm,
         head=frozen.head,
-        dtype=model.dtype,
+        # Not the type of the model, which is that of its first parameter: of an adapter, where
+        # all weights before it are in 8 bits.
+        dtype=inner.norm.weight.dtype,
         ending=logits_ending(model.config),
     )
     shapes = [_block_shape(model.config, layer, layout, positions.kind(layer)) for layer in inner.layers]

@@ -5,12 +5,13 @@ In: a weight [out, in]. Out: it whole, in 8 bits (a scale a row, for products in
 never a gradient of W. Functions of tensors only, so that they can be compiled with what surrounds them.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.nf4 import BLOCK, CHUNK
+from graftwork.model.nf4 import BLOCK, CHUNK, ROWS_AT_ONCE, Nf4Weight, dequantize_into
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -53,16 +54,79 @@ class FourBitWeight(NamedTuple):
 FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
 
 
-def quantize_eight(weight: Tensor, bias: Tensor | None, *, turned: bool) -> EightBitWeight:
-    """The nearest 8-bit weight with a scale a row."""
-    scale = (weight.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
-    codes = (weight.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8)
+def quantize_eight(
+    weights: Sequence[Tensor], bias: Tensor | None, *, turned: bool, device: str | torch.device
+) -> EightBitWeight:
+    """The nearest 8-bit weight of layers below each other, with a scale a row; some rows at a time."""
+    rows, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+    codes = torch.empty(rows, inputs, dtype=FLOAT8, device=device)
+    scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
+    begin = 0
+    for weight in weights:
+        for some in torch.split(weight.detach(), max(1, ROWS_AT_ONCE // inputs)):
+            wide = some.to(device).float()
+            own = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=SMALLEST_SCALE)
+            end = begin + some.shape[0]
+            scale[begin:end] = own
+            codes[begin:end] = wide.div_(own).clamp_(-LARGEST, LARGEST)
+            begin = end
     return EightBitWeight(codes, scale, codes.t().contiguous() if turned else None, bias)
 
 
 def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
-    """The 4-bit weight as numbers."""
-    return torch.cat([_dequantize_part(part, four.levels, dtype) for part in four.parts])
+    """The 4-bit weight as numbers, its layers below each other."""
+    codes, scale_codes, chunk_scales, offsets = (list(of_all) for of_all in zip(*four.parts, strict=True))
+    whole: Tensor = dequantize_nf4(codes, scale_codes, chunk_scales, offsets, four.levels, dtype)
+    return whole
+
+
+@torch.library.custom_op("graftwork::dequantize_nf4", mutates_args=())
+def dequantize_nf4(
+    codes: list[Tensor],
+    scale_codes: list[Tensor],
+    chunk_scales: list[Tensor],
+    offsets: list[Tensor],
+    levels: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """One kernel a layer on a card: operation by operation, a weight passes through 22 bytes a number."""
+    parts = map(Nf4Part, codes, scale_codes, chunk_scales, offsets)
+    return torch.cat([_dequantize_part(part, levels, dtype) for part in parts])
+
+
+@dequantize_nf4.register_kernel("cuda")
+def _(
+    codes: list[Tensor],
+    scale_codes: list[Tensor],
+    chunk_scales: list[Tensor],
+    offsets: list[Tensor],
+    levels: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    whole = _room_for(codes, dtype)
+    begin = 0
+    for part in map(Nf4Weight, codes, scale_codes, chunk_scales, offsets):
+        rows = part.codes.shape[0]
+        dequantize_into(part, levels, whole[begin : begin + rows])
+        begin += rows
+    return whole
+
+
+@dequantize_nf4.register_fake
+def _(
+    codes: list[Tensor],
+    scale_codes: list[Tensor],
+    chunk_scales: list[Tensor],
+    offsets: list[Tensor],
+    levels: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    return _room_for(codes, dtype)
+
+
+def _room_for(codes: list[Tensor], dtype: torch.dtype) -> Tensor:
+    rows = sum(part.shape[0] for part in codes)
+    return torch.empty(rows, 2 * codes[0].shape[1], dtype=dtype, device=codes[0].device)
 
 
 def _dequantize_part(part: Nf4Part, levels: Tensor, dtype: torch.dtype) -> Tensor:

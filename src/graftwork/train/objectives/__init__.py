@@ -53,6 +53,9 @@ class BatchSource(Protocol):
     def batch(self, step: int) -> Sequence[Row]:
         """The rows of step 1 … `steps`. A resumed run that asks again gets the same rows."""
 
+    def peek(self, step: int) -> Sequence[Row]:
+        """The rows of a later step if they are known already; none otherwise."""
+
     def measures(self, step: int) -> dict[str, float]:
         """What producing the rows of this step measured, by name."""
 

@@ -34,6 +34,9 @@ class EpochOrder:
     def batch(self, step: int) -> list[Row]:
         return [self._rows[at] for at in self._batches[step - 1]]
 
+    def peek(self, step: int) -> list[Row]:
+        return self.batch(step)
+
     def measures(self, step: int) -> dict[str, float]:
         return {}
 

@@ -138,6 +138,9 @@ class JudgedOrder:
             for place, row in enumerate(rows)
         ]
 
+    def peek(self, step: int) -> Sequence[Row]:
+        return ()
+
     def measures(self, step: int) -> dict[str, float]:
         return {"baseline": self._baseline}
 

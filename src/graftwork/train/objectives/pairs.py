@@ -168,6 +168,9 @@ class PairOrder:
         ]
         return scale_pairs(chosen)
 
+    def peek(self, step: int) -> Sequence[Row]:
+        return ()
+
     def measures(self, step: int) -> dict[str, float]:
         return {}
 

@@ -13,6 +13,8 @@ from graftwork.train.rollouts.groups import uniform
 
 LEAST_SIGNAL = 0.05
 """A smaller share of prompts with a difference in reward teaches nothing in a night."""
+ENOUGH_PROMPTS = 32
+"""Prompts without a signal after which a run stops: of fewer, all may be without one by chance."""
 MOST_SOLVED = 0.95
 MOST_TRUNCATED = 0.5
 APART_BATCHES = 3
@@ -24,6 +26,20 @@ VALUE_RULES = ("exact", "contains", "numeric", "normalised", "regex", "set")
 """Checks that compare an answer with a value."""
 CAUGHT = 0.5
 """A reward for a canary from which it is an alarm."""
+
+
+class SignalSearch(NamedTuple):
+    """How far the first batches were searched for a signal."""
+
+    until: int = 0
+    """The last batch that was looked at."""
+    prompts: int = 0
+    """Asked so far, without a signal."""
+    found: bool = False
+
+    def after(self, batch: int, *, prompts: int) -> "SignalSearch":
+        """`prompts` without a signal; 0: this batch has one."""
+        return SignalSearch(batch, self.prompts + prompts, found=not prompts)
 
 
 class SignalReport(NamedTuple):

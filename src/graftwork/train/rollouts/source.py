@@ -41,6 +41,8 @@ from graftwork.train.rollouts.preflight import (
     APART_BATCHES,
     CANARY,
     CAUGHT,
+    ENOUGH_PROMPTS,
+    SignalSearch,
     are_apart,
     read_preflight,
 )
@@ -100,7 +102,8 @@ class RolloutSource(TrainingCallback):
         self._measures: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._has_signal = True
-        self._has_looked = self._has_sampled = False
+        self._looked = SignalSearch()
+        self._has_sampled = False
         self._recent: list[tuple[float, float]] = []
         self._epochs: EpochOrder | None = None
         if parts.settings.mix.sft:
@@ -118,6 +121,9 @@ class RolloutSource(TrainingCallback):
         for name, (case, tokens) in sorted(self._parts.prompts.items()):
             digest.update(repr((name, tokens, case.reference, case.checks)).encode())
         return {"steps": self.steps, "prompts": digest.hexdigest()[:16]}
+
+    def peek(self, step: int) -> Sequence[Row]:
+        return ()
 
     def measures(self, step: int) -> dict[str, float]:
         return dict(self._measures)
@@ -180,13 +186,14 @@ class RolloutSource(TrainingCallback):
 
     def state(self) -> dict[str, Any]:
         record = {name: [prompt.answers, prompt.solved] for name, prompt in self._history.items()}
-        watched = {"recent": self._recent, "watched": self._watched}
+        watched = {"recent": self._recent, "watched": self._watched, "looked": list(self._looked)}
         return {"until": self._until, "prompts": record, **watched}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._until = int(state.get("until", 0))
         self._watched = int(state.get("watched", 0))
         self._recent = [(reward, audit) for reward, audit in state.get("recent", ())]
+        self._looked = SignalSearch(*state.get("looked", ()))
         self._history = {name: PromptRecord(*values) for name, values in state.get("prompts", {}).items()}
 
     def _watch(
@@ -204,18 +211,8 @@ class RolloutSource(TrainingCallback):
                     "set `train.reward_checks.canaries: 0`",
                     where="train.rewards",
                 )
-        if number == 1 and checks.preflight and not self._has_looked:
-            self._has_looked = True
-            spent = seconds if self._has_sampled else 0.0
-            found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=spent)
-            self._parts.report(found.describe())
-            if (advice := found.advice()) is not None:
-                raise AnswerIsNo(
-                    "there is nothing to learn from these prompts",
-                    why=found.describe(),
-                    fix=advice,
-                    where="train.rollouts",
-                )
+        if checks.preflight:
+            self._look_for_signal(number, seconds=seconds)
         compared = compare_with_audit(groups)
         if number > self._watched and compared is not None:
             self._watched = number
@@ -227,6 +224,32 @@ class RolloutSource(TrainingCallback):
                     fix="the adapter of the last checkpoint before is in the run's folder; add checks",
                     where="train.reward_checks.stop_when_apart",
                 )
+
+    def _look_for_signal(self, number: int, *, seconds: float) -> None:
+        """Say what the first batch shows, and stop where enough prompts carry no signal."""
+        if self._looked.found or number <= self._looked.until:
+            return
+        spent = seconds if self._has_sampled else 0.0
+        found = read_preflight(self._measures, prompts=self._rollouts.prompts, seconds=spent)
+        if number == 1:
+            self._parts.report(found.describe())
+        known = sum(not name.startswith(CANARY) for name in self._parts.prompts)
+        advice = found.advice()
+        self._looked = self._looked.after(number, prompts=0 if advice is None else self._rollouts.prompts)
+        if advice is None:
+            return
+        enough = min(ENOUGH_PROMPTS, known)
+        if self._looked.prompts >= enough or number == self._rollouts.steps:
+            raise AnswerIsNo(
+                "there is nothing to learn from these prompts",
+                why=found.describe(),
+                fix=advice,
+                where="train.rollouts",
+            )
+        self._parts.report(
+            f"hardly any of {self._looked.prompts} prompts carries a signal: the run stops if that holds "
+            f"for {enough}"
+        )
 
     def _groups(self, number: int) -> list[list[tuple[SampledAnswer, AnswerVerdict]]]:
         if self._held is not None and self._held[0] == number:

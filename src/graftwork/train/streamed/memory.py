@@ -1,46 +1,16 @@
-"""Memory of the streaming engine: buffers of the host, asynchronous copies, a count of device bytes.
+"""Memory of the streaming engine: asynchronous copies, and a count of device bytes.
 
-In: sizes and a device. Out: page-locked buffers, lanes that copy next to the computation, the peak by what
-it is for. On a processor a lane copies at once, so that all of the engine runs without a card.
+In: sizes and a device. Out: lanes that copy next to the computation, the peak by what it is for. On a
+processor a lane copies at once, so that all of the engine runs without a card.
 """
 
-import mmap
 from collections import defaultdict
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 ALIGNED_ELEMENTS = 64
 """Tensors in a flat buffer begin at multiples of this: Adam's kernel then treats all elements alike."""
-
-
-def host_buffer(elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
-    """A flat tensor of zeros. Its pages are taken when they are first written.
-
-    Not from torch's pinned allocator, which rounds sizes up to powers of two.
-    """
-    size = max(elements, 1) * dtype.itemsize
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
-    with suppress(AttributeError, OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    buffer = torch.frombuffer(pages, dtype=dtype)[:elements]
-    if pinned and elements:
-        pin(buffer)
-    return buffer
-
-
-def pin(buffer: Tensor) -> bool:
-    """Lock the pages of a buffer for good. Where that fails, copies still work, but wait for each other."""
-    # All threads fetch the pages, which locking would do with one.
-    buffer.zero_()
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
-    if code:
-        # The error would be reported by the next kernel.
-        with suppress(RuntimeError):
-            torch.zeros(1, device="cuda").add_(1)
-    return code == 0
 
 
 def aligned(elements: int) -> int:
@@ -89,7 +59,12 @@ class Mark:
 
 
 class CopyLane:
-    """Copies in their order, next to the computation; each begins after what was computed before it."""
+    """Copies in their order, next to the computation; each begins after what was computed before it.
+
+    The caller holds the device's tensor until the computation has waited for the mark. A tensor that is freed
+    earlier would have to be recorded with the allocator, which reuses its memory only after it has seen the
+    end of the copy: what is reserved would depend on timing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -101,10 +76,6 @@ class CopyLane:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-            for tensor in (target, source):
-                if tensor.is_cuda:
-                    # The allocator must not give the memory to others before the copy is over.
-                    tensor.record_stream(self._stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return Mark(event)

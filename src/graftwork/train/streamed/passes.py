@@ -228,7 +228,8 @@ class StreamedPasses:
         summed.finish()
         flat = summed.flat.to(unit.gradient.dtype)
         measure_norms(unit, flat)
-        self._lane.copy(unit.gradient, flat)
+        # The blocks' backward passes need this memory: they begin after the copy, which takes milliseconds.
+        self._lane.copy(unit.gradient, flat).wait()
         self._placement.bytes.give_back(part, summed.flat.nbytes)
 
     def _backward(self, portions: list[Portion]) -> None:

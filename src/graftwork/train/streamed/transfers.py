@@ -4,16 +4,20 @@ Each kind has a lane of its own. Weights have two slots on the device: one is co
 is filled. Gradients have two: one is added to while the other is copied back.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from graftwork.train.streamed.memory import CopyLane, DeviceBytes, Mark, host_buffer
+from graftwork.train.pinned_memory import host_buffer
+from graftwork.train.streamed.memory import CopyLane, DeviceBytes, Mark
 from graftwork.train.streamed.units import HostUnit, measure_norms
 
 SLOTS = 2
+LEAVING = 2
+"""Inputs on their way to the host at once: the host waits before it launches more, or all would be there."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +153,13 @@ class BlockInputs:
         self._away: dict[tuple[int, int], tuple[Tensor, torch.Size]] = {}
         self._coming: dict[tuple[int, int], tuple[Tensor, Mark]] = {}
         self._buffers: dict[tuple[int, int], Tensor] = {}
+        self._leaving: deque[tuple[Mark, Tensor]] = deque()
         self._down, self._up = CopyLane(placement.device), CopyLane(placement.device)
 
     def put(self, block: int, portion: int, hidden: Tensor) -> None:
         key = (block, portion)
         if block >= self._on_host:
+            self._arrive()
             self._placement.bytes.take("inputs", hidden.nbytes)
             self._there[key] = hidden
             return
@@ -162,8 +168,16 @@ class BlockInputs:
             buffer = host_buffer(hidden.numel(), hidden.dtype, pinned=self._placement.pinned)
             self._buffers[key] = buffer
         target = buffer[: hidden.numel()]
-        self._down.copy(target, hidden.reshape(-1))
+        flat = hidden.reshape(-1)
+        self._leaving.append((self._down.copy(target, flat), flat))
         self._away[key] = (target, hidden.shape)
+        self._arrive(but=LEAVING)
+
+    def _arrive(self, *, but: int = 0) -> None:
+        """Wait until all but a few are on the host."""
+        while len(self._leaving) > but:
+            self._leaving[0][0].synchronize()
+            self._leaving.popleft()
 
     def prefetch(self, block: int, portion: int) -> None:
         key = (block, portion)
@@ -171,7 +185,7 @@ class BlockInputs:
             return
         flat, shape = self._away.pop(key)
         # What went down last must be there before it comes back.
-        self._down.synchronize()
+        self._arrive()
         hidden = torch.empty(shape, dtype=flat.dtype, device=self._placement.device)
         self._placement.bytes.take("inputs", hidden.nbytes)
         self._coming[key] = (hidden, self._up.copy(hidden.view(-1), flat))
@@ -190,5 +204,7 @@ class BlockInputs:
 
     def drop(self) -> None:
         """Forget everything: the step was abandoned."""
+        self._arrive()
+        self._up.synchronize()
         for kept in (self._there, self._away, self._coming):
             kept.clear()

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from graftwork.model.parts import decoder_parts
 from graftwork.records.errors import UserMistake
-from graftwork.train.streamed.memory import aligned, host_buffer
+from graftwork.train.pinned_memory import host_buffer
+from graftwork.train.streamed.memory import aligned
 
 
 class ViewSpec(NamedTuple):

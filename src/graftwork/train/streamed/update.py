@@ -146,6 +146,9 @@ class _SliceBuffers:
         self._stream = torch.cuda.Stream(device) if card else None  # type: ignore[no-untyped-call]
         self.tensors = tuple(torch.empty(elements, device=device) for _ in range(4))
         self._sent = torch.empty(4 * elements, dtype=torch.uint8, device=device)
+        if self._stream is not None:
+            # What had this memory before may still be computed with.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def apart(self) -> AbstractContextManager[Any]:
         """What is launched within goes on next to the computation."""

@@ -352,6 +352,8 @@ def build_root(
 
     `shared` lets several users make folders of their own in it.
     """
+    # A worker may have a private umask: then the user that the code runs as could not reach the interpreter.
+    os.umask(0o022)
     mount("", "/", flags=MS_REC | MS_PRIVATE)
     fixed = MS_NOSUID | MS_NODEV
     mount("tmpfs", _PLACE, kind="tmpfs", flags=fixed, options="mode=0755,size=1m")
@@ -383,7 +385,7 @@ def hide_host_name() -> None:
 
 def _add_view(kind: str, source: str, target: str) -> None:
     if kind == "link":
-        _make_folder(os.path.dirname(target))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(source, target)
         return
     if kind == "empty":
@@ -391,19 +393,14 @@ def _add_view(kind: str, source: str, target: str) -> None:
         mount("tmpfs", target, kind="tmpfs", flags=MS_RDONLY, options=options)
         return
     if kind == "folder":
-        _make_folder(target)
+        os.makedirs(target, exist_ok=True)
     else:
-        _make_folder(os.path.dirname(target))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
     if kind == "device":
         mount(_OLD + source, target, flags=MS_BIND)
     else:
         bind_read_only(_OLD + source, target)
-
-
-def _make_folder(path: str) -> None:
-    """Readable by the user that the code runs as, whatever the umask says."""
-    os.makedirs(path, mode=0o755, exist_ok=True)
 
 
 def _write(path: str, text: str) -> None:

@@ -1,0 +1,183 @@
+"""Rows packed into the passes of a step: documents behind each other, without padding between them.
+
+In: rows, and the few sizes that packs come in. Out: passes, their numbers in one tensor that travels to the
+GPU in one copy. Does not know the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from graftwork.costmodel.packing import COMPILED_SHAPES, bin_rows, round_places, round_tokens, token_step
+from graftwork.records.dataset import Row
+from graftwork.train.gpu.attention import Documents
+
+FEWEST_DOCUMENTS = 16
+
+
+@dataclass(frozen=True)
+class PackedNumbers:
+    """Tokens, positions, places and targets of a pass, and where its documents begin: one flat tensor."""
+
+    flat: Tensor
+    counts: tuple[int, int, int]
+    """Tokens, places, bounds of documents."""
+
+    @classmethod
+    def join(cls, tokens: Any, positions: Any, predicts: Any, targets: Any, starts: Sequence[int]) -> Self:
+        bounds = np.zeros(len(starts) + len(starts) % 2, dtype=np.int32)
+        bounds[: len(starts)] = starts
+        flat = np.concatenate((tokens, positions, predicts, targets, bounds.view(np.int64)))
+        return cls(torch.from_numpy(flat), (len(tokens), len(predicts), len(starts)))
+
+    def to(self, device: str) -> Self:
+        flat = self.flat.pin_memory() if device.startswith("cuda") else self.flat
+        return replace(self, flat=flat.to(device, non_blocking=True))
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.flat[: self.counts[0]]
+
+    @property
+    def positions(self) -> Tensor:
+        return self.flat[self.counts[0] : 2 * self.counts[0]]
+
+    @property
+    def predicts(self) -> Tensor:
+        begin = 2 * self.counts[0]
+        return self.flat[begin : begin + self.counts[1]]
+
+    @property
+    def targets(self) -> Tensor:
+        begin = 2 * self.counts[0] + self.counts[1]
+        return self.flat[begin : begin + self.counts[1]]
+
+    @property
+    def starts(self) -> Tensor:
+        return self.flat[2 * (self.counts[0] + self.counts[1]) :].view(torch.int32)[: self.counts[2]]
+
+
+class PackedLayout(NamedTuple):
+    """Documents behind each other in one sequence, and where a token is predicted."""
+
+    numbers: PackedNumbers
+    documents: Documents
+    weights: Tensor | None = None
+    """The objective's weight for each target; None: every target weighs 1."""
+
+    @property
+    def positions(self) -> Tensor:
+        return self.numbers.positions
+
+    @property
+    def predicts(self) -> Tensor:
+        """Places whose next token is trained on."""
+        return self.numbers.predicts
+
+    @property
+    def targets(self) -> Tensor:
+        return self.numbers.targets
+
+    def clone(self) -> "PackedLayout":
+        numbers = replace(self.numbers, flat=self.numbers.flat.clone())
+        documents = replace(self.documents, starts=numbers.starts)
+        return PackedLayout(numbers, documents, None if self.weights is None else self.weights.clone())
+
+    def copy_(self, other: "PackedLayout") -> None:
+        """Take the numbers of a pass of the same sizes."""
+        self.numbers.flat.copy_(other.numbers.flat)
+        if self.weights is not None and other.weights is not None:
+            self.weights.copy_(other.weights)
+
+
+@dataclass(frozen=True)
+class PackedPass:
+    """One pass: what the decoder needs to know about its tokens, and how many of them are not padding."""
+
+    packed: PackedLayout
+    count: int
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.packed.numbers.tokens
+
+
+class PackSizes(NamedTuple):
+    """The sizes that packs come in, which are the shapes that are compiled and recorded."""
+
+    room: int
+    """Tokens of a pass at most, but for a single longer row."""
+    head_tokens: int
+    longest: int = 0
+    """Tokens of the longest row of the run: given, all packs share a bound."""
+    shapes: int = COMPILED_SHAPES
+
+
+def pack(
+    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+) -> list[PackedPass]:
+    """The passes of a step."""
+    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
+    return [
+        pack_rows(
+            [rows[at] for at in some],
+            sizes,
+            device=device,
+            weights=None if weights is None else [weights[at] for at in some],
+        )
+        for some in bins
+    ]
+
+
+def pack_rows(
+    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+) -> PackedPass:
+    """One pass of all these rows."""
+    count = sum(len(row.tokens) for row in rows)
+    step = token_step(sizes.room, sizes.shapes)
+    fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
+    lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
+    for begin, row in zip(starts, rows, strict=False):
+        tokens[begin : begin + len(row.tokens)] = row.tokens
+    # The token before a trained one predicts it.
+    places = [
+        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
+        for begin, row in zip(starts, rows, strict=False)
+    ]
+    predicts = np.concatenate(places)
+    idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
+    bounds, at_most = _document_bounds(starts, lengths, max(sizes.longest, step))
+    numbers = PackedNumbers.join(
+        tokens=tokens[:-1],
+        positions=np.concatenate([np.arange(length) for length in lengths]),
+        predicts=np.pad(predicts, (0, idle)),
+        targets=np.pad(tokens[predicts + 1], (0, idle), constant_values=-1),
+        starts=bounds,
+    ).to(device)
+    packed = PackedLayout(
+        numbers,
+        Documents(numbers.starts, tuple(lengths), at_most),
+        weights=None
+        if weights is None
+        else nn.functional.pad(torch.cat(list(weights)).to(device), (0, idle)),
+    )
+    return PackedPass(packed, count)
+
+
+def _document_bounds(starts: list[int], lengths: list[int], longest: int) -> tuple[list[int], int]:
+    """Where documents begin, and a bound on their length (0: none is needed).
+
+    Documents of no length at the end make their number a round one: number and bound are shapes of a
+    recording, and few different ones may occur.
+    """
+    if min(lengths) == max(lengths):
+        return starts, 0
+    number = max(1 << (len(lengths) - 1).bit_length(), FEWEST_DOCUMENTS)
+    padded = starts + [starts[-1]] * (number - len(lengths))
+    return padded, 1 << (max(longest, *lengths) - 1).bit_length()
