@@ -68,10 +68,12 @@ def test_no_run_that_was_reported_to_fit_its_cap_ran_out():
 
 
 @pytest.mark.parametrize("line", [json.loads(line) for line in CAPS.read_text().splitlines()])
-def test_the_largest_length_said_to_fit_is_within_five_percent_of_one_that_was_tried(line):
-    """Lengths at the very edge of 15.5 GiB. The first three were measured with an earlier step."""
+def test_the_largest_length_said_to_fit_is_within_five_percent_of_what_held_and_below_what_ran_out(line):
+    """Lengths at the very edge of 15.5 GiB."""
     from plan_memory import longest_that_fits
 
     tried, longest = line["config"]["length"], longest_that_fits(line["config"])
-    assert longest >= 0.95 * tried
-    assert longest < tried or not line["measured"]["ran_out"]
+    if line["measured"]["ran_out"]:
+        assert longest < tried
+    else:
+        assert longest >= 0.95 * tried
