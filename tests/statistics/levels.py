@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.evaluate.power import share_of_look
+from graftwork.evaluate.gate.decide import count_own_looks
+from graftwork.evaluate.power import describe_wear, share_of_look
 from graftwork.evaluate.statistics.anytime import TwoArms, _stakes
 from graftwork.evaluate.statistics.bounded import chance_not_positive, means_above
 from graftwork.evaluate.statistics.intervals import at_most, fewest_for_quantile
 from graftwork.evaluate.statistics.significance import holm
+from graftwork.records.report import Report
 
 RUNS = 2000
 PRIMARY, GUARDRAIL, ABORT, ANYTIME = 0.025, 0.05, 0.025, 0.05
@@ -152,6 +154,33 @@ def reuse(kind, n, rate, looks) -> Cell:
         return deployed
 
     return Cell("reuse: some of 20 adapters deploys", f"{kind}, n {n}, rate {rate}", 1.25 * PRIMARY, run)
+
+
+def retrained(n, rate, looks, shared) -> Cell:
+    """A specialist without a gain is retrained and judged each time with a main model that stays as it is."""
+    sets = {"main": "main", "specialist": "main" if shared else "its own"}
+
+    def run(draw, runs):
+        base = draw_right(draw, runs, [1] * n, rate, 0)
+        deployed = np.zeros(runs, dtype=bool)
+        for look in range(1, looks + 1):
+            gains = (draw_right(draw, runs, [1] * n, rate, 0) - base).astype(float)
+            at = {"main": 1, "specialist": look + shared}
+            own = count_own_looks({name: make_report(sets[name], look=at[name]) for name in sets})
+            p = 2 * means_above(gains, [1] * n, 0.0)
+            # The main model is so much better that Holm's correction leaves the specialist all of the error.
+            adjusted = [holm({"main": 0.0, "specialist": min(1.0, value)})["specialist"] for value in p]
+            deployed |= np.array(adjusted) < 2 * PRIMARY * share_of_look(own["specialist"])
+        return deployed
+
+    name = f"{looks} times, n {n}, rate {rate}, {'one test set' if shared else 'two test sets'}"
+    return Cell("reuse: a retrained specialist deploys", name, PRIMARY, run)
+
+
+def make_report(cases_hash, *, look) -> Report:
+    """A report of which only the use of its test set is looked at."""
+    wear = describe_wear(look, candidates=look, look=look)
+    return Report.model_construct(cases_hash=cases_hash, wear=wear)
 
 
 def growth(rate, rounds) -> Cell:
@@ -298,6 +327,8 @@ def whole_grid() -> Iterator[Cell]:
     for rate in (0.5, 0.8, 0.9):
         yield reuse("single", 100, rate, 20)
         yield reuse("equal 4", 160, rate, 20)
+        yield retrained(100, rate, 12, shared=False)
+        yield retrained(100, rate, 12, shared=True)
         yield growth(rate, 5)
         yield duplicates(31, 4, rate)
         for count in (1, 3, 6):
@@ -326,6 +357,8 @@ def quick_grid() -> Iterator[Cell]:
     yield from scores(31, 0.8, 0.1, 0.02)
     yield from scores(126, 0.9, 0.05, 0.02)
     yield reuse("equal 4", 60, 0.8, 20)._replace(runs=500)
+    yield retrained(60, 0.8, 12, shared=False)._replace(runs=500)
+    yield retrained(60, 0.8, 12, shared=True)._replace(runs=500)
     yield growth(0.8, 4)._replace(runs=500)
     yield duplicates(31, 4, 0.8)
     yield adapters(60, 0.8, 6)

@@ -8,6 +8,7 @@ from gate_samples import marks, report, simple, subject
 from graftwork.evaluate.gate.decide import GateCandidate, decide, decide_all
 from graftwork.evaluate.gate.settings import GateRule, GateSettings, Win
 from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.evaluate.power import describe_wear
 from graftwork.records.report import Metric
 
 BETTER = GateSettings(rules=(GateRule(metric="json_valid", over=0.1),), primary="json_valid")
@@ -70,6 +71,44 @@ def test_the_advice_knows_how_many_adapters_were_tried():
     six = decide_all({f"m{i}": GateCandidate(gained if i == 0 else same, BETTER) for i in range(6)})["m0"]
     assert three.decision == six.decision == "not_enough_evidence"
     assert three.rules[1].cases_to_decide < six.rules[1].cases_to_decide
+
+
+def at_look(found, look, cases_hash="cases"):
+    wear = describe_wear(look, candidates=look, look=look)
+    return found.model_copy(update={"wear": wear, "cases_hash": cases_hash})
+
+
+@pytest.mark.parametrize(("shared", "look"), [(False, 12), (True, 13)])
+def test_an_unchanged_main_model_takes_no_looks_from_a_retrained_specialist(shared, look):
+    clear = simple([0] * 60 + [1] * 40, [1] * 100)
+    lucky = simple([0] * 12 + [1] * 3 + [1] * 85, [1] * 12 + [0] * 3 + [1] * 85)
+    main = GateCandidate(at_look(clear, 1, "cases" if shared else "others"), BETTER)
+    verdicts = decide_all({"main": main, "specialist": GateCandidate(at_look(lucky, look), BETTER)})
+    assert verdicts["main"].decision == "deploy"
+    assert verdicts["specialist"].decision == "not_enough_evidence"
+    assert "this is evaluation 12 on these" in verdicts["specialist"].rules[1].sentence
+
+
+def test_adapters_judged_together_for_the_first_time_are_all_judged_as_on_fresh_cases():
+    clear = simple([0] * 60 + [1] * 40, [1] * 100)
+    tried = {f"m{i}": GateCandidate(at_look(clear, i + 1), BETTER) for i in range(6)}
+    verdicts = decide_all(tried)
+    assert verdicts["m5"] == verdicts["m0"].model_copy(
+        update={"report_hash": verdicts["m5"].report_hash, "notes": verdicts["m5"].notes}
+    )
+
+
+def test_without_a_primary_metric_the_limits_are_corrected_for_the_adapters_that_were_tried():
+    gate = GateSettings(rules=(GateRule(metric="json_valid", over=0.9),), primary="none")
+    enough = simple([1] * 40, [1] * 40)
+    assert decide(enough, gate).decision == "deploy"
+    together = decide_all({f"m{i}": GateCandidate(enough, gate) for i in range(6)})["m0"]
+    assert together.decision == "not_enough_evidence"
+    assert "6 adapters are judged together and none has to be better, so every bound holds at" in " ".join(
+        together.notes
+    )
+    plenty = simple([1] * 80, [1] * 80)
+    assert decide_all({f"m{i}": GateCandidate(plenty, gate) for i in range(6)})["m0"].decision == "deploy"
 
 
 def test_a_saving_is_corrected_for_the_adapters_that_were_tried():

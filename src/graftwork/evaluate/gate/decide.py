@@ -203,12 +203,17 @@ def decide(
     """
     fresh = confidence_of(report)
     around = around._replace(look=around.look or look_of(report))
+    tests = _tests_of_rules(settings, around)
     held = at_confidence(report, confidence_at(fresh, look=around.look))
-    rules = _judge_all(held, settings, around=around, adjusted_p=adjusted_p)
+    corrected = at_confidence(report, 1 - (1 - confidence_at(fresh, look=around.look)) / tests)
+    rules = _judge_all(corrected, settings, around=around, adjusted_p=adjusted_p)
     worn: tuple[RuleResult, ...] = ()
     if around.look > 1:
         first = _judge_all(
-            at_confidence(report, fresh), settings, around=around._replace(look=1), adjusted_p=adjusted_p
+            at_confidence(report, 1 - (1 - fresh) / tests),
+            settings,
+            around=around._replace(look=1),
+            adjusted_p=adjusted_p,
         )
         worn = _find_worn(rules, first)
         rules = [_ask_for_fresh(rule, look=around.look) if rule in worn else rule for rule in rules]
@@ -242,18 +247,37 @@ def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
         if (p := p_of_primary(one.report, one.settings, around=one.around)) is not None
     }
     adjusted = holm(p_values) if len(p_values) > 1 else {}
-    # Adapters that are judged together are one look: Holm's correction is for their number.
-    look = min((look_of(candidate.report) for candidate in judged.values()), default=1)
+    looks = count_own_looks({name: one.report for name, one in judged.items()})
     return {
         name: decide(
             one.report,
             one.settings,
             training=one.training,
-            around=one.around._replace(look=look, tried=len(judged)),
+            around=one.around._replace(look=looks[name], tried=len(judged)),
             adjusted_p=adjusted.get(name),
         )
         for name, one in judged.items()
     }
+
+
+def count_own_looks(reports: Mapping[str, Report]) -> dict[str, int]:
+    """Which look at its questions each report is, not counting those of the adapters judged with it.
+
+    Holm's correction is for these. An adapter that did not change takes no look from one that was retrained.
+    """
+    looks = {name: look_of(report) for name, report in reports.items()}
+    return {
+        name: look
+        - sum(
+            looks[other] < look and reports[other].cases_hash == reports[name].cases_hash for other in reports
+        )
+        for name, look in looks.items()
+    }
+
+
+def _tests_of_rules(settings: GateSettings, around: Surroundings) -> int:
+    """For how many adapters limits and guardrails are corrected; where a gain decides, its test is."""
+    return around.tried if settings.primary_rule is None and settings.win_rule is None else 1
 
 
 def _judge_all(
@@ -318,7 +342,13 @@ def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[
             )
         if rule.bound == "value":
             notes.append(f"{rule.metric} counts by its value, as graft.yaml says: luck is not ruled out.")
-    if (confidence := confidence_of(report)) < USUAL_CONFIDENCE:
+    confidence = confidence_of(report)
+    if (tests := _tests_of_rules(settings, around)) > 1:
+        notes.append(
+            f"{tests} adapters are judged together and none has to be better, so every bound holds at "
+            f"{100 * (1 - (1 - confidence) / tests):.4g} % (Bonferroni)."
+        )
+    if confidence < USUAL_CONFIDENCE:
         notes.append(
             f"Every bound holds at {100 * confidence:g} % only, as evaluate.confidence says; 95 % is usual."
         )
