@@ -44,7 +44,9 @@ def test_a_recording_is_used_again_for_other_prompts_of_the_size(loaded):
     # No token ends an answer: a pass over the row that is left would be another size.
     recorded, walked = (Generator(model, stop_tokens=[-1], recorded=some) for some in (True, False))
     asked = prompts(template)
-    recorded.generate(asked[:2], Sampling(24))
+    # The pass over prompts is recorded when its size comes a second time.
+    for _ in range(2):
+        recorded.generate(asked[:2], Sampling(24))
     first = set(recorded.decoder._recorder._recordings)
     assert first
     mine = recorded.generate(asked[2:], Sampling(24))
