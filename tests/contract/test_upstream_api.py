@@ -7,12 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
-from serve_harness import DEADLINE, ListSink, open_house
+from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from tool_template import ASK, FIND, TOOL_TEMPLATE, TOOLS
 from upstream_servers import MODEL, ChatServer, LoraServer
 
+from graftwork.records.interaction import Message
+from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_server import Server
+from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import EngineSettings
 from graftwork.serve.upstream_client import UpstreamClient
@@ -33,16 +36,18 @@ def tool_base(tiny_base, tmp_path_factory):
 
 
 @asynccontextmanager
-async def serving(kind, upstream, base, *, sink=None):
+async def serving(kind, upstream, base, *, sink=None, adapters=()):
     server = Server(upstream.handle)
     port = await server.listen(host="127.0.0.1", port=0)
     url = f"http://127.0.0.1:{port}/v1"
     engine = EngineSettings(kind=kind, url=url, model=MODEL)
-    job = EngineJob(folder=str(base), base_folder=str(base), engine=engine)
-    backend = UpstreamBackend(job, UpstreamClient(url))
+    job = EngineJob(folder=str(base), base_folder=str(base), engine=engine, adapters=dict(adapters))
+    prompts = PromptReleases()
+    backend = UpstreamBackend(prompts.split(job), UpstreamClient(url))
     await backend.start()
+    routes = Routes(releases=frozenset(job.adapters))
     async with (
-        open_house(sink, backend=backend, routes=Routes()) as house,
+        open_house(sink, backend=backend, routes=routes, prompts=prompts) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         yield house, client
@@ -288,5 +293,35 @@ def test_a_server_without_embeddings_says_so(tool_base):
         async with serving("vllm", LoraServer("vllm"), tool_base) as (_, client):
             with pytest.raises(NotFoundError, match="no /v1/embeddings"):
                 await client.embeddings.create(model="base", input="a")
+
+    go(main)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "endpoint"])
+def test_a_prompt_release_is_the_base_with_the_prompt_before_the_messages(kind, tool_base, tmp_path):
+    examples = (Message(role="user", content="Colour of grass?"), Message(role="assistant", content="Green."))
+    prompt = PromptVariant(instruction="Answer in one word.", examples=examples)
+    (tmp_path / PROMPT_FILE).write_text(prompt.to_json())
+    question = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "Colour of snow?"}]
+
+    async def main():
+        server = ChatServer() if kind == "endpoint" else LoraServer(kind)
+        async with serving(kind, server, tool_base, adapters={RELEASE: str(tmp_path)}) as (house, client):
+            for tools in ({}, {"tools": TOOLS}):
+                asked = {"model": RELEASE, "messages": question, "max_tokens": 8, **tools}
+                assert (await client.chat.completions.create(**asked)).model == RELEASE
+                body = server.bodies[-1]
+                assert body["model"] == MODEL
+                if kind == "endpoint":
+                    sent = " ".join(turn["content"] for turn in body["messages"])
+                else:
+                    sent = house.stub._prompts.template.decode_text(body["prompt"])
+                order = ["Answer in one word.", "Colour of grass?", "Green.", "Colour of snow?"]
+                places = [sent.index(part) for part in order]
+                assert places == sorted(places)
+                assert "Be long." not in sent
+            # A text to continue goes to the base as it is.
+            await client.completions.create(model=RELEASE, prompt="Snow is", max_tokens=8)
+            assert "Green." not in str(server.bodies[-1]["prompt"])
 
     go(main)

@@ -32,6 +32,15 @@ def logged(small_project, change_settings):
     return small_project
 
 
+def ask(url, model):
+    """The release that answered a question, and the tokens of its prompt."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 3}
+    headers = {"content-type": "application/json"}
+    with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)) as answer:
+        usage = json.loads(answer.read())["usage"]
+        return {"release": answer.headers["x-graft-release"], "prompt_tokens": usage["prompt_tokens"]}
+
+
 def of(report, name):
     subjects = (report.baseline, report.candidate, *report.others)
     return next(subject for subject in subjects if subject.subject == name)
@@ -74,24 +83,32 @@ def test_a_prompt_is_gated_released_verified_and_served_without_an_adapter(logge
     assert project.releases()[0].aliases == ("champion",)
     assert "train" not in listener.done
     with project.serving() as url:
-        body = {"model": "champion", "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 3}
-
-        def ask(model):
-            request = Request(
-                f"{url}/v1/chat/completions",
-                json.dumps(body | {"model": model}).encode(),
-                {"content-type": "application/json"},
-            )
-            with urlopen(request) as answer:
-                return answer.headers["x-graft-release"], json.loads(answer.read())["usage"]
-
-        served, prompted = ask("champion")
-        assert served == release.id
+        prompted = ask(url, "champion")
+        assert prompted["release"] == release.id
         # The worked examples go before the question.
-        assert prompted["prompt_tokens"] > ask("base")[1]["prompt_tokens"] + 100
+        assert prompted["prompt_tokens"] > ask(url, "base")["prompt_tokens"] + 100
     kept = {path.name for path in (logged / ".graft" / "answers").rglob("*.json")}
     project.evaluate(("base", "release:champion"), limit=4)
     assert {path.name for path in (logged / ".graft" / "answers").rglob("*.json")} == kept
+
+
+def test_llama_cpp_serves_a_prompt_release_once_its_gate_has_passed_there(
+    logged, change_settings, listener, monkeypatch, tmp_path
+):
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
+    engine = {"kind": "llamacpp", "precision": "f32", "context": 2048}
+    change_settings(logged, serve={"engine": engine, "port": 0, "threads": 1})
+    project = open_project(logged, reporter=listener)
+    release = project.release_prompt()
+    with pytest.raises(AnswerIsNo, match="may not be served by llamacpp"), project.serving():
+        pass
+    assert project.gate_engine(release="champion").decision == "deploy"
+    with project.serving() as url:
+        prompted = ask(url, "champion")
+        assert prompted["release"] == release.id
+        # The worked examples go before the question.
+        assert prompted["prompt_tokens"] > ask(url, "base")["prompt_tokens"] + 100
 
 
 def test_a_prompt_that_the_gate_refuses_is_not_released(logged, change_settings, listener):

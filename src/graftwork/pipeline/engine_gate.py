@@ -1,15 +1,13 @@
 """The gate for an engine: may these weights be served by llama.cpp, vLLM or another engine than our own?
 
 In: an open project and the engine as `serve.engine` names it. Out: a verdict by the project's own rules, kept
-by the hash of the weights and the engine's name, version and precision.
+by the hash of the adapter or prompt and the engine's name, version and precision.
 """
 
 from collections.abc import Collection
-from pathlib import Path
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.subjects import Asking, Lineup, NamedSubject, parse_subject
-from graftwork.files.disk import file_digest
 from graftwork.pipeline.engine_verdicts import describe_engine, keep_engine_verdict
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import look_for_champion, surroundings_of, with_champion
@@ -29,7 +27,6 @@ from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.aliases import find_release
-from graftwork.registry.peft import WEIGHTS
 from graftwork.serve.settings import EngineSettings
 
 GATED = ("llamacpp", "vllm")
@@ -59,8 +56,6 @@ def gate_engine(
     asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
     asked = ADAPTER if release is None else f"release:{release}"
     candidate = resolve_subject(work, _through(engine, asked), asking=asking, outcome=outcome)
-    assert candidate.job is not None
-    assert candidate.job.adapter_folder is not None
     lineup = Lineup(
         baseline=resolve_subject(work, parse_subject(BASE), asking=asking, outcome=outcome),
         candidate=candidate,
@@ -78,8 +73,7 @@ def gate_engine(
     verdict = verdict.model_copy(
         update={"notes": (f"judged as served by {describe_engine(engine)}", *verdict.notes)}
     )
-    weights = file_digest(Path(candidate.job.adapter_folder) / WEIGHTS)
-    keep_engine_verdict(work, weights, engine, verdict)
+    keep_engine_verdict(work, adapter_hash, engine, verdict)
     return verdict
 
 

@@ -15,7 +15,6 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.release import Release
 from graftwork.records.verdict import Verdict
-from graftwork.registry.peft import WEIGHTS
 from graftwork.serve.settings import EngineSettings, ServeSettings
 
 
@@ -25,17 +24,17 @@ def describe_engine(engine: EngineSettings) -> str:
     return f"{name_engine(engine.kind)}{precision}"
 
 
-def keep_engine_verdict(work: OpenProject, weights: str, engine: EngineSettings, verdict: Verdict) -> None:
-    """`weights` is the hash of the adapter's weights."""
-    path = _verdict_path(work, weights, engine)
+def keep_engine_verdict(
+    work: OpenProject, adapter_hash: str, engine: EngineSettings, verdict: Verdict
+) -> None:
+    path = _verdict_path(work, adapter_hash, engine)
     make_folder(path.parent)
     write_atomic(path, verdict.to_json())
 
 
 def find_engine_verdict(work: OpenProject, release: Release, engine: EngineSettings) -> Verdict | None:
-    """The last verdict about the weights of a release on this engine."""
-    weights = next((file.sha256 for file in release.files if file.path == WEIGHTS), "")
-    path = _verdict_path(work, weights, engine)
+    """The last verdict about the adapter or prompt of a release on this engine."""
+    path = _verdict_path(work, release.adapter_hash, engine)
     try:
         return Verdict.from_json(path.read_bytes()) if path.is_file() else None
     except ValidationError:
@@ -60,6 +59,6 @@ def require_engine_gate(work: OpenProject, release: Release, settings: ServeSett
     )
 
 
-def _verdict_path(work: OpenProject, weights: str, engine: EngineSettings) -> Path:
+def _verdict_path(work: OpenProject, adapter_hash: str, engine: EngineSettings) -> Path:
     slug = re.sub(r"[^a-z0-9_.]+", "-", describe_engine(engine).lower())
-    return work.project.evaluations / "verdicts" / f"{weights}.{slug}.json"
+    return work.project.evaluations / "verdicts" / f"{adapter_hash}.{slug}.json"

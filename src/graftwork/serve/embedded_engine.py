@@ -18,9 +18,9 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
-from graftwork.records.prompt import PROMPT_FILE, PromptVariant
 from graftwork.records.units import MIB
 from graftwork.serve.constrained import GrammarCompiler
+from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -28,10 +28,10 @@ from graftwork.serve.engine_protocol import (
     LoadAdapter,
     ReplyPiece,
     end_with_parent,
-    make_handler,
 )
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.replies import GrowingReply, add_tools, require_tool_form
 from graftwork.serve.request_loop import RequestLoop, SubmittedRequest, Ticket
 
@@ -57,14 +57,10 @@ class EmbeddedBackend:
 
         self._template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
-        self._prompts: dict[str, PromptVariant] = {}
-        folders = {name: Path(folder) for name, folder in job.adapters.items()}
         device = choose_device(job.engine.device, has_gpu=torch.cuda.is_available)
         source = EngineSource(
             base_folder=Path(job.base_folder),
-            adapters={
-                name: folder for name, folder in folders.items() if not self._take_prompt(name, folder)
-            },
+            adapters={name: Path(folder) for name, folder in job.adapters.items()},
             device=device,
             precision=precision_on(device),
             threads=job.threads,
@@ -96,22 +92,12 @@ class EmbeddedBackend:
         if request.name in self._models:
             return
         folder = Path(request.folder)
-        if self._take_prompt(request.name, folder):
-            self._models = [*self._models, request.name]
-            return
         attached = self.loop.call_between(lambda: self._engine.load_adapter(request.name, folder))
         try:
             await asyncio.wrap_future(attached)
         except (GraftError, OSError, ValueError, KeyError) as error:
             raise ApiError(400, f"the adapter could not be loaded: {error}") from error
         self._models = [*self._models, request.name]
-
-    def _take_prompt(self, name: str, folder: Path) -> bool:
-        """Whether the release is a prompt on the base; if so, it is kept for its requests."""
-        if not (folder / PROMPT_FILE).is_file():
-            return False
-        self._prompts[name] = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
-        return True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
@@ -154,7 +140,7 @@ class EmbeddedBackend:
         generation = GenerationRequest(
             prompt,
             sampling,
-            adapter=None if request.model == BASE or request.model in self._prompts else request.model,
+            adapter=None if request.model == BASE else request.model,
             on_token=reply.take,
             is_cancelled=lambda: ticket.cancelled,
             options=options,
@@ -163,9 +149,7 @@ class EmbeddedBackend:
 
     async def _render(self, request: GenerateRequest) -> list[int]:
         """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
-        before = self._prompts.get(request.model)
-        messages = before.apply(request.messages) if before and request.prompt is None else request.messages
-        messages = add_tools(messages, request.tools) if request.tools else messages
+        messages = add_tools(request.messages, request.tools) if request.tools else request.messages
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
         if characters > self._max_positions * self._template.longest_token:
             raise self._too_long(f"have {characters} characters")
@@ -209,9 +193,10 @@ async def _serve(job: EngineJob) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading", 0, 1)
-        engine = EmbeddedBackend(job)
+        prompts = PromptReleases()
+        engine = EmbeddedBackend(prompts.split(job))
         engine.loop.start()
-        server = Server(make_handler(engine), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
+        server = Server(make_handler(engine, prompts), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))
         beating = asyncio.create_task(_beat(heart, engine.loop))
         await stop.wait()

@@ -15,9 +15,11 @@ from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.units import MIB
-from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRequest, make_handler
+from graftwork.serve.engine_handler import make_handler
+from graftwork.serve.engine_protocol import EngineBackend, EngineJob, GenerateRequest
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import HttpLimits, Server
+from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.replies import add_tools, require_tool_form
 
 BEAT_SECONDS = 2.0
@@ -174,14 +176,15 @@ class ProcessBackend(EngineBackend, Protocol):
     async def close(self) -> None: ...
 
 
-async def serve_backend(job: EngineJob, start: Callable[[Heart], Awaitable[ProcessBackend]]) -> None:
+async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[ProcessBackend]]) -> None:
     """Start the backend, serve it on the job's socket until SIGTERM, and keep the heartbeat going."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading", 0, 1)
-        backend = await start(heart)
-        server = Server(make_handler(backend), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
+        prompts = PromptReleases()
+        backend = await start(prompts.split(job))
+        server = Server(make_handler(backend, prompts), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))
         beating = asyncio.create_task(_beat(heart, backend.state))
         await stop.wait()

@@ -3,11 +3,10 @@
 `ServingEngine` is what the gateway needs: a local engine process (`supervisor.py`) now, other servers as
 further files. Our own engines speak JSON over HTTP on a unix socket: `POST /generate` takes a GenerateRequest
 and answers with one JSON line per piece if streamed, the last of which may be an error, else with one piece;
-`POST /adapters` takes a LoadAdapter; `GET /state` returns the loaded models. `make_handler` is the server
-side of it, over any `EngineBackend`.
+`POST /adapters` takes a LoadAdapter; `GET /state` returns the loaded models. `engine_handler.py` is the
+server side of it, over any `EngineBackend`.
 """
 
-import asyncio
 import os
 import sys
 import threading
@@ -15,22 +14,11 @@ from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
-import orjson
-from pydantic import ValidationError
-
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
 from graftwork.serve.api.call import CallData, CallDelta, ChatCall, LogprobData, PieceData
 from graftwork.serve.failover.breaker import BreakerState
-from graftwork.serve.http_messages import (
-    Answer,
-    ApiError,
-    Handler,
-    Request,
-    StreamResponse,
-    json_response,
-    name_failure,
-)
+from graftwork.serve.http_messages import ApiError
 from graftwork.serve.settings import EngineKind, EngineSettings
 
 BASE = "base"
@@ -212,7 +200,7 @@ class ReplyPiece:
 
 
 class EngineBackend(Protocol):
-    """What answers in an engine process: the embedded engine or the stub."""
+    """What answers in an engine process: one of the engines, or the stub. It knows the base and weights."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -238,82 +226,6 @@ ENGINE_MODULES: dict[EngineKind, str] = {
     "endpoint": "graftwork.serve.upstream_engine",
 }
 """The module that is run as the process of each engine."""
-
-
-def make_handler(backend: EngineBackend) -> Handler:
-    async def handle(request: Request) -> Answer:
-        route = (request.method, request.path)
-        try:
-            if route == ("POST", "/generate"):
-                return await _generate(backend, GenerateRequest.from_json(request.body))
-            if route == ("POST", "/adapters"):
-                await backend.load_adapter(LoadAdapter.from_json(request.body))
-                return json_response(backend.state())
-        except ValidationError as error:
-            raise ApiError(400, f"the gateway sent an invalid request: {error}") from error
-        if route == ("GET", "/state"):
-            return json_response(backend.state())
-        raise ApiError(404, f"the engine has no {request.method} {request.path}")
-
-    return handle
-
-
-async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
-    try:
-        async with asyncio.timeout(request.timeout_seconds) as limit:
-            return await _answer(backend, request)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
-        raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
-    except OSError as error:
-        message = f"the engine's server does not answer: {name_failure(error)}"
-        raise ApiError(503, message, code="engine_down") from error
-
-
-async def _answer(backend: EngineBackend, request: GenerateRequest) -> Answer:
-    if request.embed is not None:
-        if not isinstance(backend, EmbeddingBackend):
-            message = "embeddings are not supported: the engine of this server does not compute them; the "
-            message += "kinds vllm, sglang and endpoint pass them on"
-            raise ApiError(404, message, code="unsupported_endpoint")
-        return json_response((await backend.embed(request)).to_data())
-    pieces = backend.generate(request)
-    if not request.stream:
-        parts = [piece async for piece in pieces]
-        whole = parts[-1].to_data()
-        whole["text"] = "".join(piece.text for piece in parts)
-        whole.pop("call_deltas", None)
-        if request.logprobs is not None:
-            whole["logprobs"] = [token for piece in parts for token in piece.logprobs or ()]
-        return json_response(whole)
-    # Wait for the first piece before sending the head, so that a refusal gets its own status.
-    first = await anext(pieces)
-    headers = (("content-type", "application/x-ndjson"),)
-    return StreamResponse(200, _encode_pieces(first, pieces), headers)
-
-
-async def _encode_pieces(
-    first: ReplyPiece, rest: AsyncGenerator[ReplyPiece, None]
-) -> AsyncGenerator[bytes, None]:
-    try:
-        yield _encode(first)
-        async for piece in rest:
-            yield _encode(piece)
-    except ApiError as error:
-        # The head is already sent: the error is the last line.
-        yield _encode_failure(error)
-    finally:
-        await rest.aclose()
-
-
-def _encode(piece: ReplyPiece) -> bytes:
-    return orjson.dumps(piece.to_data(), option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _encode_failure(error: ApiError) -> bytes:
-    what = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
-    return orjson.dumps({FAILURE: what}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_failure(line: dict[str, Any]) -> ApiError | None:

@@ -236,7 +236,7 @@ async def _start(job: EngineJob) -> LlamaCppBackend:
 
 def work(job: EngineJob) -> None:
     end_with_parent()
-    asyncio.run(serve_backend(job, lambda _heart: _start(job)))
+    asyncio.run(serve_backend(job, _start))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.process.worker import run_worker
+from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.engine_protocol import (
     BASE,
     EngineJob,
@@ -18,10 +19,10 @@ from graftwork.serve.engine_protocol import (
     LoadAdapter,
     ReplyPiece,
     end_with_parent,
-    make_handler,
 )
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
+from graftwork.serve.prompt_releases import PromptReleases
 
 
 class StubEngine:
@@ -75,7 +76,9 @@ async def _serve(job: EngineJob) -> None:
     end_with_parent()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = Server(make_handler(StubEngine(list(job.adapters))))
+    prompts = PromptReleases()
+    stub = StubEngine(list(prompts.split(job).adapters))
+    server = Server(make_handler(stub, prompts))
     await server.listen_unix(str(job.socket))
     await stop.wait()
     await server.close()

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 from graftwork.model.gguf.cache import adapter_content
-from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.units import MIB
@@ -253,7 +252,7 @@ async def _start(job: EngineJob) -> UpstreamBackend:
     return backend
 
 
-async def _start_reporting(job: EngineJob, _heart: Heart) -> UpstreamBackend:
+async def _start_reporting(job: EngineJob) -> UpstreamBackend:
     try:
         return await _start(job)
     except ApiError as error:
@@ -264,7 +263,7 @@ async def _start_reporting(job: EngineJob, _heart: Heart) -> UpstreamBackend:
 
 def work(job: EngineJob) -> None:
     end_with_parent()
-    asyncio.run(serve_backend(job, lambda heart: _start_reporting(job, heart)))
+    asyncio.run(serve_backend(job, _start_reporting))
 
 
 class UpstreamHealth:

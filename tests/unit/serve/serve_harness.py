@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graftwork.serve.captures import CaptureLimits, CaptureWriter
-from graftwork.serve.engine_protocol import make_handler
+from graftwork.serve.engine_handler import make_handler
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
 from graftwork.serve.keys import KeyRing
+from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.stub_engine import StubEngine
@@ -93,12 +94,13 @@ async def open_house(
     backend=None,
     keys=None,
     capture_folder=None,
+    prompts=None,
 ):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
         stub = backend or StubEngine([RELEASE, OTHER])
-        engine_server = Server(make_handler(stub))
+        engine_server = Server(make_handler(stub, prompts or PromptReleases()))
         path = str(Path(folder) / "e.sock")
         await engine_server.listen_unix(path)
         engine = FixedEngine(EngineClient(path=path))

@@ -15,7 +15,8 @@ from graftwork.records.errors import WorkerFailed
 from graftwork.serve.api.call import ChatLimits
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.captures import CaptureWriter
-from graftwork.serve.engine_protocol import EngineJob, make_handler
+from graftwork.serve.engine_handler import make_handler
+from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.engines import EngineSet
 from graftwork.serve.failover.breaker import BreakerLimits
 from graftwork.serve.failover.settings import FailoverSettings
@@ -25,6 +26,7 @@ from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
+from graftwork.serve.prompt_releases import PromptReleases
 from graftwork.serve.replica_pool import Replica, ReplicaPool, breaker_limits
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import FamilySettings, ServeSettings, SplitSettings
@@ -144,7 +146,7 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=N
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-"))
         for number in range(count + len(endpoints)):
             stub = FailingEngine([RELEASE, OTHER] if number < count else [])
-            server = Server(make_handler(stub))
+            server = Server(make_handler(stub, PromptReleases()))
             path = str(Path(folder) / f"{number}.sock")
             await server.listen_unix(path)
             stack.push_async_callback(server.close)
