@@ -24,7 +24,9 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the key, shown in lists, logs and metrics.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="models, feedback, metrics or admin; repeatable. Default: models and feedback."),
+        typer.Option(
+            help="models, feedback, traces, metrics or admin; repeatable. Default: models, feedback."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Only this alias or release; repeatable. Default: all.")

@@ -337,7 +337,7 @@ def _require_rows(
         why += f"; {unconfirmed} unconfirmed captured replies are never held out"
         fix = (
             "add logs that no model of yours wrote, send corrections of captured replies to /v1/feedback, or "
-            "set data.captures.positive_confirms"
+            "set data.captures.positive_confirms (for traces: traces_confirm)"
         )
     raise AnswerIsNo(
         f"no row is left for {' and '.join(empty)} of the model {model}",

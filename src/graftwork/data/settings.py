@@ -109,6 +109,11 @@ class CaptureSettings(Record):
         "users praise what the model is good at, so the model would be graded by its own successes; a "
         "correction always counts.",
     )
+    traces_confirm: bool = Field(
+        False,
+        description="Whether replies in traces that programs send to /v1/traces are references for tests, as "
+        "logs are. It is off because the holder of a key for traces would write the test.",
+    )
 
     @model_validator(mode="after")
     def _some_time_is_left(self) -> Self:

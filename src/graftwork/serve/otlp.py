@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from graftwork.serve.budgets import KeyUsage, estimate_tokens
 from graftwork.serve.captures import CaptureWriter, ServedExchange
 from graftwork.serve.http_messages import ApiError, Request, Response, json_response
 from graftwork.text.shape import has_too_many_values
@@ -57,7 +58,8 @@ class TraceIntake:
         self.calls = 0
         self.rejected = 0
 
-    async def take(self, request: Request) -> Response:
+    async def take(self, request: Request, usage: KeyUsage) -> Response:
+        """`usage` is charged with the tokens of the calls, which are estimated."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         packing = request.headers.get("content-encoding", "identity").strip().lower()
         if kind not in (PROTOBUF, JSON):
@@ -75,6 +77,7 @@ class TraceIntake:
             taken = await asyncio.shield(decoding)
         except BadTrace as error:
             raise ApiError(400, str(error), code="bad_trace") from None
+        usage.add_tokens(sum(estimate_tokens(exchange.size) for exchange in taken.exchanges))
         dropped = sum(not self._captures.offer(exchange) for exchange in taken.exchanges)
         self.calls += len(taken.exchanges) - dropped
         self.rejected += taken.unreadable + dropped

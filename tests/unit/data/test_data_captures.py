@@ -96,6 +96,19 @@ def test_replies_that_nobody_confirmed_train_and_are_never_held_out(tmp_path):
     assert not captured_rows(rows["test"])
 
 
+def test_posted_traces_are_references_only_where_the_settings_say_so(tmp_path):
+    traced = [
+        capture(one, f"reply {n}", number=n, trace=f"{n:032x}") for n, one in enumerate(new_questions(18))
+    ]
+    for place, (confirm, held_out) in enumerate([(False, 0), (True, 1)]):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        rows, _ = make(folder, traced, captures=CaptureSettings(traces_confirm=confirm))
+        asked = [row for split in ("validation", "test") for row in captured_rows(rows[split])]
+        assert bool(asked) == bool(held_out)
+        assert len(captured_rows(rows["train"])) + len(asked) == len(traced)
+
+
 def test_captures_take_no_share_of_the_held_out_splits_from_other_rows(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

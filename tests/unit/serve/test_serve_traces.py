@@ -17,8 +17,10 @@ from serve_harness import DEADLINE, ListSink, open_house
 from graftwork.data.ingest.log_formats import read_captured
 from graftwork.pipeline.trace_intake import read_traces
 from graftwork.records.interaction import Origin
+from graftwork.serve.budgets import KeyBudget
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError
+from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls, parse_json, parse_protobuf, unpack
 from graftwork.serve.settings import ServeSettings
 
@@ -110,7 +112,7 @@ def test_protobuf_and_json_of_the_same_spans_are_read_alike():
     assert sorted(map(repr, map(facts, packed))) == sorted(map(repr, map(facts, plain)))
 
 
-def test_a_traced_call_reads_back_as_a_log_and_not_as_an_answer_of_ours(run):
+def test_a_traced_call_reads_back_as_a_capture_of_the_model_that_was_asked(run):
     async def main():
         sink = ListSink()
         async with house(sink) as open_:
@@ -122,7 +124,7 @@ def test_a_traced_call_reads_back_as_a_log_and_not_as_an_answer_of_ours(run):
         read_captured(json.loads(capture.to_json()), Origin(file="captures.jsonl", line=1))
         for capture in run(main)
     ]
-    assert all(row.capture is None and row.trace for row in rows)
+    assert all(row.capture is not None and row.trace for row in rows)
     assert {row.model for row in rows} == {"small-1-2026"}
     assert {row.group for row in rows} == {"guide"}
 
@@ -154,6 +156,27 @@ def test_without_the_key_nothing_is_taken(run):
         return refused[0], taken[0], len(sink.captures)
 
     assert run(main) == (401, 200, 6)
+
+
+def test_a_key_for_traces_is_charged_with_their_requests_and_tokens(run):
+    budget = KeyBudget(requests_per_day=2, tokens_per_day=10_000)
+    stored = ApiKey(
+        id="1", name="agent", digest=digest_secret("key"), created_at="", scopes=("traces",), budget=budget
+    )
+
+    async def main():
+        ring = KeyRing()
+        ring.replace((stored,))
+        async with house(ListSink(), keys=ring) as open_:
+            statuses = [(await post(open_, PACKED, GZIP, key="key"))[0] for _ in range(3)]
+        return statuses, ring.holders[0].usage
+
+    statuses, usage = run(main)
+    assert statuses == [200, 200, 429]
+    sizes = [
+        exchange.size for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges
+    ]
+    assert 2 * sum(sizes) / 4 <= usage.tokens <= 2 * (sum(sizes) / 4 + len(sizes))
 
 
 @pytest.mark.parametrize(

@@ -210,14 +210,17 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
 
 
 SERVED, TAUGHT = 1, 2
-"""A release of the project, or a teacher, wrote the reply, and no person has confirmed it."""
+"""A model that was served or traced, or a teacher, wrote the reply, and no person has confirmed it."""
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
     """Return which model alone vouches for the reply: SERVED, TAUGHT, or 0 for none."""
     if row.answered is not None:
         return TAUGHT if row.answered.by == "teacher" else 0
-    return SERVED if row.capture is not None and not is_confirmed(row.capture, settings.captures) else 0
+    if row.capture is None or is_confirmed(row.capture, settings.captures):
+        return 0
+    # Of captures, those have a trace that a program sent to /v1/traces.
+    return 0 if row.trace is not None and settings.captures.traces_confirm else SERVED
 
 
 def find_refusal(

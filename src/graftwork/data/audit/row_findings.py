@@ -430,8 +430,8 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
         wording=Wording(
             title=count_rows(len(places), "hold an unconfirmed served reply"),
             effect="they may be trained on; none is a reference for a test, or the model would grade itself",
-            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
-            "data.captures.feedback: positive leaves them out",
+            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
+            "traces_confirm); data.captures.feedback: positive leaves them out",
         ),
     )
 

@@ -125,8 +125,6 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
     served = take_text(capture.reply, "reply")
     reply = capture.correction if capture.correction is not None else served
     was_wrong = reply != served
-    # A call that another program made and sent as a trace is a log, not an answer of ours.
-    is_traced = capture.trace is not None and capture.feedback is None and capture.correction is None
     return Interaction(
         id=capture.id,
         origin=origin,
@@ -148,9 +146,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         cost=capture.cost,
         cached_tokens=capture.cached_tokens,
         trace=capture.trace,
-        capture=None
-        if is_traced
-        else CaptureOrigin(
+        capture=CaptureOrigin(
             id=capture.id,
             release=capture.release,
             at=capture.at,
